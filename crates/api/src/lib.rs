@@ -1,0 +1,1 @@
+//! What agents and the command line say to each other.

@@ -1,0 +1,1 @@
+//! Decisions as pure state machines: no clock, no I/O.

@@ -1,0 +1,1 @@
+//! A volume as a kernel block device; swap on and off.

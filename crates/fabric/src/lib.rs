@@ -1,0 +1,1 @@
+//! Pages over the network: NBD server and initiator, mutual TLS.

@@ -1,0 +1,47 @@
+//! Pages, extents, sizes and names: the words every other room uses.
+//!
+//! A **page** (4 KiB) is the unit of transfer, an **extent** (64 MiB) the unit of promise and placement.
+
+mod bytes;
+mod name;
+
+pub use bytes::{Bytes, ParseBytesError};
+pub use name::{Group, HostName, LeaseId, NameError, VolumeId};
+
+/// Bytes in a page, the unit of transfer.
+pub const PAGE_SIZE: usize = 4096;
+
+/// Bytes in an extent, the unit in which lenders promise memory and borrowers place it.
+pub const EXTENT_SIZE: u64 = 64 << 20;
+
+/// Pages in an extent.
+pub const PAGES_PER_EXTENT: u64 = EXTENT_SIZE / PAGE_SIZE as u64;
+
+static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
+/// Whether every byte of `data` (of any length) is zero.
+///
+/// Compares with a page of zeros, so it runs at the speed of `memcmp` and stops at the first difference.
+pub fn is_zero(data: &[u8]) -> bool {
+    data.chunks(PAGE_SIZE).all(|chunk| chunk == &ZERO_PAGE[..chunk.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_set_bit_anywhere_makes_data_non_zero() {
+        for len in [0, 1, 4095, 4096, 4097, 3 * PAGE_SIZE + 7] {
+            let mut data = vec![0; len];
+            assert!(is_zero(&data), "{len} zero bytes");
+            for at in [0, len / 2, len.saturating_sub(1)] {
+                if len > 0 {
+                    data[at] = 0x80;
+                    assert!(!is_zero(&data), "{len} bytes, set at {at}");
+                    data[at] = 0;
+                }
+            }
+        }
+    }
+}

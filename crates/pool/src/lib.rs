@@ -1,0 +1,1 @@
+//! A borrower's volumes: extents over leases of one or several lenders.

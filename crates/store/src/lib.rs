@@ -1,0 +1,1 @@
+//! A lender's RAM: sparse, elastic, accounted.
