@@ -1,0 +1,40 @@
+# `make demo` shows Aquifer at work; `make test` runs every test. Both install what they need (apt, as root).
+.PHONY: help demo test soak lab build install clean
+.DEFAULT_GOAL := help
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
+
+demo: ## two hosts, one overloaded: build, then run `aquifer demo sharing`
+	scripts/need-root demo
+	scripts/install-packages demo
+	cargo build --release --locked
+	target/release/aquifer demo sharing --picture sharing.png
+
+test: ## everything: format, lints, licences, docs, unit, interoperation and VM tests
+	scripts/need-root test
+	scripts/install-packages test
+	scripts/test
+
+soak: ## long random tests (hours if asked: SOAK_MINUTES=60)
+	scripts/need-root soak
+	scripts/install-packages test
+	scripts/soak
+
+lab: ## the figures in docs/figures.md, measured again beside the peers
+	scripts/need-root lab
+	scripts/install-packages test
+	cargo build --release --locked --workspace --examples --bins
+	lab/nbd
+	lab/swap
+	lab/store
+	lab/idle
+
+build: ## the release binary: target/release/aquifer
+	cargo build --release --locked
+
+install: build ## copy the binary to /usr/local/bin
+	install -m 755 target/release/aquifer /usr/local/bin/aquifer
+
+clean: ## remove what was built
+	cargo clean
