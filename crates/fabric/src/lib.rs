@@ -1,1 +1,12 @@
 //! Pages over the network: NBD server and initiator, mutual TLS.
+//!
+//! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to whoever the caller's
+//! [`Exports`](nbd::server::Exports) lets in; [`nbd::client`] is the borrower's end. Both speak over a
+//! [`Channel`](channel::Channel), which is a plain socket or one under mutual TLS ([`tls`]).
+
+pub mod address;
+pub mod channel;
+pub mod nbd;
+pub mod tls;
+
+pub use address::{Address, AddressError, Uri};

@@ -1,0 +1,197 @@
+//! What the protocol loops read from and write to: a plain socket, or one under TLS.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+
+use crate::Address;
+
+/// The most slices Linux takes in one `sendmsg` (`UIO_MAXIOV`).
+pub const MAX_SLICES: usize = 1024;
+
+/// A connected stream of bytes, used by one thread.
+///
+/// Implementations MUST NOT allocate in `recv`, `send_all` and `try_send`: they are on the page path.
+pub trait Channel: Send {
+    /// Waits for bytes and reads as many as have arrived and fit `buf`; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the receive time-out is over.
+    fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Sends all bytes of all slices in order, waiting for the peer as long as the send time-out lets it.
+    ///
+    /// The slices are used up (their contents are unspecified afterwards). Any number may be given.
+    ///
+    /// # Errors
+    /// Whatever the socket says; the channel is then of no further use.
+    fn send_all(&mut self, bufs: &mut [IoSlice<'_>]) -> io::Result<()>;
+
+    /// Sends what can be sent without waiting for the peer, and says how many bytes that was (maybe none).
+    ///
+    /// For callers whose slices point into memory that others wait for: they copy what is left, let go of the
+    /// memory and pass the copy to [`send_all`](Self::send_all).
+    ///
+    /// # Errors
+    /// As `send_all`; not being able to send at once is no error.
+    fn try_send(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let _ = bufs;
+        Ok(0)
+    }
+
+    /// How long `recv` and `send_all` wait for the peer each time; `None` is forever.
+    ///
+    /// # Errors
+    /// Whatever the socket says.
+    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()>;
+
+    /// Ends the stream in both directions; whoever waits in `recv` or `send_all` wakes up.
+    ///
+    /// # Errors
+    /// Whatever the socket says.
+    fn shutdown(&self) -> io::Result<()>;
+}
+
+/// A connected unix or TCP stream socket.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl Socket {
+    /// Connects within `timeout` (all addresses of a host name together).
+    ///
+    /// # Errors
+    /// The system's, of the last address tried.
+    pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
+        match address {
+            Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+            Address::Tcp { host, port } => {
+                let deadline = Instant::now() + timeout;
+                let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{host}' has no address"));
+                for candidate in (host.as_str(), *port).to_socket_addrs()? {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    match TcpStream::connect_timeout(&candidate, left) {
+                        Ok(stream) => return Ok(stream.into()),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// A second handle to the same socket, to shut it down from another thread.
+    ///
+    /// # Errors
+    /// The system's (too many open files).
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self(self.0.try_clone()?))
+    }
+}
+
+impl From<UnixStream> for Socket {
+    fn from(stream: UnixStream) -> Self {
+        Self(stream.into())
+    }
+}
+
+impl From<TcpStream> for Socket {
+    /// Takes the stream over and turns off Nagle's algorithm: requests and replies are sent whole.
+    fn from(stream: TcpStream) -> Self {
+        // A socket that is already dead refuses; its first use will say so.
+        let _ = stream.set_nodelay(true);
+        Self(stream.into())
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Channel for Socket {
+    fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match rustix::net::recv(&self.0, &mut *buf, RecvFlags::empty()) {
+                Ok((_, received)) => return Ok(received),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn send_all(&mut self, mut bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
+        IoSlice::advance_slices(&mut bufs, 0);
+        while !bufs.is_empty() {
+            let sent = send(&self.0, bufs, SendFlags::NOSIGNAL)?;
+            IoSlice::advance_slices(&mut bufs, sent);
+        }
+        Ok(())
+    }
+
+    fn try_send(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut total = 0;
+        for some in bufs.chunks(MAX_SLICES) {
+            let wanted: usize = some.iter().map(|slice| slice.len()).sum();
+            match send(&self.0, some, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => total += sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(total),
+                Err(error) => return Err(error),
+            }
+            if total < wanted {
+                return Ok(total);
+            }
+        }
+        Ok(total)
+    }
+
+    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, recv)?;
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, send)?;
+        Ok(())
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        match rustix::net::shutdown(&self.0, Shutdown::Both) {
+            Err(Errno::NOTCONN) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+}
+
+/// For the TLS handshake, which wants `Read`.
+impl Read for Socket {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv(buf)
+    }
+}
+
+/// For the TLS handshake, which wants `Write`.
+impl Write for Socket {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        send(&self.0, &[IoSlice::new(buf)], SendFlags::NOSIGNAL)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One `sendmsg` of at most [`MAX_SLICES`] slices.
+fn send(fd: &OwnedFd, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
+    let some = &bufs[..bufs.len().min(MAX_SLICES)];
+    loop {
+        match rustix::net::sendmsg(fd, some, &mut SendAncillaryBuffer::default(), flags) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
