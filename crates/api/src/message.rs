@@ -1,0 +1,90 @@
+//! The five messages of the paper (Sharing, "Signaling of Events", Figs. 4 and 5), and the two small ones between them.
+//!
+//! Each is a `POST` to the path of its name. An answer of 200 means that the receiver has taken the message in and will
+//! not forget it; anything else means that the sender must send it again. All may come twice.
+
+use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Borrower to lender: "lend me `bytes`". Answered by [`MemBorAck`] or [`MemBorRej`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemBorReq {
+    /// Chosen by the borrower; the same request sent again yields the same lease.
+    pub request: u64,
+    /// M_req, in whole extents of 64 MiB.
+    #[schema(value_type = u64)]
+    pub bytes: Bytes,
+    /// The tenant to whom the lender accounts the lease.
+    #[schema(value_type = String)]
+    pub group: Group,
+}
+
+/// Lender to borrower: the request is granted, and this is where its memory is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemBorAck {
+    /// The request that this answers.
+    pub request: u64,
+    /// The lease, which is also the name of its NBD export (the paper's NQN).
+    #[schema(value_type = String)]
+    pub lease: LeaseId,
+    /// What is promised.
+    #[schema(value_type = u64)]
+    pub bytes: Bytes,
+    /// `HOST:PORT` of the lender's NBD server, which wants TLS.
+    pub address: String,
+}
+
+/// Lender to borrower: the request is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemBorRej {
+    /// The request that this answers.
+    pub request: u64,
+    /// What the lender could spare at that moment.
+    #[schema(value_type = u64)]
+    pub spare: Bytes,
+    /// Why, in one sentence.
+    pub reason: String,
+}
+
+/// Borrower to lender: the lease is no longer used; its memory may be freed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemBorFin {
+    /// The lease.
+    #[schema(value_type = String)]
+    pub lease: LeaseId,
+}
+
+/// Lender to borrower: move your pages elsewhere and give the lease back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemLenFin {
+    /// The lease.
+    #[schema(value_type = String)]
+    pub lease: LeaseId,
+}
+
+/// Borrower to lender, every period: "I am alive and hold these leases".
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Renew {
+    /// The leases that the borrower holds of this lender.
+    #[schema(value_type = Vec<String>)]
+    pub leases: Vec<LeaseId>,
+}
+
+/// What a host could lend now: the answer by which borrowers choose whom to ask first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Offer {
+    /// The host that offers.
+    #[schema(value_type = String)]
+    pub host: HostName,
+    /// What it would grant now; zero while it borrows or is short itself.
+    #[schema(value_type = u64)]
+    pub spare: Bytes,
+}

@@ -1,0 +1,187 @@
+//! What an agent tells of itself.
+
+use std::fmt;
+
+use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The three roles of the paper (Sharing, Fig. 3). There is no direct way between borrower and lender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Neither borrows nor lends.
+    Neutral,
+    /// Holds leases of others.
+    Borrower,
+    /// Has granted leases.
+    Lender,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Neutral => "neutral",
+            Self::Borrower => "borrower",
+            Self::Lender => "lender",
+        })
+    }
+}
+
+/// Everything about one host, as its agent sees it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// The host.
+    #[schema(value_type = String)]
+    pub host: HostName,
+    /// The agent's process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Seconds since the agent started.
+    pub uptime_s: f64,
+    /// The role now.
+    pub role: Role,
+    /// Its memory at the last reading.
+    pub memory: Memory,
+    /// Leases that it has granted.
+    pub lent: Vec<Lent>,
+    /// Volumes that it has borrowed.
+    pub borrowed: Vec<Volume>,
+    /// Its peers, as last heard of.
+    pub peers: Vec<Peer>,
+    /// The latest decisions, oldest first.
+    pub decisions: Vec<Decision>,
+    /// Seconds between two readings.
+    pub period_s: f64,
+}
+
+/// One reading of memory, in the paper's terms (its Table 1), all in bytes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Memory {
+    /// Where it was read: `host`, or the path of a cgroup.
+    pub source: String,
+    /// M_t: all there is.
+    #[schema(value_type = u64)]
+    pub total: Bytes,
+    /// M_u: used, without buffers, page cache and slabs; with the pages held for borrowers.
+    #[schema(value_type = u64)]
+    pub used: Bytes,
+    /// S_u: swapped out to borrowed devices.
+    #[schema(value_type = u64)]
+    pub swap_used: Bytes,
+    /// T_upper x M_t: above it the host borrows.
+    #[schema(value_type = u64)]
+    pub upper: Bytes,
+    /// T_lower x M_t: below it (swap included) the host returns.
+    #[schema(value_type = u64)]
+    pub lower: Bytes,
+    /// M_s, eq. 1 or 2 of the paper.
+    #[schema(value_type = u64)]
+    pub shareable: Bytes,
+    /// What would be granted now: M_s less what is promised and not yet stored, and never so much that lending alone
+    /// would lift M_u over T_upper.
+    #[schema(value_type = u64)]
+    pub spare: Bytes,
+    /// PSI says that tasks wait for memory.
+    pub pressure: bool,
+}
+
+/// A lease that this host has granted.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Lent {
+    /// The lease.
+    #[schema(value_type = String)]
+    pub lease: LeaseId,
+    /// Who holds it.
+    #[schema(value_type = String)]
+    pub borrower: HostName,
+    /// The tenant to whom it is accounted.
+    #[schema(value_type = String)]
+    pub group: Group,
+    /// What is promised.
+    #[schema(value_type = u64)]
+    pub capacity: Bytes,
+    /// RAM that its pages take now.
+    #[schema(value_type = u64)]
+    pub stored: Bytes,
+    /// Open connections.
+    pub connections: u32,
+    /// `granted`, or `asked back` after mem_len_fin.
+    pub state: String,
+    /// Seconds since the borrower was last heard of.
+    pub silent_s: f64,
+}
+
+/// A volume that this host has borrowed.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Volume {
+    /// The volume.
+    #[schema(value_type = String)]
+    pub volume: VolumeId,
+    /// The process that serves it.
+    pub pid: u32,
+    /// Its block device.
+    pub device: String,
+    /// How it is attached: `ublk`, `nbd` or `fuse-loop`.
+    pub backend: String,
+    /// Its size.
+    #[schema(value_type = u64)]
+    pub capacity: Bytes,
+    /// Swapped out to it now.
+    #[schema(value_type = u64)]
+    pub swap_used: Bytes,
+    /// In the local spill file, because no lender had room.
+    #[schema(value_type = u64)]
+    pub spilled: Bytes,
+    /// What it stands on.
+    pub leases: Vec<Held>,
+    /// The last error on its page path, naming lender, lease and page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
+}
+
+/// A lease that this host holds.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Held {
+    /// The lease.
+    #[schema(value_type = String)]
+    pub lease: LeaseId,
+    /// Who granted it.
+    #[schema(value_type = String)]
+    pub lender: HostName,
+    /// What is promised.
+    #[schema(value_type = u64)]
+    pub capacity: Bytes,
+    /// Extents of the volume that lie on it, in bytes.
+    #[schema(value_type = u64)]
+    pub placed: Bytes,
+    /// `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
+    pub state: String,
+}
+
+/// A peer from the configuration.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Peer {
+    /// Its name.
+    #[schema(value_type = String)]
+    pub host: HostName,
+    /// Its address.
+    pub address: String,
+    /// What it last said it could spare; nothing if it has not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub spare: Option<Bytes>,
+    /// Why it does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A decision of the controller, with the numbers that led to it.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Decision {
+    /// Seconds since the epoch.
+    pub at: f64,
+    /// One sentence.
+    pub what: String,
+}
