@@ -1,0 +1,179 @@
+//! The agent's API over HTTP: for peers by mutual TLS, for the command line by unix socket.
+//!
+//! Handlers turn a request into a [`Command`](crate::driver::Command) for the driver and its answer into JSON; they
+//! decide nothing.
+
+mod orders;
+mod peers;
+mod serve;
+
+use std::sync::LazyLock;
+
+use aquifer_api::{Problem, path};
+use aquifer_page::HostName;
+use axum::extract::{FromRequest, FromRequestParts, Request, rejection::JsonRejection};
+use axum::http::{StatusCode, request::Parts};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router, routing};
+use serde::de::DeserializeOwned;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub use serve::{Endpoints, bind};
+
+use crate::driver::Handle;
+
+/// Who makes a request. Known from the connection it comes by, never from what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// A program of root's on this host.
+    Local,
+    /// The host that the client certificate names.
+    Peer(HostName),
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Aquifer agent",
+    description = "Messages between the agents of a cluster (mutual TLS), and orders to the agent of a host (unix socket)."
+))]
+struct Document;
+
+/// Every endpoint together with its description.
+fn described() -> OpenApiRouter<Handle> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(peers::mem_bor_req))
+        .routes(routes!(peers::mem_bor_ack))
+        .routes(routes!(peers::mem_bor_rej))
+        .routes(routes!(peers::mem_bor_fin))
+        .routes(routes!(peers::mem_len_fin))
+        .routes(routes!(peers::renew))
+        .routes(routes!(peers::offer))
+        .routes(routes!(orders::status))
+        .routes(routes!(orders::borrow))
+        .routes(routes!(orders::give_back))
+}
+
+/// The OpenAPI document, as `GET /v1/openapi.json` answers it and as `docs/openapi.json` keeps it.
+pub fn openapi() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let mut text = described().to_openapi().to_pretty_json().unwrap_or_default();
+        text.push('\n');
+        text
+    });
+    &TEXT
+}
+
+fn router(handle: Handle) -> Router {
+    let (router, _) = described().split_for_parts();
+    router
+        .route(path::OPENAPI, routing::get(async || ([("content-type", "application/json")], openapi())))
+        .fallback(async |request: Request| {
+            Failure::new(StatusCode::NOT_FOUND, format!("there is no {} {}", request.method(), request.uri().path()))
+        })
+        .with_state(handle)
+}
+
+/// A refusal on its way out.
+#[derive(Debug)]
+struct Failure(StatusCode, Problem);
+
+impl Failure {
+    fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Self(status, Problem { error: error.into(), help: None })
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self(StatusCode::CONFLICT, problem)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.1)).into_response()
+    }
+}
+
+/// A JSON body; what is wrong with a bad one is told as a [`Problem`].
+struct Body<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let path = request.uri().path().to_owned();
+        match Json::from_request(request, state).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(rejection) => {
+                let rejection: JsonRejection = rejection;
+                Err(Failure::new(rejection.status(), format!("bad request to {path}: {}", rejection.body_text())))
+            }
+        }
+    }
+}
+
+/// The peer that calls; others are turned away.
+struct FromPeer(HostName);
+
+impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match parts.extensions.get::<Caller>() {
+            Some(Caller::Peer(host)) => Ok(Self(host.clone())),
+            _ => Err(Failure::new(StatusCode::FORBIDDEN, format!("{} is for peers only", parts.uri.path()))),
+        }
+    }
+}
+
+/// A caller on this host; others are turned away.
+struct FromLocal;
+
+impl<S: Send + Sync> FromRequestParts<S> for FromLocal {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match parts.extensions.get::<Caller>() {
+            Some(Caller::Local) => Ok(Self),
+            _ => Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                format!("{} is for the unix socket of this host only", parts.uri.path()),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_names_every_path_and_is_the_one_in_docs() {
+        let document = described().to_openapi();
+        let paths: Vec<_> = document.paths.paths.keys().map(String::as_str).collect();
+        for path in [
+            path::MEM_BOR_REQ,
+            path::MEM_BOR_ACK,
+            path::MEM_BOR_REJ,
+            path::MEM_BOR_FIN,
+            path::MEM_LEN_FIN,
+            path::RENEW,
+            path::OFFER,
+            path::STATUS,
+            path::BORROW,
+            path::RETURN,
+        ] {
+            assert!(paths.contains(&path), "{path} is not described");
+        }
+        assert_eq!(paths.len(), 10, "a path is missing here: {paths:?}");
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            std::fs::write(&file, openapi()).unwrap();
+        }
+        let kept = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(kept == openapi(), "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent openapi");
+    }
+}

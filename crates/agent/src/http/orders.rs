@@ -1,0 +1,39 @@
+//! What the operator may ask, by unix socket.
+
+use aquifer_api::Problem;
+use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_api::status::Status;
+use axum::Json;
+use axum::extract::State;
+
+use super::{Body, Failure, FromLocal};
+use crate::driver::{Command, Handle};
+
+/// Everything about this host.
+#[utoipa::path(get, path = "/v1/status", tag = "orders",
+    responses((status = 200, body = Status), (status = 4XX, body = Problem)))]
+pub(super) async fn status(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Status>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
+}
+
+/// Borrow now. Answered when the memory is swapped on.
+#[utoipa::path(post, path = "/v1/borrow", tag = "orders", request_body = Borrow,
+    responses((status = 200, body = Borrowed), (status = 4XX, body = Problem)))]
+pub(super) async fn borrow(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Borrow>,
+) -> Result<Json<Borrowed>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Borrow { order, reply }).await??))
+}
+
+/// Give back what was borrowed. Answered when it is done.
+#[utoipa::path(post, path = "/v1/return", tag = "orders", request_body = Return,
+    responses((status = 200, body = Returned), (status = 4XX, body = Problem)))]
+pub(super) async fn give_back(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Return>,
+) -> Result<Json<Returned>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
+}

@@ -1,0 +1,105 @@
+//! Whether a managed cgroup may swap.
+//!
+//! Swap devices belong to the whole kernel: what one cgroup's agent borrowed, every other cgroup would swap to as well.
+//! An agent that manages just a cgroup can therefore keep it from swapping but for the time in which the agent has
+//! a device of its own.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The gate of one cgroup.
+#[derive(Debug)]
+pub struct SwapGate {
+    file: PathBuf,
+    open: &'static str,
+    shut: Shut,
+}
+
+#[derive(Debug)]
+enum Shut {
+    /// v1: memory and swap together may be no more than the memory alone.
+    AsMuchAs(PathBuf),
+    /// v2: no swap.
+    Zero,
+}
+
+impl SwapGate {
+    /// The gate of the cgroup at `path`.
+    ///
+    /// # Errors
+    /// Says so where the kernel does not account swap.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let v1 = path.join("memory.memsw.limit_in_bytes");
+        let v2 = path.join("memory.swap.max");
+        if v1.exists() {
+            return Ok(Self { file: v1, open: "-1", shut: Shut::AsMuchAs(path.join("memory.limit_in_bytes")) });
+        }
+        if v2.exists() {
+            return Ok(Self { file: v2, open: "max", shut: Shut::Zero });
+        }
+        let why = format!(
+            "the kernel does not account the swap of {}: boot it with swapaccount=1, or leave out gate_swap",
+            path.display()
+        );
+        Err(io::Error::new(io::ErrorKind::Unsupported, why))
+    }
+
+    /// Lets the cgroup swap.
+    ///
+    /// # Errors
+    /// Names the file that could not be written.
+    pub fn open(&self) -> io::Result<()> {
+        self.write(self.open)
+    }
+
+    /// Keeps the cgroup from swapping.
+    ///
+    /// # Errors
+    /// Names the file that could not be written; v1 refuses while the cgroup still has more swapped out than fits.
+    pub fn shut(&self) -> io::Result<()> {
+        match &self.shut {
+            Shut::AsMuchAs(limit) => self.write(super::read_file(limit)?.trim()),
+            Shut::Zero => self.write("0"),
+        }
+    }
+
+    fn write(&self, value: &str) -> io::Result<()> {
+        std::fs::write(&self.file, value).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot write {value} to {}: {error}", self.file.display()))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn version_1_is_shut_by_a_limit_on_memory_and_swap_together() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.limit_in_bytes"), "1000\n").unwrap();
+        fs::write(dir.path().join("memory.memsw.limit_in_bytes"), "5").unwrap();
+        let gate = SwapGate::new(dir.path()).unwrap();
+        gate.shut().unwrap();
+        assert_eq!(fs::read_to_string(&gate.file).unwrap(), "1000");
+        gate.open().unwrap();
+        assert_eq!(fs::read_to_string(&gate.file).unwrap(), "-1");
+    }
+
+    #[test]
+    fn version_2_is_shut_by_no_swap_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.swap.max"), "max").unwrap();
+        let gate = SwapGate::new(dir.path()).unwrap();
+        gate.shut().unwrap();
+        assert_eq!(fs::read_to_string(&gate.file).unwrap(), "0");
+    }
+
+    #[test]
+    fn a_kernel_without_swap_accounting_is_told_as_such() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(SwapGate::new(dir.path()).unwrap_err().to_string().contains("swapaccount=1"));
+    }
+}

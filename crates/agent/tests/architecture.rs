@@ -1,0 +1,59 @@
+//! Holds the crates to the table of rooms in ARCHITECTURE.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// What each room may use, read from the table; "all above" means every room of an earlier line.
+fn allowed() -> BTreeMap<String, BTreeSet<String>> {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let rows = text.lines().skip_while(|line| !line.starts_with("|---")).skip(1).take_while(|l| l.starts_with('|'));
+    let mut rooms = BTreeMap::new();
+    let mut above = BTreeSet::new();
+    for row in rows {
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [room, _, uses] = cells[..] else { panic!("not three cells: {row}") };
+        let uses = match uses {
+            "all above" => above.clone(),
+            list => list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        };
+        for used in &uses {
+            assert!(above.contains(used), "the arrow from {room} to {used} does not point upwards");
+        }
+        above.insert(room.to_owned());
+        rooms.insert(room.to_owned(), uses);
+    }
+    rooms
+}
+
+/// The rooms that a crate's manifest names, dev-dependencies included.
+fn used(manifest: &Path) -> BTreeSet<String> {
+    let manifest: toml::Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
+    ["dependencies", "dev-dependencies", "build-dependencies"]
+        .into_iter()
+        .filter_map(|section| manifest.get(section)?.as_table())
+        .flat_map(|table| table.keys())
+        .filter_map(|name| name.strip_prefix("aquifer-").map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn every_crate_uses_only_the_rooms_that_the_architecture_gives_it() {
+    let allowed = allowed();
+    let mut crates = BTreeSet::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let dir = entry.unwrap().path();
+        let room = dir.file_name().unwrap().to_str().unwrap().to_owned();
+        let Some(may_use) = allowed.get(&room) else { panic!("ARCHITECTURE.md has no line for crates/{room}") };
+        let uses = used(&dir.join("Cargo.toml"));
+        let surplus: Vec<_> = uses.difference(may_use).collect();
+        assert!(surplus.is_empty(), "crates/{room} uses {surplus:?}, which ARCHITECTURE.md does not give it");
+        crates.insert(room);
+    }
+    let rooms: BTreeSet<_> = allowed.into_keys().collect();
+    assert_eq!(rooms, crates, "the rooms of ARCHITECTURE.md and the folders under crates/ differ");
+}
