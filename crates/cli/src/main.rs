@@ -1,3 +1,7 @@
 //! The one binary: `aquifer`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    aquifer_cli::main()
+}

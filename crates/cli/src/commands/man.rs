@@ -1,0 +1,68 @@
+//! `aquifer man`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::failure::{OrFail, Result};
+use crate::manual::Manual;
+use crate::output;
+
+/// Writes the manual as man pages
+///
+/// Writes one page a command, aquifer.1 and aquifer-COMMAND.1, to a directory; without one it prints aquifer.1.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Where to write the pages to; made if it is not there
+    dir: Option<PathBuf>,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer man /usr/local/share/man/man1", "Install the pages"),
+        ("aquifer man | man -l -", "Read the first one"),
+    ],
+    see_also: &["man(1)"],
+    ..Manual::NONE
+};
+
+impl Man {
+    /// Writes the pages.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn run(self) -> Result<ExitCode> {
+        match self.dir {
+            Some(dir) => write_all(&dir)?,
+            None => output::line(String::from_utf8_lossy(&page(&super::command(), "aquifer", "")?))?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn write_all(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).or_fail(|| format!("making {}", dir.display()))?;
+    let mut cli = super::command();
+    // Options of all commands reach their commands only when the command line is complete.
+    cli.build();
+    write(dir, "aquifer", page(&cli, "aquifer", "")?)?;
+    cli.get_subcommands().filter(|command| !command.is_hide_set()).try_for_each(|command| {
+        let name = format!("aquifer-{}", command.get_name());
+        write(dir, &name, page(command, &name, command.get_name())?)
+    })
+}
+
+fn page(command: &clap::Command, name: &str, manual: &str) -> Result<Vec<u8>> {
+    let mut page = Vec::new();
+    super::manual(manual)
+        .page(command, name, &mut page)
+        .or_fail(|| format!("writing the manual of {name}"))?;
+    Ok(page)
+}
+
+fn write(dir: &Path, name: &str, page: Vec<u8>) -> Result<()> {
+    let path = dir.join(format!("{name}.1"));
+    fs::write(&path, page).or_fail(|| format!("writing {}", path.display()))
+}

@@ -1,0 +1,172 @@
+//! The commands: one file each, with its arguments, its manual and what it does.
+
+pub mod completions;
+pub mod doctor;
+pub mod load;
+pub mod man;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::failure::Result;
+use crate::manual::Manual;
+
+/// The memory of many hosts serves each of them
+///
+/// A host that runs short of memory swaps to the spare RAM of its neighbours instead of to a disk. Each host runs an
+/// agent ('aquifer agent'); agents lend and borrow by themselves as memory goes up and down. The same can be had by hand,
+/// without agents: 'aquifer export' offers RAM as a network block device, 'aquifer attach' swaps to it, and 'aquifer run'
+/// runs one program with little RAM and the rest in the pool.
+///
+/// Sizes are written as 4096, 512MiB or 2G (powers of 1024), times as 500ms, 8s or 2m. Everything works with stock Linux
+/// kernels; what this host can do, and what is missing, is told by 'aquifer doctor'.
+#[derive(Debug, Parser)]
+#[command(name = "aquifer", version, disable_help_subcommand = true, max_term_width = 110)]
+pub struct Cli {
+    /// What every command understands.
+    #[command(flatten)]
+    pub common: Common,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What every command understands.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    /// Answers in JSON, for programs
+    ///
+    /// The answer is one object on standard output (a stream of objects, one a line, where a command reports as it
+    /// goes); a failure is one object {"error": {"what": …, "why": …, "help": …}} on standard error.
+    #[arg(long, global = true, display_order = 900)]
+    pub json: bool,
+    /// Where running commands and volumes keep their sockets and marks
+    #[arg(
+        long,
+        global = true,
+        display_order = 901,
+        value_name = "DIR",
+        env = "AQUIFER_RUN_DIR",
+        default_value = "/run/aquifer"
+    )]
+    pub run_dir: PathBuf,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+#[expect(missing_docs, reason = "a variant's text is the command's help, which its arguments' type carries")]
+pub enum Command {
+    Doctor(doctor::Doctor),
+    Completions(completions::Completions),
+    Man(man::Man),
+    Load(load::Load),
+}
+
+impl Cli {
+    /// Runs the command; its exit code is the program's.
+    ///
+    /// # Errors
+    /// If the command fails.
+    pub fn run(self) -> Result<ExitCode> {
+        let common = &self.common;
+        match self.command {
+            Command::Doctor(command) => command.run(common),
+            Command::Completions(command) => command.run(),
+            Command::Man(command) => command.run(),
+            Command::Load(command) => command.run(),
+        }
+    }
+}
+
+/// The manual of each command; what is not listed has none.
+const MANUALS: &[(&str, &Manual)] =
+    &[("doctor", &doctor::MANUAL), ("completions", &completions::MANUAL), ("man", &man::MANUAL)];
+
+/// The manual of `aquifer` itself.
+const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer doctor", "What this host can do, and what is missing"),
+        ("aquifer demo sharing", "Two hosts that lend each other memory, on this one machine"),
+        ("aquifer export 4G --nbd 127.0.0.1:10809", "Offers 4 GiB of this host's RAM"),
+        (
+            "aquifer run --local 256M --lender nbd://127.0.0.1:10809/ -- make",
+            "Runs a program with 256 MiB of RAM, the rest in the pool",
+        ),
+    ],
+    files: &[
+        ("/etc/aquifer", "the agent's configuration and certificates, made by 'aquifer init'"),
+        ("/run/aquifer", "sockets of the agent and of volumes, marks of running commands"),
+        ("/dev/shm/aquifer", "lent pages: files on a tmpfs, which outlive the process that serves them"),
+    ],
+    see_also: &[
+        "https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md",
+        "swapon(8)",
+        "cgroups(7)",
+    ],
+    ..Manual::NONE
+};
+
+/// The manual of `command`; `aquifer`'s own for the empty name.
+pub(crate) fn manual(command: &str) -> &'static Manual {
+    let found = MANUALS.iter().find(|(name, _)| *name == command).map(|(_, manual)| *manual);
+    found.unwrap_or(if command.is_empty() { &MANUAL } else { &Manual::NONE })
+}
+
+/// The whole command line with every manual in its place.
+pub(crate) fn command() -> clap::Command {
+    let names: Vec<_> =
+        Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    names.iter().fold(MANUAL.attach(Cli::command()), |cli, name| {
+        cli.mut_subcommand(name, |command| manual(name).attach(command))
+    })
+}
+
+/// Reads a command line.
+///
+/// # Errors
+/// With the exit code, if there is nothing to run: help was asked for and is printed, or the line makes no sense (2) and
+/// the reason is printed.
+pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
+    let line: Vec<_> = line.into_iter().collect();
+    let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let parsed = command().try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches));
+    parsed.map_err(|error| {
+        if as_json && error.use_stderr() {
+            let text = error.render().to_string();
+            let why = text.trim_start_matches("error: ").trim_end();
+            crate::failure::Failure::new("reading the command line", why).report(true);
+        } else {
+            // A reader that is gone needs no help.
+            let _ = error.print();
+        }
+        ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_manual_belongs_to_a_command() {
+        let command = command();
+        for (name, _) in MANUALS {
+            assert!(command.find_subcommand(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_visible_command_has_examples() {
+        for command in command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            assert!(!manual(command.get_name()).examples.is_empty(), "{}", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Content that can be checked: what a page must hold follows from a seed, its index and how often it was written.
+
+use aquifer_page::PAGE_SIZE;
+
+/// Pages of memory filled with content that can be checked.
+///
+/// A page is lost if a single byte of it is not what was written last: zeros, another page's content and content of an
+/// earlier generation are all told from the right one.
+#[derive(Debug)]
+pub struct Pages {
+    memory: Vec<u8>,
+    /// Where the first whole page of `memory` begins.
+    start: usize,
+    seed: u64,
+    generations: Vec<u32>,
+}
+
+impl Pages {
+    /// Room for `count` pages, none of them written or touched yet.
+    pub fn new(count: usize, seed: u64) -> Self {
+        // Zeroed memory of this size comes straight from the kernel: it costs nothing until it is written.
+        let memory = vec![0; (count + 1) * PAGE_SIZE];
+        let start = memory.as_ptr().align_offset(PAGE_SIZE);
+        Self { memory, start, seed, generations: vec![0; count] }
+    }
+
+    /// How many pages there is room for.
+    pub fn len(&self) -> usize {
+        self.generations.len()
+    }
+
+    /// Whether there is room for none.
+    pub fn is_empty(&self) -> bool {
+        self.generations.is_empty()
+    }
+
+    /// Whether the page `index` has been written.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn was_written(&self, index: usize) -> bool {
+        self.generations[index] > 0
+    }
+
+    /// Writes the page `index` once more.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn write(&mut self, index: usize) {
+        self.generations[index] += 1;
+        let words = content(self.seed, index, self.generations[index]);
+        for (place, word) in self.page_mut(index).chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Whether every byte of the page `index`, which was written before, is what was written last.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn verify(&self, index: usize) -> bool {
+        let words = content(self.seed, index, self.generations[index]);
+        self.page(index).chunks_exact(8).zip(words).all(|(place, word)| place == word.to_le_bytes())
+    }
+
+    fn page(&self, index: usize) -> &[u8] {
+        &self.memory[self.start + index * PAGE_SIZE..][..PAGE_SIZE]
+    }
+
+    fn page_mut(&mut self, index: usize) -> &mut [u8] {
+        &mut self.memory[self.start + index * PAGE_SIZE..][..PAGE_SIZE]
+    }
+}
+
+/// The words of a page: the generator SplitMix64, started at a place of its own for each seed, page and generation.
+fn content(seed: u64, index: usize, generation: u32) -> impl Iterator<Item = u64> {
+    let place = mix(seed ^ mix(index as u64) ^ mix(u64::from(generation) << 32));
+    (1..).map(move |n: u64| mix(place.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+}
+
+/// SplitMix64's output function: every bit of the result depends on every bit of `x`.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_verified() {
+        let mut pages = Pages::new(5, 7);
+        (0..5).for_each(|index| pages.write(index));
+        pages.write(2);
+        assert!((0..5).all(|index| pages.verify(index)));
+    }
+
+    #[test]
+    fn a_single_wrong_bit_is_a_lost_page() {
+        let mut pages = Pages::new(2, 7);
+        (0..2).for_each(|index| pages.write(index));
+        pages.page_mut(1)[4095] ^= 1;
+        assert!(pages.verify(0) && !pages.verify(1));
+    }
+
+    #[test]
+    fn zeros_stale_pages_and_pages_of_others_are_lost() {
+        let mut pages = Pages::new(2, 7);
+        assert!(!pages.verify(0), "never written");
+        pages.write(0);
+        let first = pages.page(0).to_owned();
+        pages.write(0);
+        pages.page_mut(0).copy_from_slice(&first);
+        assert!(!pages.verify(0), "content of an earlier generation");
+        pages.write(1);
+        pages.page_mut(1).copy_from_slice(&first);
+        assert!(!pages.verify(1), "another page's content");
+    }
+
+    #[test]
+    fn pages_are_pages_of_the_kernel() {
+        assert_eq!(Pages::new(1, 0).page(0).as_ptr().align_offset(PAGE_SIZE), 0);
+    }
+}

@@ -1,0 +1,5 @@
+//! The pieces of `aquifer demo`: real processes that hold checked content, two hosts in network namespaces, what is
+//! shown while it runs and the picture that remains.
+
+pub mod content;
+pub mod load;

@@ -1,0 +1,70 @@
+//! The kernel and what this process may do.
+
+use std::path::Path;
+
+use super::{Check, read};
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![root(), kernel(), userfaultfd()]
+}
+
+fn root() -> Check {
+    if rustix::process::geteuid().is_root() {
+        Check::ok("root", "running as root")
+    } else {
+        let found = format!("running as user {}", rustix::process::geteuid().as_raw());
+        Check::missing("root", found, "run as root: swap, cgroups and block devices are the kernel's")
+            .essential()
+    }
+}
+
+/// The oldest kernel with all that the device backends ask of it (LOOP_CONFIGURE came with 5.8; 5.10 is the next
+/// that is still maintained).
+const OLDEST: (u32, u32) = (5, 10);
+
+fn kernel() -> Check {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    match version(&release) {
+        Some(version) if version >= OLDEST => Check::ok("kernel", format!("Linux {release}")),
+        _ => {
+            let found = format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1);
+            Check::missing("kernel", found, "install a newer kernel").essential()
+        }
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn userfaultfd() -> Check {
+    if Path::new("/dev/userfaultfd").exists() {
+        return Check::ok("userfaultfd", "/dev/userfaultfd is there");
+    }
+    match read("/proc/sys/vm/unprivileged_userfaultfd") {
+        Some(_) => Check::ok("userfaultfd", "the system call is there"),
+        None => Check::missing(
+            "userfaultfd",
+            "the kernel is built without CONFIG_USERFAULTFD",
+            "needed only for memory regions; swap to the pool works without",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_of_every_distribution_are_understood() {
+        for (release, expected) in [
+            ("6.1.0-18-amd64", Some((6, 1))),
+            ("5.10", Some((5, 10))),
+            ("6.18.44-fc", Some((6, 18))),
+            ("weird", None),
+        ] {
+            assert_eq!(version(release), expected, "{release}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Memory: what limits it, what counts it, what lends it.
+
+use aquifer_page::Bytes;
+use rustix::fs::StatFs;
+use rustix::process::{Resource, getrlimit};
+
+use super::{Check, read};
+use crate::cgroup::{Hierarchy, Version};
+
+pub(super) fn checks() -> Vec<Check> {
+    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), reserve(), swap()]
+}
+
+fn cgroup() -> Check {
+    const NAME: &str = "memory cgroup";
+    match Hierarchy::find() {
+        Ok(hierarchy) => {
+            let version = if hierarchy.version() == Version::V1 { 1 } else { 2 };
+            Check::ok(NAME, format!("version {version} at {}", hierarchy.root().display()))
+        }
+        Err(error) => Check::missing(
+            NAME,
+            error.to_string(),
+            "needed for 'aquifer run', 'aquifer demo' and agents that manage a cgroup; mount cgroup2 on /sys/fs/cgroup",
+        ),
+    }
+}
+
+fn swap_accounting() -> Check {
+    const NAME: &str = "swap accounting";
+    match Hierarchy::find() {
+        Ok(hierarchy) if hierarchy.counts_swap() => Check::ok(NAME, "the kernel counts swap by cgroup"),
+        _ => Check::warn(
+            NAME,
+            "the kernel does not count swap by cgroup: 'aquifer run --remote' cannot limit it",
+            "boot with swapaccount=1",
+        ),
+    }
+}
+
+fn pressure() -> Check {
+    match read("/proc/pressure/memory") {
+        Some(_) => Check::ok("pressure", "/proc/pressure/memory is there (PSI)"),
+        None => Check::warn(
+            "pressure",
+            "no /proc/pressure/memory: agents see an overload only by their thresholds",
+            "boot with psi=1, or use a kernel built with CONFIG_PSI",
+        ),
+    }
+}
+
+/// tmpfs's magic number in statfs(2).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+fn shm() -> Check {
+    const NAME: &str = "/dev/shm";
+    let remedy = "mount -t tmpfs -o size=80% tmpfs /dev/shm, or give --dir another tmpfs";
+    match rustix::fs::statfs(NAME) {
+        Err(error) => {
+            Check::missing(NAME, format!("holds the leases of a lender, and is not there: {error}"), remedy)
+                .essential()
+        }
+        Ok(fs) if fs.f_type != TMPFS_MAGIC => {
+            Check::missing(NAME, "holds the leases of a lender, and is no tmpfs", remedy).essential()
+        }
+        Ok(fs) => shm_size(&fs),
+    }
+}
+
+fn shm_size(fs: &StatFs) -> Check {
+    let bytes = |blocks: u64| Bytes(blocks * u64::try_from(fs.f_bsize).unwrap_or(0));
+    let (size, free) = (bytes(fs.f_blocks), bytes(fs.f_bavail));
+    let found = format!("tmpfs of {size}, {free} free: the most this host can lend");
+    if free < Bytes::gib(1) {
+        Check::warn("/dev/shm", found, "mount -o remount,size=80% /dev/shm")
+    } else {
+        Check::ok("/dev/shm", found)
+    }
+}
+
+fn locked_memory() -> Check {
+    const NAME: &str = "locked memory";
+    if rustix::process::geteuid().is_root() {
+        return Check::ok(NAME, "root may lock what it needs");
+    }
+    match getrlimit(Resource::Memlock).current {
+        None => Check::ok(NAME, "no limit"),
+        Some(limit) => Check::warn(
+            NAME,
+            format!(
+                "limited to {}: lent pages and the swap path could be swapped out themselves",
+                Bytes(limit)
+            ),
+            "run as root, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)",
+        ),
+    }
+}
+
+fn overcommit() -> Check {
+    match read("/proc/sys/vm/overcommit_memory").as_deref() {
+        Some("2") => Check::warn(
+            "overcommit",
+            "vm.overcommit_memory = 2: the kernel refuses memory that pool swap could hold",
+            "sysctl vm.overcommit_memory=0",
+        ),
+        Some(mode) => Check::ok("overcommit", format!("vm.overcommit_memory = {mode}")),
+        None => Check::warn("overcommit", "vm.overcommit_memory cannot be read", "mount /proc"),
+    }
+}
+
+/// Swap over a network allocates to free memory. Below this reserve a host was seen to hang under load.
+const LEAST_RESERVE: Bytes = Bytes::mib(16);
+
+fn reserve() -> Check {
+    const NAME: &str = "memory reserve";
+    let kib = read("/proc/sys/vm/min_free_kbytes").and_then(|text| text.parse().ok());
+    match kib.map(Bytes::kib) {
+        Some(reserve) if reserve >= LEAST_RESERVE => {
+            Check::ok(NAME, format!("vm.min_free_kbytes is {reserve}"))
+        }
+        Some(reserve) => Check::warn(
+            NAME,
+            format!(
+                "vm.min_free_kbytes is {reserve}: too little for the network to carry pages when memory is out"
+            ),
+            format!("sysctl vm.min_free_kbytes={}", LEAST_RESERVE.0 >> 10),
+        ),
+        None => Check::warn(NAME, "vm.min_free_kbytes cannot be read", "mount /proc"),
+    }
+}
+
+fn swap() -> Check {
+    match read("/proc/swaps") {
+        None => {
+            Check::missing("swap", "the kernel has no /proc/swaps", "use a kernel built with CONFIG_SWAP")
+                .essential()
+        }
+        Some(text) => {
+            let devices: Vec<_> =
+                text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+            let found = if devices.is_empty() {
+                "none in use".to_owned()
+            } else {
+                format!("in use: {}", devices.join(", "))
+            };
+            Check::ok("swap", found)
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! How a command fails: what failed, why, and what to do about it.
+
+use std::error::Error;
+use std::fmt;
+
+use serde::Serialize;
+
+/// The result of a command or a step of one.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// A command that failed, in the operator's words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// What the command was doing, as a phrase: "attaching nbd://10.0.0.2:10809/".
+    pub what: String,
+    /// Why that did not work.
+    pub why: String,
+    /// What to do about it, where there is something to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+}
+
+impl Failure {
+    /// A failure without a way out to name.
+    pub fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        Self { what: what.into(), why: why.to_string(), help: None }
+    }
+
+    /// The same failure, with what to do about it.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Writes the failure to standard error: text for a person, or one JSON object `{"error": {…}}`.
+    pub fn report(&self, json: bool) {
+        if json {
+            eprintln!("{}", serde_json::json!({ "error": self }));
+        } else {
+            eprintln!("aquifer: {self}");
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.why)?;
+        match &self.help {
+            Some(help) => write!(f, "\n  help: {help}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for Failure {}
+
+/// Turns any error into a [`Failure`] by saying what was being done.
+pub trait OrFail<T> {
+    /// Says what failed; the error and all its causes say why.
+    fn or_fail<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T>;
+}
+
+impl<T, E: Error> OrFail<T> for Result<T, E> {
+    fn or_fail<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T> {
+        self.map_err(|error| Failure::new(what(), causes(&error)))
+    }
+}
+
+/// An error and its causes on one line. A cause that its parent already spells out is not repeated.
+fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_reads_as_what_why_and_what_to_do() {
+        let failure = Failure::new("reading /etc/x", "no such file").help("make it with 'aquifer init'");
+        assert_eq!(failure.to_string(), "reading /etc/x: no such file\n  help: make it with 'aquifer init'");
+    }
+
+    #[test]
+    fn every_cause_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] fmt::Error);
+
+        let failure = Err::<(), _>(Outer(fmt::Error)).or_fail(|| "doing").unwrap_err();
+        assert_eq!(failure.why, format!("outer: {}", fmt::Error));
+    }
+}

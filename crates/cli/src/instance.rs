@@ -1,0 +1,150 @@
+//! Marks of running commands, so that the next one can tell what a dead one left behind.
+//!
+//! A running command holds a lock on a file of its own; the kernel drops the lock when the process is gone, however it
+//! went. Unlike a process id, a lock cannot come to belong to somebody else.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+
+/// A running command's mark: `DIR/KIND-PID.lock`, gone when dropped, unlocked when the process dies.
+#[derive(Debug)]
+pub struct Instance {
+    path: PathBuf,
+    name: String,
+    file: File,
+}
+
+impl Instance {
+    /// Marks this process as a running command of this kind.
+    ///
+    /// # Errors
+    /// If the directory or the file cannot be made, or there is a mark of this process id already: of this process, or
+    /// of a dead one that [`Instance::dead`] was not asked about before.
+    pub fn claim(dir: &Path, kind: &str) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+        let name = format!("{kind}-{}", process::id());
+        let path = dir.join(format!("{name}.lock"));
+        // Locked before it gets its name: a mark that can be seen and is not locked belongs to a dead process.
+        let unnamed = dir.join(format!("{name}.new"));
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unnamed)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        if let Err(error) = renameat_with(CWD, &unnamed, CWD, &path, RenameFlags::NOREPLACE) {
+            let _ = fs::remove_file(&unnamed);
+            return Err(error.into());
+        }
+        Ok(Self { path, name, file })
+    }
+
+    /// The mark's name, `KIND-PID`: a name for what belongs to this command.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Notes what has to be cleaned up should this process die; replaces an earlier note.
+    ///
+    /// # Errors
+    /// If the note cannot be written.
+    pub fn note(&self, text: &str) -> io::Result<()> {
+        self.file.set_len(0)?;
+        std::os::unix::fs::FileExt::write_all_at(&self.file, text.as_bytes(), 0)
+    }
+
+    /// Marks of this kind whose process is dead. Each is held (no other command sees it) until it is dropped, which
+    /// removes it: drop it when all that it left has been cleaned up, [`Instance::keep`] it if something could not.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn dead(dir: &Path, kind: &str) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let prefix = format!("{kind}-");
+        let mut dead = Vec::new();
+        for entry in entries {
+            let file_name = entry?.file_name();
+            let name = file_name.to_str().and_then(|name| name.strip_suffix(".lock"));
+            if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
+                dead.extend(Self::seize(dir, name)?);
+            }
+        }
+        Ok(dead)
+    }
+
+    /// What the process noted last.
+    ///
+    /// # Errors
+    /// If the note cannot be read.
+    pub fn read_note(&self) -> io::Result<String> {
+        fs::read_to_string(&self.path)
+    }
+
+    /// Leaves the mark where it is: what the dead process left could not be cleaned up, the next command tries again.
+    pub fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
+
+    /// The mark of this name if its process is dead.
+    fn seize(dir: &Path, name: &str) -> io::Result<Option<Self>> {
+        let path = dir.join(format!("{name}.lock"));
+        let file = match OpenOptions::new().write(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { path, name: name.to_owned(), file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // Nobody is left to tell; the next command finds and removes it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_command_is_not_taken_for_dead() {
+        let dir = tempfile::tempdir().unwrap();
+        let mine = Instance::claim(dir.path(), "run").unwrap();
+        assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 0);
+        drop(mine);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_dead_commands_note_is_found_once_and_only_under_its_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("run-1.lock"), "what it left").unwrap();
+        assert_eq!(Instance::dead(dir.path(), "export").unwrap().len(), 0);
+
+        let dead = Instance::dead(dir.path(), "run").unwrap();
+        assert_eq!((dead.len(), dead[0].name()), (1, "run-1"));
+        assert_eq!(dead[0].read_note().unwrap(), "what it left");
+        assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 0, "held by the first finder");
+        drop(dead);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_could_not_be_cleaned_up_is_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("run-1.lock"), "").unwrap();
+        Instance::dead(dir.path(), "run").unwrap().into_iter().for_each(Instance::keep);
+        assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,56 @@
+//! Everything of this crate that the compiler cannot check, and only that.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use rustix::process::Signal;
+use rustix::thread::LinkNameSpaceType;
+
+/// Makes `command` start inside the cgroup whose `cgroup.procs` is `procs`: no page of it is charged anywhere else.
+pub(crate) fn start_in_cgroup(command: &mut Command, procs: File) {
+    // SAFETY: between fork and exec the closure only calls write(2) on an open file with constant data, which is
+    // async-signal-safe; it neither allocates nor takes locks.
+    unsafe {
+        command.pre_exec(move || (&procs).write_all(b"0"));
+    }
+}
+
+/// Makes `command` start inside a network namespace; every other namespace stays this process's.
+pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
+    // SAFETY: between fork and exec the closure only calls setns(2) on an open descriptor, which is async-signal-safe;
+    // it neither allocates nor takes locks.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                .map_err(io::Error::from)
+        });
+    }
+}
+
+/// Makes the kernel kill `command` when the thread that starts it dies: with the process, or by returning.
+pub(crate) fn die_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec the closure only calls prctl(2), getppid(2) and kill(2), which are
+    // async-signal-safe; it neither allocates nor takes locks.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the request was made.
+            if rustix::process::getppid() == Some(parent) {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        });
+    }
+}
+
+/// Asks the kernel to back this process's memory by single pages only, so that what it touches is what it holds.
+pub(crate) fn forgo_huge_pages() -> io::Result<()> {
+    // SAFETY: PR_SET_THP_DISABLE takes plain integers and changes only how later page faults of this process are served.
+    let result = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
