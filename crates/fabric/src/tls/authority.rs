@@ -1,0 +1,188 @@
+//! The cluster's certificate authority: made once, kept where hosts are admitted, never needed to run.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use aquifer_page::HostName;
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use rustix::fs::{CWD, RenameFlags};
+use rustls::pki_types::DnsName;
+
+use super::TlsError;
+
+/// The authority's certificate: public, every host has a copy.
+pub const CA_CERTIFICATE: &str = "ca.pem";
+/// The authority's key: whoever has it can admit hosts.
+pub const CA_KEY: &str = "ca.key";
+/// A host's certificate.
+pub const HOST_CERTIFICATE: &str = "host.pem";
+/// A host's key: whoever has it is that host.
+pub const HOST_KEY: &str = "host.key";
+
+const TEN_YEARS: Duration = Duration::from_secs(3653 * 24 * 3600);
+/// Certificates are valid from a day before they were made, because clocks of hosts differ.
+const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
+
+/// A cluster's certificate authority (ECDSA P-256, ten years).
+///
+/// Every host that bears a certificate of it may call the others, and nobody else may. There is no revocation
+/// list: to bar a host, make a new authority and new certificates for the hosts that stay.
+pub struct Authority {
+    dir: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// Makes the authority of a new cluster: `ca.pem` and `ca.key` (mode 0600) in `dir`, which is created if need be.
+    ///
+    /// # Errors
+    /// [`TlsError::Exists`] if `dir` has an authority already, which is never overwritten: it would orphan every
+    /// host it admitted. [`TlsError::File`] if a file cannot be written.
+    pub fn create(dir: &Path, cluster: &str) -> Result<Self, TlsError> {
+        make_dir(dir)?;
+        let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
+        refuse_existing(&[&certificate, &key])?;
+        let issue = |source| TlsError::Issue { path: certificate.clone(), source };
+
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
+        let mut params = validity(CertificateParams::default());
+        params.distinguished_name.push(DnType::CommonName, format!("Aquifer cluster {cluster}"));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let signed = params.self_signed(&pair).map_err(issue)?;
+
+        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, false)?;
+        write_file(&certificate, signed.pem().as_bytes(), 0o644, false)?;
+        Ok(Self { dir: dir.to_owned(), issuer: Issuer::new(params, pair) })
+    }
+
+    /// Opens the authority that [`Authority::create`] made in `dir`.
+    ///
+    /// # Errors
+    /// [`TlsError::File`] if a file cannot be read, [`TlsError::Issue`] if it is not what it should be.
+    pub fn load(dir: &Path) -> Result<Self, TlsError> {
+        let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
+        let pair =
+            KeyPair::from_pem(&read_file(&key)?).map_err(|source| TlsError::Issue { path: key, source })?;
+        let issuer = Issuer::from_ca_cert_pem(&read_file(&certificate)?, pair)
+            .map_err(|source| TlsError::Issue { path: certificate, source })?;
+        Ok(Self { dir: dir.to_owned(), issuer })
+    }
+
+    /// Admits a host: writes `host.pem`, `host.key` (mode 0600) and a copy of `ca.pem` into `dir`, which is created
+    /// if need be and may be the authority's own.
+    ///
+    /// The certificate names the host as its subject and as a DNS name; `names` are further DNS names and IP
+    /// addresses, for programs that reach the host by those. Hosts recognise each other by the host name alone.
+    /// With `force`, files of an earlier certificate are replaced.
+    ///
+    /// # Errors
+    /// [`TlsError::Exists`] without `force`; [`TlsError::Name`] for a name that a certificate cannot carry;
+    /// [`TlsError::File`] if a file cannot be written.
+    pub fn issue(&self, dir: &Path, host: &HostName, names: &[String], force: bool) -> Result<(), TlsError> {
+        make_dir(dir)?;
+        let (certificate, key, ca) =
+            (dir.join(HOST_CERTIFICATE), dir.join(HOST_KEY), dir.join(CA_CERTIFICATE));
+        if !force {
+            refuse_existing(&[&certificate, &key])?;
+        }
+        let issue = |source| TlsError::Issue { path: certificate.clone(), source };
+
+        let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(issue)?;
+        let mut params = validity(CertificateParams::default());
+        params.distinguished_name.push(DnType::CommonName, host.as_str());
+        params.subject_alt_names = vec![SanType::DnsName(dns_name(host.as_str())?)];
+        for name in names {
+            params.subject_alt_names.push(match name.parse::<IpAddr>() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => SanType::DnsName(dns_name(name)?),
+            });
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        let signed = params.signed_by(&pair, &self.issuer).map_err(issue)?;
+
+        let own = read_file(&self.dir.join(CA_CERTIFICATE))?;
+        if fs::read_to_string(&ca).ok().as_ref() != Some(&own) {
+            write_file(&ca, own.as_bytes(), 0o644, force)?;
+        }
+        write_file(&key, pair.serialize_pem().as_bytes(), 0o600, force)?;
+        write_file(&certificate, signed.pem().as_bytes(), 0o644, force)
+    }
+}
+
+fn validity(mut params: CertificateParams) -> CertificateParams {
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + TEN_YEARS).into();
+    params
+}
+
+/// The name as a certificate carries it. Peers look a host up by it, so it must be one that verification accepts:
+/// not of digits alone, which reads as an address, and no hyphen at the end of a label.
+fn dns_name(name: &str) -> Result<Ia5String, TlsError> {
+    let error = || TlsError::Name(name.to_owned());
+    DnsName::try_from(name).map_err(|_| error())?;
+    name.try_into().map_err(|_| error())
+}
+
+fn make_dir(dir: &Path) -> Result<(), TlsError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(|source| TlsError::file("create", dir, source))
+}
+
+fn refuse_existing(paths: &[&Path]) -> Result<(), TlsError> {
+    match paths.iter().find(|path| path.symlink_metadata().is_ok()) {
+        Some(path) => Err(TlsError::Exists(path.to_path_buf())),
+        None => Ok(()),
+    }
+}
+
+fn read_file(path: &Path) -> Result<String, TlsError> {
+    fs::read_to_string(path).map_err(|source| TlsError::file("read", path, source))
+}
+
+/// Writes the file whole or not at all: a reader never meets half a key, a crash leaves the old one.
+fn write_file(path: &Path, text: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    let draft = Path::new(&draft);
+    let written = write_draft(draft, text, mode).and_then(|()| {
+        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        rustix::fs::renameat_with(CWD, draft, CWD, path, flags).map_err(io::Error::from)
+    });
+    written.map_err(|source| {
+        let _ = fs::remove_file(draft);
+        match source.kind() {
+            io::ErrorKind::AlreadyExists => TlsError::Exists(path.to_owned()),
+            _ => TlsError::file("write", path, source),
+        }
+    })
+}
+
+fn write_draft(draft: &Path, text: &[u8], mode: u32) -> io::Result<()> {
+    let _ = fs::remove_file(draft);
+    let mut file = File::options().write(true).create_new(true).mode(mode).open(draft)?;
+    file.write_all(text)?;
+    file.sync_all()
+}

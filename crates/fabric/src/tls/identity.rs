@@ -1,0 +1,136 @@
+//! What a host shows its peers, and what it demands of them.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_page::HostName;
+use rustls::client::Resumption;
+use rustls::crypto::CryptoProvider;
+use rustls::crypto::ring::{cipher_suite, default_provider};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::TlsError;
+use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
+
+/// A host's certificate and key, ready for use in either role. Cheap to clone.
+///
+/// Both configurations are TLS 1.3 only, mutual (no connection without a certificate of the cluster's authority on
+/// both sides), and without session tickets: a resumed session would outlive the certificate that it began with.
+#[derive(Clone)]
+pub struct Identity {
+    host: HostName,
+    server: Arc<ServerConfig>,
+    client: Arc<ClientConfig>,
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identity").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl Identity {
+    /// Loads `host.pem`, `host.key` and `ca.pem` from `dir`, as [`Authority::issue`](super::Authority::issue) wrote
+    /// them.
+    ///
+    /// # Errors
+    /// [`TlsError::Pem`] naming the file that is missing or malformed, [`TlsError::Certificate`] when they do not
+    /// belong together.
+    pub fn load(dir: &Path) -> Result<Self, TlsError> {
+        let path = dir.join(HOST_CERTIFICATE);
+        let chain = certificates(&path)?;
+        let host = host_name(&chain[0]).map_err(|error| TlsError::certificate(&path, error))?;
+        let key_path = dir.join(HOST_KEY);
+        let key = PrivateKeyDer::from_pem_file(&key_path)
+            .map_err(|source| TlsError::Pem { path: key_path, source })?;
+        let roots = Arc::new(roots(&dir.join(CA_CERTIFICATE))?);
+
+        let provider = Arc::new(provider());
+        let failed = |error: &dyn fmt::Display| TlsError::certificate(&path, error);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .build()
+            .map_err(|error| failed(&error))?;
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| failed(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|error| failed(&error))?;
+        server.send_tls13_tickets = 0;
+        server.enable_secret_extraction = true;
+
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| failed(&error))?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(|error| failed(&error))?;
+        client.resumption = Resumption::disabled();
+        client.enable_secret_extraction = true;
+        Ok(Self { host, server: Arc::new(server), client: Arc::new(client) })
+    }
+
+    /// The name in this host's certificate.
+    pub fn host(&self) -> &HostName {
+        &self.host
+    }
+
+    /// For the accepting side: demands a client certificate of the cluster's authority.
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+
+    /// For the connecting side: demands a server certificate of the cluster's authority. Peers are reached by
+    /// address but recognised by name: give the host name, not the address, as the server name.
+    pub fn client_config(&self) -> Arc<ClientConfig> {
+        self.client.clone()
+    }
+}
+
+/// The host that a certificate is for: its subject's common name. Ask only for a certificate that was verified.
+///
+/// # Errors
+/// [`TlsError::Peer`] when the certificate names no host.
+pub fn host_name(certificate: &CertificateDer<'_>) -> Result<HostName, TlsError> {
+    let peer = |why: &str| TlsError::Peer(format!("its certificate {why}"));
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| peer("is malformed"))?;
+    let name = parsed.subject().iter_common_name().next().ok_or_else(|| peer("has no common name"))?;
+    let name = name.as_str().map_err(|_| peer("has a common name that is not text"))?;
+    name.parse().map_err(|error| peer(&format!("names no host: {error}")))
+}
+
+/// Ring's TLS 1.3 suites, AES-128 first: it is the cheapest a page, and what it protects is gone in hours.
+fn provider() -> CryptoProvider {
+    CryptoProvider {
+        cipher_suites: vec![
+            cipher_suite::TLS13_AES_128_GCM_SHA256,
+            cipher_suite::TLS13_AES_256_GCM_SHA384,
+            cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+        ],
+        ..default_provider()
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
+    let chain: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(pem)?.collect::<Result<_, _>>().map_err(pem)?;
+    if chain.is_empty() {
+        return Err(TlsError::certificate(path, "it holds no certificate"));
+    }
+    Ok(chain)
+}
+
+fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| TlsError::certificate(path, error))?;
+    }
+    Ok(roots)
+}

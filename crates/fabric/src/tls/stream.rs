@@ -1,0 +1,441 @@
+//! The record layer of an established connection (RFC 8446 section 5), in buffers allocated once.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::time::Duration;
+
+use rustls::client::ClientConnectionData;
+use rustls::kernel::KernelConnection;
+use rustls::server::ServerConnectionData;
+use rustls::{AlertDescription, ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite};
+
+use super::TlsError;
+use super::keys::{HEADER, MAX_CIPHERTEXT, MAX_PLAINTEXT, RecordKey, TAG, content};
+use crate::channel::{Channel, Socket};
+
+/// A record of the largest size, whole.
+const MAX_RECORD: usize = HEADER + MAX_CIPHERTEXT;
+/// What one receive can take: a batch of 32 pages and their headers with room to spare.
+const INBOX: usize = 16 * MAX_RECORD;
+/// What one send can take.
+const OUTBOX: usize = 8 * MAX_RECORD;
+/// Handshake messages that may follow the handshake (RFC 8446 section 4).
+const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: u8 = 24;
+/// The alert level of what ends a connection.
+const FATAL: u8 = 2;
+
+/// What makes new keys of old ones; the two kinds differ by type only.
+pub(super) enum Kernel {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl Kernel {
+    fn next_send(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error> {
+        match self {
+            Self::Client(kernel) => kernel.update_tx_secret(),
+            Self::Server(kernel) => kernel.update_tx_secret(),
+        }
+    }
+
+    fn next_receive(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error> {
+        match self {
+            Self::Client(kernel) => kernel.update_rx_secret(),
+            Self::Server(kernel) => kernel.update_rx_secret(),
+        }
+    }
+
+    fn suite(&self) -> SupportedCipherSuite {
+        match self {
+            Self::Client(kernel) => kernel.negotiated_cipher_suite(),
+            Self::Server(kernel) => kernel.negotiated_cipher_suite(),
+        }
+    }
+}
+
+/// A connection under TLS 1.3, after the handshake.
+///
+/// One `recv` of it takes as many records as have arrived, one send as many as fit a buffer of 128 KiB; neither
+/// allocates. Keys are renewed when the peer asks and before they are worn out (section 5.5).
+///
+/// Any error but a time-out while waiting for the first byte is the end of the connection.
+pub struct TlsStream {
+    socket: Socket,
+    kernel: Kernel,
+    receiving: Receiving,
+    sending: Sending,
+    broken: bool,
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+/// What has arrived: `plain`, opened and not yet handed out, is always before `sealed`.
+struct Receiving {
+    key: RecordKey,
+    buffer: Box<[u8]>,
+    plain: Range<usize>,
+    sealed: Range<usize>,
+    closed: bool,
+}
+
+/// What is sealed and not yet sent.
+struct Sending {
+    key: RecordKey,
+    buffer: Box<[u8]>,
+    ready: Range<usize>,
+    /// Records that a key may protect (section 5.5).
+    key_life: u64,
+    /// The peer updated its keys and wants ours updated before our next data (section 4.6.3).
+    update_owed: bool,
+}
+
+/// Why a connection ends: what the peer is told, and what the caller is.
+struct Violation(AlertDescription, String);
+
+impl TlsStream {
+    pub(super) fn new(socket: Socket, secrets: ExtractedSecrets, kernel: Kernel) -> Result<Self, TlsError> {
+        let unknown = || rustls::Error::General("the cipher that was agreed on is not one of ours".into());
+        let suite = kernel.suite().tls13().ok_or_else(unknown)?;
+        let buffer = |size| vec![0; size].into_boxed_slice();
+        Ok(Self {
+            socket,
+            receiving: Receiving {
+                key: RecordKey::new(secrets.rx).ok_or_else(unknown)?,
+                buffer: buffer(INBOX),
+                plain: 0..0,
+                sealed: 0..0,
+                closed: false,
+            },
+            sending: Sending {
+                key: RecordKey::new(secrets.tx).ok_or_else(unknown)?,
+                buffer: buffer(OUTBOX),
+                ready: 0..0,
+                key_life: suite.common.confidentiality_limit,
+                update_owed: false,
+            },
+            kernel,
+            broken: false,
+        })
+    }
+
+    /// Renews the sending key after `records` records (two at least, as the renewal takes one), if that is before its
+    /// cipher demands it.
+    pub fn renew_key_after(&mut self, records: u64) {
+        self.sending.key_life = self.sending.key_life.min(records.max(2));
+    }
+
+    /// The socket below, to shut the connection down from another thread.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Opens the next record, if it has arrived whole. Records that carry no data are dealt with and passed over.
+    fn open_next(&mut self) -> Result<bool, Violation> {
+        while let Some(record) = self.receiving.next_record()? {
+            let (length, content) = self.receiving.open(record.clone())?;
+            let inner = record.start + HEADER..record.start + HEADER + length;
+            match content {
+                content::APPLICATION_DATA if length > 0 => {
+                    self.receiving.plain = inner;
+                    return Ok(true);
+                }
+                content::APPLICATION_DATA => {}
+                content::ALERT => {
+                    self.receiving.alert(inner)?;
+                    if self.receiving.closed {
+                        return Ok(false);
+                    }
+                }
+                content::HANDSHAKE => self.handshake_message(inner)?,
+                _ => return Err(unexpected("a record of unknown content")),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Section 4.6: session tickets, for which there is no use here, and key updates.
+    fn handshake_message(&mut self, message: Range<usize>) -> Result<(), Violation> {
+        let mut rest = &self.receiving.buffer[message];
+        while let Some((head, after)) = rest.split_at_checked(4) {
+            let length = u32::from_be_bytes([0, head[1], head[2], head[3]]) as usize;
+            let Some((body, after)) = after.split_at_checked(length) else {
+                return Err(unexpected("a handshake message in pieces"));
+            };
+            match (head[0], body) {
+                (NEW_SESSION_TICKET, _) if matches!(self.kernel, Kernel::Client(_)) => {}
+                // Section 5.1: a message that changes keys is the last of its record.
+                (KEY_UPDATE, &[request @ 0..=1]) if after.is_empty() => {
+                    self.sending.update_owed |= request == 1;
+                    let next = self.kernel.next_receive().ok().and_then(RecordKey::new);
+                    self.receiving.key =
+                        next.ok_or_else(|| unexpected("a key update that cannot be followed"))?;
+                    return Ok(());
+                }
+                _ => return Err(unexpected("an unexpected handshake message")),
+            }
+            rest = after;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(unexpected("a handshake message in pieces")) }
+    }
+
+    /// Seals as much of `bufs` as the outbox holds and returns how much that was.
+    fn seal_some(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut slices = bufs.iter().map(|slice| &**slice);
+        let mut slice: &[u8] = &[];
+        let mut total = 0;
+        while self.sending.has_room() {
+            self.update_key_if_due()?;
+            let room = self.sending.plaintext_area();
+            let mut filled = 0;
+            while filled < room.len() {
+                if slice.is_empty() {
+                    match slices.next() {
+                        Some(next) => slice = next,
+                        None => break,
+                    }
+                    continue;
+                }
+                let count = slice.len().min(room.len() - filled);
+                let (now, later) = slice.split_at(count);
+                room[filled..filled + count].copy_from_slice(now);
+                filled += count;
+                slice = later;
+            }
+            if filled == 0 {
+                break;
+            }
+            self.sending.seal(filled, content::APPLICATION_DATA);
+            total += filled;
+        }
+        Ok(total)
+    }
+
+    /// Sections 4.6.3 and 5.5: before data, the update that the peer asked for or that the key's age demands.
+    fn update_key_if_due(&mut self) -> io::Result<()> {
+        // One of its records is the update itself.
+        if !self.sending.update_owed && self.sending.key.used() + 1 < self.sending.key_life {
+            return Ok(());
+        }
+        // No update is asked of the peer in turn: it watches over its own keys.
+        self.sending.plaintext_area()[..5].copy_from_slice(&[KEY_UPDATE, 0, 0, 1, 0]);
+        self.sending.seal(5, content::HANDSHAKE);
+        let next = self.kernel.next_send().ok().and_then(RecordKey::new);
+        self.sending.key = next.ok_or_else(|| io::Error::other("TLS: the sending key cannot be renewed"))?;
+        self.sending.update_owed = false;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let ready = std::mem::take(&mut self.sending.ready);
+        if ready.is_empty() {
+            return Ok(());
+        }
+        self.socket
+            .send_all(&mut [IoSlice::new(&self.sending.buffer[ready])])
+            .inspect_err(|_| self.broken = true)
+    }
+
+    /// Sends what the socket takes at once. Returns whether that was all.
+    fn try_flush(&mut self) -> io::Result<bool> {
+        let sent = self.socket.try_send(&[IoSlice::new(&self.sending.buffer[self.sending.ready.clone()])]);
+        self.sending.ready.start += sent.inspect_err(|_| self.broken = true)?;
+        if self.sending.ready.is_empty() {
+            self.sending.ready = 0..0;
+        }
+        Ok(self.sending.ready.is_empty())
+    }
+
+    /// Section 6: says why, as far as that is possible without waiting, and ends the connection.
+    fn fail(&mut self, Violation(alert, why): Violation) -> io::Error {
+        self.send_alert(FATAL, alert);
+        self.broken = true;
+        io::Error::new(io::ErrorKind::InvalidData, format!("TLS: {why}"))
+    }
+
+    fn send_alert(&mut self, level: u8, alert: AlertDescription) {
+        if !self.broken && self.sending.has_room() {
+            self.sending.plaintext_area()[..2].copy_from_slice(&[level, alert.into()]);
+            self.sending.seal(2, content::ALERT);
+            // The connection is over either way.
+            let _ = self.try_flush();
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.broken {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "TLS: the connection failed before"));
+        }
+        Ok(())
+    }
+}
+
+impl Receiving {
+    /// Takes the next record off `sealed`, if it is there whole.
+    fn next_record(&mut self) -> Result<Option<Range<usize>>, Violation> {
+        let arrived = &self.buffer[self.sealed.clone()];
+        let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else { return Ok(None) };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if kind != content::APPLICATION_DATA {
+            return Err(unexpected("a record that is not encrypted"));
+        }
+        if length > MAX_CIPHERTEXT {
+            return Err(Violation(
+                AlertDescription::RecordOverflow,
+                "the peer sent a record that is too long".into(),
+            ));
+        }
+        if arrived.len() < HEADER + length {
+            return Ok(None);
+        }
+        let start = self.sealed.start;
+        self.sealed.start += HEADER + length;
+        Ok(Some(start..self.sealed.start))
+    }
+
+    fn open(&mut self, record: Range<usize>) -> Result<(usize, u8), Violation> {
+        let (length, content) = self.key.open(&mut self.buffer[record]).ok_or_else(|| {
+            Violation(AlertDescription::BadRecordMac, "a record of the peer was damaged or forged".into())
+        })?;
+        if length > MAX_PLAINTEXT {
+            return Err(Violation(
+                AlertDescription::RecordOverflow,
+                "the peer sent a record that is too long".into(),
+            ));
+        }
+        Ok((length, content))
+    }
+
+    /// Section 6: a farewell ends the stream; anything else, but for one that only announces the farewell, is fatal.
+    fn alert(&mut self, inner: Range<usize>) -> Result<(), Violation> {
+        let &[_, description] = &self.buffer[inner] else { return Err(unexpected("a malformed alert")) };
+        match AlertDescription::from(description) {
+            AlertDescription::CloseNotify => self.closed = true,
+            AlertDescription::UserCanceled => {}
+            other => {
+                return Err(Violation(
+                    AlertDescription::CloseNotify,
+                    format!("the peer ended the connection: {other:?}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands out opened bytes; returns how many.
+    fn take_plain(&mut self, into: &mut [u8]) -> usize {
+        let count = into.len().min(self.plain.len());
+        into[..count].copy_from_slice(&self.buffer[self.plain.start..self.plain.start + count]);
+        self.plain.start += count;
+        count
+    }
+
+    /// Where the next bytes from the socket go: room for one more record at least.
+    fn spare(&mut self) -> &mut [u8] {
+        if self.sealed.is_empty() {
+            self.sealed = 0..0;
+        } else if self.buffer.len() - self.sealed.start < MAX_RECORD {
+            self.buffer.copy_within(self.sealed.clone(), 0);
+            self.sealed = 0..self.sealed.len();
+        }
+        &mut self.buffer[self.sealed.end..]
+    }
+}
+
+impl Sending {
+    /// Whether a key update and a record of the largest size fit.
+    fn has_room(&self) -> bool {
+        self.buffer.len() - self.ready.end >= 2 * (HEADER + TAG + 1) + 5 + MAX_PLAINTEXT
+    }
+
+    fn plaintext_area(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.ready.end + HEADER..][..MAX_PLAINTEXT]
+    }
+
+    /// Seals the first `len` bytes of the plaintext area.
+    fn seal(&mut self, len: usize, content: u8) {
+        let end = self.ready.end;
+        self.ready.end += self.key.seal(&mut self.buffer[end..], len, content);
+    }
+}
+
+fn unexpected(what: &str) -> Violation {
+    Violation(AlertDescription::UnexpectedMessage, format!("the peer sent {what}"))
+}
+
+impl Channel for TlsStream {
+    fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        let mut total = 0;
+        while total < buf.len() {
+            total += self.receiving.take_plain(&mut buf[total..]);
+            if !self.receiving.plain.is_empty() || self.receiving.closed {
+                break;
+            }
+            if self.open_next().map_err(|violation| self.fail(violation))? {
+                continue;
+            }
+            if total > 0 || self.receiving.closed {
+                break;
+            }
+            // What `try_send` took and could not send is what the peer may be waiting for.
+            self.flush()?;
+            match self.socket.recv(self.receiving.spare()) {
+                Ok(0) => {
+                    self.broken = true;
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "TLS: the connection broke off",
+                    ));
+                }
+                Ok(received) => self.receiving.sealed.end += received,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(total)
+    }
+
+    fn send_all(&mut self, mut bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
+        self.check()?;
+        IoSlice::advance_slices(&mut bufs, 0);
+        while !bufs.is_empty() {
+            if !self.sending.has_room() {
+                self.flush()?;
+            }
+            let sealed = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
+            IoSlice::advance_slices(&mut bufs, sealed);
+        }
+        self.flush()
+    }
+
+    fn try_send(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.check()?;
+        if !self.try_flush()? {
+            return Ok(0);
+        }
+        let sealed = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
+        // What the socket does not take now goes out with the next send, or before the next wait for the peer.
+        self.try_flush()?;
+        Ok(sealed)
+    }
+
+    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
+        self.socket.set_timeouts(recv, send)
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        self.socket.shutdown()
+    }
+}
+
+impl Drop for TlsStream {
+    /// Section 6.1: says farewell, so that the peer can tell the end from a connection that was cut.
+    fn drop(&mut self) {
+        self.send_alert(1, AlertDescription::CloseNotify);
+    }
+}
