@@ -1,0 +1,50 @@
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use crate::StoreError;
+
+/// What is known of a lease besides its pages; kept beside them as `LEASE.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseRecord {
+    /// The lease.
+    pub id: LeaseId,
+    /// Who may use it.
+    pub borrower: HostName,
+    /// The tenant it is accounted to.
+    pub group: Group,
+    /// Its size as an address space: a multiple of the page size.
+    pub capacity: Bytes,
+    /// The most it may store.
+    pub quota: Bytes,
+    /// Whatever the owner of the store wants to remember with the lease.
+    #[serde(default)]
+    pub note: serde_json::Value,
+}
+
+impl LeaseRecord {
+    /// Writes the record so that a crash leaves either the old one or the new one.
+    ///
+    /// No fsync: a tmpfs outlives the process, and nothing on it outlives the kernel.
+    pub(crate) fn save(&self, path: &Path) -> Result<(), StoreError> {
+        let draft = path.with_extension("json.new");
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| StoreError::file("write", &draft)(error.into()))?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let write = |mut file: File| file.write_all(&text);
+        options.open(&draft).and_then(write).map_err(StoreError::file("write", &draft))?;
+        fs::rename(&draft, path).map_err(StoreError::file("put in place", path))
+    }
+
+    /// Reads a record.
+    pub(crate) fn load(path: &Path) -> Result<Self, StoreError> {
+        let text = fs::read(path).map_err(StoreError::file("read", path))?;
+        serde_json::from_slice(&text).map_err(|error| StoreError::file("understand", path)(error.into()))
+    }
+}
