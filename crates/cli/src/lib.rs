@@ -13,6 +13,7 @@ pub mod failure;
 pub mod instance;
 pub mod manual;
 pub mod output;
+pub mod run;
 mod sys;
 
 /// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.

@@ -3,3 +3,5 @@
 
 pub mod content;
 pub mod load;
+pub mod netns;
+pub mod picture;

@@ -1,0 +1,216 @@
+//! Two hosts' networks on one machine: two network namespaces joined by a veth pair, nothing else in them.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Failure, OrFail, Result};
+use crate::instance::Instance;
+
+/// Where ip(8) keeps named network namespaces.
+const NAMESPACES: &str = "/run/netns";
+
+/// The two ends of the wire. The addresses can be the same for every demo: no route leads out of the namespaces.
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
+
+/// Two namespaces joined by a wire. Dropping it removes both, and with them the wire.
+#[derive(Debug)]
+pub struct Network {
+    hosts: [Namespace; 2],
+}
+
+impl Network {
+    /// Makes the namespaces `aquifer-INSTANCE-a` and `aquifer-INSTANCE-b`, each with loopback and one end of the wire.
+    ///
+    /// # Errors
+    /// If ip(8) is not installed or refuses; it takes root.
+    pub fn create(instance: &Instance) -> Result<Self> {
+        let make = |suffix: char, address| {
+            Namespace::create(format!("aquifer-{}-{suffix}", instance.name()), address)
+        };
+        let [a, b] = ADDRESSES;
+        // Whatever fails from here on: what is made is removed again as it is dropped.
+        let network = Self { hosts: [make('a', a)?, make('b', b)?] };
+        let [a, b] = &network.hosts;
+        ip(&[
+            "link", "add", "eth0", "netns", &a.name, "type", "veth", "peer", "name", "eth0", "netns", &b.name,
+        ])?;
+        network.hosts.iter().try_for_each(Namespace::configure)?;
+        Ok(network)
+    }
+
+    /// The two hosts' namespaces.
+    pub fn hosts(&self) -> &[Namespace; 2] {
+        &self.hosts
+    }
+
+    /// Removes the namespaces that a dead process's [`Network::create`] left.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn clean_up(dead: &Instance) -> Result<()> {
+        for suffix in ['a', 'b'] {
+            let name = format!("aquifer-{}-{suffix}", dead.name());
+            if Path::new(NAMESPACES).join(&name).exists() {
+                ip(&["netns", "delete", &name])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One host's network.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    address: Ipv4Addr,
+}
+
+impl Namespace {
+    fn create(name: String, address: Ipv4Addr) -> Result<Self> {
+        ip(&["netns", "add", &name])?;
+        Ok(Self { name, address })
+    }
+
+    fn configure(&self) -> Result<()> {
+        let address = format!("{}/24", self.address);
+        ip(&["-n", &self.name, "address", "add", &address, "dev", "eth0"])?;
+        ip(&["-n", &self.name, "link", "set", "lo", "up"])?;
+        ip(&["-n", &self.name, "link", "set", "eth0", "up"])
+    }
+
+    /// Its address on the wire.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// The file that stands for it.
+    pub fn path(&self) -> PathBuf {
+        Path::new(NAMESPACES).join(&self.name)
+    }
+
+    /// Makes `command` start in this network. Files, processes and everything else stay those of the machine.
+    ///
+    /// # Errors
+    /// If the namespace is gone.
+    pub fn enter(&self, command: &mut Command) -> Result<()> {
+        let file = File::open(self.path()).or_fail(|| format!("opening {}", self.path().display()))?;
+        crate::sys::start_in_network(command, file.into());
+        Ok(())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // Nobody is left to tell; the next demo removes what is left.
+        if ip(&["netns", "delete", &self.name]).is_err() {
+            let _ = fs::remove_file(self.path());
+        }
+    }
+}
+
+/// Runs ip(8).
+fn ip(words: &[&str]) -> Result<()> {
+    let what = || format!("running 'ip {}'", words.join(" "));
+    let output = Command::new("ip").args(words).output().map_err(|error| {
+        let failure = Failure::new(what(), &error);
+        match error.kind() {
+            io::ErrorKind::NotFound => failure.help("install iproute2"),
+            _ => failure,
+        }
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let failure = Failure::new(what(), why);
+    Err(if rustix::process::geteuid().is_root() { failure } else { failure.help("run as root") })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+
+    use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+    use super::*;
+
+    fn skipped() -> bool {
+        let skipped = !rustix::process::geteuid().is_root() || Command::new("ip").arg("-V").output().is_err();
+        if skipped {
+            eprintln!("skipped: needs root and ip(8)");
+        }
+        skipped
+    }
+
+    /// A network under a name of the test's own.
+    fn network(kind: &str) -> (tempfile::TempDir, Instance, Network) {
+        let dir = tempfile::tempdir().unwrap();
+        let instance = Instance::claim(dir.path(), kind).unwrap();
+        let network = Network::create(&instance).unwrap();
+        (dir, instance, network)
+    }
+
+    #[test]
+    fn the_two_hosts_reach_each_other() {
+        if skipped() {
+            return;
+        }
+        let (_dir, _instance, network) = network("test-reach");
+        let [a, b] = network.hosts();
+        let mut inside = Command::new("ip");
+        a.enter(inside.args(["-brief", "address", "show", "eth0"])).unwrap();
+        let shown = String::from_utf8(inside.output().unwrap().stdout).unwrap();
+        assert!(shown.contains("10.0.0.1/24"), "{shown}");
+
+        let listener = within(b, || TcpListener::bind((ADDRESSES[1], 0)).unwrap());
+        let target = listener.local_addr().unwrap();
+        let (mut sent, (mut received, from)) = std::thread::scope(|scope| {
+            let client = scope.spawn(|| within(a, || TcpStream::connect(target).unwrap()));
+            let accepted = listener.accept().unwrap();
+            (client.join().unwrap(), accepted)
+        });
+        assert_eq!(from.ip(), ADDRESSES[0]);
+        sent.write_all(b"x").unwrap();
+        assert_eq!(received.read(&mut [0]).unwrap(), 1);
+    }
+
+    /// Does something on a thread that lives in a namespace.
+    fn within<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(namespace.path()).unwrap();
+        let there = move || {
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            what()
+        };
+        std::thread::scope(|scope| scope.spawn(there).join().unwrap())
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_dropped_network() {
+        if skipped() {
+            return;
+        }
+        let (_dir, _instance, network) = network("test-drop");
+        let paths = network.hosts().each_ref().map(Namespace::path);
+        assert!(paths.iter().all(|path| path.exists()));
+        drop(network);
+        assert!(paths.iter().all(|path| !path.exists()));
+    }
+
+    #[test]
+    fn what_a_dead_process_left_is_removed() {
+        if skipped() {
+            return;
+        }
+        let (_dir, instance, network) = network("test-dead");
+        let paths = network.hosts().each_ref().map(Namespace::path);
+        std::mem::forget(network);
+        Network::clean_up(&instance).unwrap();
+        assert!(paths.iter().all(|path| !path.exists()));
+        Network::clean_up(&instance).unwrap();
+    }
+}

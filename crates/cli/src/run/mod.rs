@@ -1,0 +1,3 @@
+//! What `aquifer run` is made of: a command inside a cgroup, its signals and its end.
+
+pub mod child;
