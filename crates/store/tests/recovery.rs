@@ -1,0 +1,193 @@
+//! The pages outlive the process that serves them.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::{env, fs};
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_store::{Finding, Store, StoreError};
+use common::{one_lease, record, shm_dir, taken};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Tells a child that is this test program again what to do, and where.
+const CHILD_DIR: &str = "AQUIFER_TEST_STORE_DIR";
+
+/// Ends the child with the test.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// This program again, to run only the ignored test `name`, with `dir` as its store.
+fn child(name: &str, dir: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", name, "--ignored", "--nocapture"]).env(CHILD_DIR, dir).stdout(Stdio::piped());
+    command
+}
+
+/// Waits until the child prints `text`.
+fn wait_for(child: &mut Child, text: &str) {
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    let mut seen = Vec::new();
+    for line in lines {
+        let line = line.unwrap();
+        if line.contains(text) {
+            return;
+        }
+        seen.push(line);
+    }
+    panic!("the child ended without saying '{text}': {seen:?}");
+}
+
+#[test]
+fn a_store_finds_its_leases_again_with_every_page() {
+    let (dir, store, lease) = one_lease(Bytes::mib(16));
+    lease.write(3 * PAGE, &[3; 2 * PAGE_SIZE]).unwrap();
+    lease.write(1000 * PAGE + 7, b"hello").unwrap();
+    lease.allocate_zeroes(2000 * PAGE, PAGE).unwrap();
+    lease.set_note(serde_json::json!({"peer": "x"})).unwrap();
+    let (record, stored) = (lease.record(), lease.stored());
+    let runs: Vec<_> = lease.block_status(0, 16 << 20).unwrap().collect();
+    drop((store, lease));
+
+    let store = Store::open(dir.path()).unwrap();
+    assert!(store.findings().is_empty());
+    let lease = store.get(record.id).unwrap();
+    assert_eq!(lease.record(), record);
+    assert_eq!(lease.record().note["peer"], "x");
+    assert_eq!((lease.stored().0, stored.0), (taken(dir.path(), &lease), 4 * PAGE));
+    assert_eq!(lease.block_status(0, 16 << 20).unwrap().collect::<Vec<_>>(), runs);
+    let mut bytes = [0; 5];
+    lease.read(1000 * PAGE + 7, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+}
+
+#[test]
+#[ignore = "started by a test as a process of its own"]
+fn child_that_writes_until_it_is_killed() {
+    let store = Store::open(Path::new(&env::var(CHILD_DIR).unwrap())).unwrap();
+    let lease = store.create(record(Bytes::mib(16), Bytes::mib(16))).unwrap();
+    for page in 0..1024 {
+        lease.write(page * PAGE, &[(page % 255 + 1) as u8; PAGE_SIZE]).unwrap();
+    }
+    println!("all written");
+    for round in 0u64.. {
+        lease.write((1024 + round % 1024) * PAGE, &[1; PAGE_SIZE]).unwrap();
+        lease.discard((1024 + (round + 512) % 1024) * PAGE, PAGE).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing() {
+    let dir = shm_dir();
+    let mut guard = Guard(child("child_that_writes_until_it_is_killed", dir.path()).spawn().unwrap());
+    wait_for(&mut guard.0, "all written");
+
+    let refused = Store::open(dir.path()).unwrap_err();
+    let StoreError::Busy { pid, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(*pid, guard.0.id().to_string());
+    drop(guard);
+
+    let store = Store::open(dir.path()).unwrap();
+    let lease = store.leases().pop().unwrap();
+    let mut bytes = [0; PAGE_SIZE];
+    for page in 0..1024 {
+        lease.read(page * PAGE, &mut bytes).unwrap();
+        assert_eq!(bytes, [(page % 255 + 1) as u8; PAGE_SIZE], "page {page}");
+    }
+    assert_eq!(lease.stored().0, taken(dir.path(), &lease));
+}
+
+#[test]
+fn leftovers_are_swept_away_and_what_cannot_be_understood_is_left_alone() {
+    let dir = shm_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let lease = |text: &str| {
+        let lease = store.create(record(Bytes::mib(1), Bytes::mib(1))).unwrap();
+        lease.write(0, text.as_bytes()).unwrap();
+        dir.path().join(lease.id().to_string())
+    };
+    let [orphan, lost, broken, short, good] = ["orphan", "lost", "broken", "short", "good"].map(lease);
+    drop(store);
+    fs::remove_file(orphan.with_extension("json")).unwrap();
+    fs::remove_file(lost.with_extension("pages")).unwrap();
+    fs::write(broken.with_extension("json"), "{").unwrap();
+    fs::File::options().write(true).open(short.with_extension("pages")).unwrap().set_len(PAGE).unwrap();
+    fs::write(good.with_extension("json.new"), "half").unwrap();
+    fs::write(dir.path().join("README"), "not ours").unwrap();
+
+    let store = Store::open(dir.path()).unwrap();
+    assert_eq!(store.leases().len(), 1);
+    let count =
+        |matches: fn(&Finding) -> bool| store.findings().iter().filter(|finding| matches(finding)).count();
+    assert_eq!(count(|finding| matches!(finding, Finding::PagesWithoutRecord(_))), 1);
+    assert_eq!(count(|finding| matches!(finding, Finding::RecordWithoutPages(_))), 1);
+    assert_eq!(count(|finding| matches!(finding, Finding::Unusable(..))), 2);
+    for (path, extension, there) in [
+        (&orphan, "pages", false),
+        (&lost, "json", false),
+        (&broken, "pages", true),
+        (&short, "pages", true),
+        (&good, "json.new", false),
+    ] {
+        assert_eq!(path.with_extension(extension).exists(), there, "{}.{extension}", path.display());
+    }
+    assert!(dir.path().join("README").exists());
+}
+
+#[test]
+fn a_directory_that_is_not_ram_is_refused() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let error = Store::open(dir.path()).unwrap_err();
+    assert!(matches!(error, StoreError::NotTmpfs(_)));
+    assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
+}
+
+#[test]
+#[ignore = "started by a test as a process of its own"]
+fn child_that_fills_a_small_tmpfs() {
+    let store = Store::open(Path::new(&env::var(CHILD_DIR).unwrap())).unwrap();
+    let lease = store.create(record(Bytes::mib(64), Bytes::mib(64))).unwrap();
+    let block = vec![5; 1 << 20];
+    let full = (0..64).find_map(|at| lease.write(at << 20, &block).err()).unwrap();
+    let StoreError::NoMemory { lease: id, source } = &full else { panic!("{full}") };
+    assert_eq!((*id, source.kind()), (lease.id(), std::io::ErrorKind::StorageFull));
+    let stored = lease.stored();
+    assert!(stored > Bytes::mib(14) && stored < Bytes::mib(16), "{stored}");
+
+    // What is there can still be read and overwritten, and what is given back can be used again.
+    lease.write(0, &vec![6; 1 << 20]).unwrap();
+    lease.discard(1 << 20, 2 << 20).unwrap();
+    lease.write(50 << 20, &block).unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    lease.read(50 << 20, &mut bytes).unwrap();
+    assert!(bytes == block);
+    assert!(lease.write(60 << 20, &vec![5; 4 << 20]).is_err());
+    assert!(matches!(
+        store.create(record(Bytes::mib(1), Bytes::mib(1))),
+        Ok(_) | Err(StoreError::File { .. })
+    ));
+    println!("survived");
+}
+
+#[test]
+fn a_full_tmpfs_is_an_error_and_not_the_end() {
+    let dir = shm_dir();
+    let fill = child("child_that_fills_a_small_tmpfs", dir.path());
+    let mount_and_fill = format!("mount -t tmpfs -o size=16m tmpfs \"${CHILD_DIR}\" && exec \"$0\" \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &mount_and_fill]);
+    command.arg(fill.get_program()).args(fill.get_args()).env(CHILD_DIR, dir.path()).stdout(Stdio::piped());
+    let mut guard = Guard(command.spawn().unwrap());
+    wait_for(&mut guard.0, "survived");
+    assert!(guard.0.wait().unwrap().success());
+}
