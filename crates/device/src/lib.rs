@@ -1,1 +1,14 @@
-//! A volume as a kernel block device; swap on and off.
+//! A volume as a kernel block device, and swap on it.
+//!
+//! - [`backend`] turns a [`Disk`] into a block device: ublk, nbd, or a FUSE file under a loop device.
+//! - [`swap`] formats, activates and deactivates swap on it.
+//! - [`safety`] is the set of rules for a process that the kernel's reclaim waits for.
+
+pub mod backend;
+mod disk;
+mod error;
+pub mod swap;
+mod sys;
+
+pub use disk::Disk;
+pub use error::DeviceError;

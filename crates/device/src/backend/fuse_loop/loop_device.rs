@@ -1,0 +1,106 @@
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::DeviceError;
+use crate::sys::loop_control::{self, FLAG_AUTOCLEAR, FLAG_DIRECT_IO, Info};
+
+const BLOCK_SIZE: u32 = 4096;
+
+/// Others may take the free device that the kernel named before we do; more than so many in a row is a fault.
+const ATTEMPTS: usize = 64;
+
+/// A loop device bound to a file, unbound by the kernel itself when the last user of the device is gone.
+///
+/// The users are swap, mounts, programs that have it open, and this value: so it stays while this process lives,
+/// and a killed process leaves no loop device behind unless somebody else still uses it.
+#[derive(Debug)]
+pub(super) struct LoopDevice {
+    path: PathBuf,
+    keeper: Option<File>,
+}
+
+impl LoopDevice {
+    /// Binds `backing` to a free loop device and marks it with `name` (at most 63 bytes are kept).
+    pub(super) fn bind(backing: BorrowedFd<'_>, name: &str) -> Result<Self, DeviceError> {
+        let control = open("/dev/loop-control")
+            .map_err(DeviceError::failed("cannot open /dev/loop-control (is the loop module loaded?)"))?;
+        let mut info = Info { flags: FLAG_AUTOCLEAR | FLAG_DIRECT_IO, ..Info::ZERO };
+        let kept = name.len().min(info.file_name.len() - 1);
+        info.file_name[..kept].copy_from_slice(&name.as_bytes()[..kept]);
+
+        for _ in 0..ATTEMPTS {
+            let number = loop_control::get_free(&control)
+                .map_err(DeviceError::failed("cannot get a free loop device"))?;
+            let path = PathBuf::from(format!("/dev/loop{number}"));
+            let device =
+                open(&path).map_err(DeviceError::failed(format!("cannot open {}", path.display())))?;
+            match loop_control::configure(&device, backing, BLOCK_SIZE, info) {
+                Ok(()) => return Self::check(path, device),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(error) => {
+                    return Err(
+                        DeviceError::failed(format!("cannot bind the volume to {}", path.display()))(error),
+                    );
+                }
+            }
+        }
+        Err(DeviceError::Failed {
+            what: format!("cannot get a loop device: {ATTEMPTS} were taken by others first"),
+            source: io::ErrorKind::ResourceBusy.into(),
+        })
+    }
+
+    /// Without direct I/O the loop driver waits for one request before it starts the next: not worth having.
+    fn check(path: PathBuf, device: File) -> Result<Self, DeviceError> {
+        let info = loop_control::status(&device)
+            .map_err(DeviceError::failed(format!("cannot read the state of {}", path.display())))?;
+        if info.flags & FLAG_DIRECT_IO == 0 {
+            return Err(DeviceError::Failed {
+                what: format!("{} refused direct I/O on the volume's file", path.display()),
+                source: io::ErrorKind::Unsupported.into(),
+            });
+        }
+        Ok(Self { path, keeper: Some(device) })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives up this process's use of the device, so that the kernel unbinds it with its last user; refused
+    /// while swap or a mount holds it.
+    pub(super) fn release(&mut self) -> Result<(), DeviceError> {
+        let exclusive =
+            OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC).open(&self.path);
+        match exclusive {
+            Ok(_) => {
+                self.keeper = None;
+                Ok(())
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(self.busy()),
+            Err(error) => {
+                Err(DeviceError::failed(format!("cannot open {} for detaching", self.path.display()))(error))
+            }
+        }
+    }
+
+    /// Takes up the use again after a release that did not unbind the device.
+    pub(super) fn hold_again(&mut self) {
+        self.keeper = open(&self.path).ok();
+    }
+
+    pub(super) fn busy(&self) -> DeviceError {
+        DeviceError::Busy {
+            device: self.path.clone(),
+            why: "a mount, swap or program holds it; unmount it, or see 'fuser -v' and 'swapon --show'"
+                .to_owned(),
+        }
+    }
+}
+
+fn open(path: impl AsRef<Path>) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}

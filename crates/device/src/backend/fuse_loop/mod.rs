@@ -1,0 +1,153 @@
+//! The backend that works without any module: a FUSE file under a loop device.
+//!
+//! The file system is never put into the tree of mounts: the loop device holds its only file, so nothing is left
+//! to unmount, whatever happens to the process.
+
+mod loop_device;
+mod server;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use fuser::{Config, Session, SessionACL};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+use self::loop_device::LoopDevice;
+use self::server::{DISK_NAME, MAX_REQUEST, Server, WARM_UP_NAME};
+use super::{Attached, Backend, Kind, Options};
+use crate::{DeviceError, Disk};
+
+const FUSE_DEVICE: &str = "/dev/fuse";
+
+/// How long the kernel may take to let go of the file after the last user of the loop device is gone.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The FUSE + loop backend.
+#[derive(Debug)]
+pub struct FuseLoop;
+
+impl Backend for FuseLoop {
+    fn kind(&self) -> Kind {
+        Kind::FuseLoop
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        for (path, module) in [(FUSE_DEVICE, "fuse"), ("/dev/loop-control", "loop")] {
+            OpenOptions::new().read(true).write(true).open(path).map_err(|error| {
+                format!("cannot open {path}: {error}; load the module with 'modprobe {module}'")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError> {
+        let fuse = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(FUSE_DEVICE)
+            .map_err(DeviceError::failed(format!("cannot open {FUSE_DEVICE}")))?;
+        let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
+        let ended = serve(disk, fuse.into(), options.workers)?;
+        warm_up(&root, options.workers).map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
+        let file =
+            open_in(&root, DISK_NAME).map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
+        let device = LoopDevice::bind(file.as_fd(), &options.label)?;
+        Ok(Box::new(FuseLoopDevice { device, ended }))
+    }
+}
+
+/// Makes a FUSE file system that is in no tree of mounts; its root, and all of it, lives as long as a file of it
+/// is open.
+fn mount(fuse: &File) -> io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let fd = fuse.as_raw_fd().to_string();
+    let settings =
+        [("source", "aquifer"), ("fd", &fd), ("rootmode", "040700"), ("user_id", "0"), ("group_id", "0")];
+    for (key, value) in settings {
+        rustix::mount::fsconfig_set_string(context.as_fd(), key, value)?;
+    }
+    rustix::mount::fsconfig_create(context.as_fd())?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NOATIME;
+    Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// Starts the workers. What it returns gets the session's end, or is disconnected.
+fn serve(
+    disk: Arc<dyn Disk>,
+    fuse: OwnedFd,
+    workers: usize,
+) -> Result<Receiver<io::Result<()>>, DeviceError> {
+    let mut config = Config::default();
+    config.n_threads = Some(workers);
+    config.clone_fd = true;
+    let session = Session::from_fd(Server::new(disk, workers), fuse, SessionACL::All, config)
+        .map_err(DeviceError::failed("the kernel's FUSE and this program do not agree"))?;
+    let (ends, ended) = mpsc::channel();
+    thread::Builder::new()
+        .name("fuse-session".to_owned())
+        .spawn(move || {
+            // Nobody listens any more when the device was dropped rather than detached.
+            let _ = ends.send(session.run());
+        })
+        .map_err(DeviceError::failed("cannot start the FUSE workers"))?;
+    Ok(ended)
+}
+
+/// Gives every worker one write of the largest size; see [`Server::warm_up`].
+fn warm_up(root: &OwnedFd, workers: usize) -> io::Result<()> {
+    let file = &open_in(root, WARM_UP_NAME)?;
+    let data = &vec![0; MAX_REQUEST];
+    thread::scope(|scope| {
+        let writes: Vec<_> = (0..workers)
+            .map(|worker| scope.spawn(move || file.write_all_at(data, (worker * MAX_REQUEST) as u64)))
+            .collect();
+        writes.into_iter().try_for_each(|write| {
+            write.join().unwrap_or_else(|_| Err(io::Error::other("a warm-up thread panicked")))
+        })
+    })
+}
+
+fn open_in(root: &OwnedFd, name: &str) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+    Ok(File::from(rustix::fs::openat(root, name, flags, Mode::empty())?))
+}
+
+#[derive(Debug)]
+struct FuseLoopDevice {
+    device: LoopDevice,
+    ended: Receiver<io::Result<()>>,
+}
+
+impl Attached for FuseLoopDevice {
+    fn kind(&self) -> Kind {
+        Kind::FuseLoop
+    }
+
+    fn path(&self) -> &Path {
+        self.device.path()
+    }
+
+    fn detach(&mut self) -> Result<(), DeviceError> {
+        self.device.release()?;
+        match self.ended.recv_timeout(RELEASE_PATIENCE) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(DeviceError::failed("the FUSE server ended with an error")(error)),
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                self.device.hold_again();
+                Err(self.device.busy())
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aquifer_page::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// A line of `/proc/swaps`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Swap {
+    /// Device or file.
+    pub path: PathBuf,
+    /// What it can hold.
+    pub size: Bytes,
+    /// What it holds.
+    pub used: Bytes,
+    /// Devices of higher priority are used first; negative ones were given by the kernel.
+    pub priority: i32,
+}
+
+/// All swap that is on.
+pub fn swaps() -> io::Result<Vec<Swap>> {
+    parse(&std::fs::read_to_string("/proc/swaps")?)
+}
+
+/// What the swap on `device` holds, or `None` where swap is not on there.
+pub fn usage(device: &Path) -> io::Result<Option<Bytes>> {
+    Ok(swaps()?.into_iter().find(|swap| swap.path == device).map(|swap| swap.used))
+}
+
+fn parse(text: &str) -> io::Result<Vec<Swap>> {
+    text.lines().skip(1).map(|line| parse_line(line).ok_or_else(|| malformed(line))).collect()
+}
+
+fn malformed(line: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("cannot understand this line of /proc/swaps: {line}"))
+}
+
+/// `path type size used priority`, sizes in KiB; the path is padded with spaces and escapes its own.
+fn parse_line(line: &str) -> Option<Swap> {
+    let mut fields = line.split_ascii_whitespace();
+    let path = PathBuf::from(unescape(fields.next()?));
+    let _type = fields.next()?;
+    Some(Swap {
+        path,
+        size: Bytes::kib(fields.next()?.parse().ok()?),
+        used: Bytes::kib(fields.next()?.parse().ok()?),
+        priority: fields.next()?.parse().ok()?,
+    })
+}
+
+/// Undoes the kernel's octal escapes of space, tab, newline and backslash.
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_files_with_spaces_are_read() {
+        let text = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                    /dev/loop0                              partition\t2097148\t\t1024\t\t-2\n\
+                    /var/swap\\040file                       file\t\t1024\t\t0\t\t5\n";
+        let swaps = parse(text).unwrap();
+        assert_eq!(swaps[0].path, Path::new("/dev/loop0"));
+        assert_eq!((swaps[0].used, swaps[0].priority), (Bytes::mib(1), -2));
+        assert_eq!(swaps[1].path, Path::new("/var/swap file"));
+        assert_eq!(swaps[1].size, Bytes::mib(1));
+    }
+
+    #[test]
+    fn a_host_without_swap_has_none() {
+        assert_eq!(parse("Filename\tType\tSize\tUsed\tPriority\n").unwrap(), []);
+    }
+
+    #[test]
+    fn an_unknown_format_is_an_error_that_shows_the_line() {
+        let error = parse("head\n/dev/sda1 partition many").unwrap_err();
+        assert!(error.to_string().contains("/dev/sda1 partition many"));
+    }
+}

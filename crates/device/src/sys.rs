@@ -1,0 +1,124 @@
+//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// `ioctl` whose argument is a plain number, or ignored.
+///
+/// Only for requests that take no pointer: the number is not an address.
+pub(crate) fn ioctl_number(
+    fd: impl AsFd,
+    request: libc::c_ulong,
+    argument: libc::c_ulong,
+) -> io::Result<i32> {
+    // SAFETY: the descriptor is open for the call, and callers in this crate pass requests only whose
+    // argument the kernel takes by value.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, argument) })
+}
+
+/// The loop driver's interface (`linux/loop.h`).
+pub(crate) mod loop_control {
+    use super::*;
+
+    /// `struct loop_info64`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub(crate) struct Info {
+        pub(crate) device: u64,
+        pub(crate) inode: u64,
+        pub(crate) rdevice: u64,
+        pub(crate) offset: u64,
+        pub(crate) size_limit: u64,
+        pub(crate) number: u32,
+        pub(crate) encrypt_type: u32,
+        pub(crate) encrypt_key_size: u32,
+        pub(crate) flags: u32,
+        pub(crate) file_name: [u8; 64],
+        pub(crate) crypt_name: [u8; 64],
+        pub(crate) encrypt_key: [u8; 32],
+        pub(crate) init: [u64; 2],
+    }
+
+    /// `struct loop_config`.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub(crate) struct Config {
+        pub(crate) fd: u32,
+        pub(crate) block_size: u32,
+        pub(crate) info: Info,
+        pub(crate) reserved: [u64; 8],
+    }
+
+    const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
+
+    const CONFIGURE: libc::c_ulong = 0x4C0A;
+    const GET_STATUS64: libc::c_ulong = 0x4C05;
+    const CTL_GET_FREE: libc::c_ulong = 0x4C82;
+
+    pub(crate) const FLAG_AUTOCLEAR: u32 = 4;
+    pub(crate) const FLAG_DIRECT_IO: u32 = 16;
+
+    impl Info {
+        /// All fields zero.
+        pub(crate) const ZERO: Self = Self {
+            device: 0,
+            inode: 0,
+            rdevice: 0,
+            offset: 0,
+            size_limit: 0,
+            number: 0,
+            encrypt_type: 0,
+            encrypt_key_size: 0,
+            flags: 0,
+            file_name: [0; 64],
+            crypt_name: [0; 64],
+            encrypt_key: [0; 32],
+            init: [0; 2],
+        };
+    }
+
+    /// The number of a loop device that nobody uses at this moment.
+    pub(crate) fn get_free(control: impl AsFd) -> io::Result<u32> {
+        ioctl_number(control, CTL_GET_FREE, 0).map(|number| number as u32)
+    }
+
+    /// Binds `backing` to the loop device behind `device`.
+    pub(crate) fn configure(
+        device: impl AsFd,
+        backing: BorrowedFd<'_>,
+        block_size: u32,
+        info: Info,
+    ) -> io::Result<()> {
+        let config = Config { fd: backing.as_raw_fd() as u32, block_size, info, reserved: [0; 8] };
+        // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `config` is and outlives the call.
+        check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), CONFIGURE as _, &raw const config) })?;
+        Ok(())
+    }
+
+    /// What the loop device behind `device` is bound to.
+    pub(crate) fn status(device: impl AsFd) -> io::Result<Info> {
+        let mut info = Info::ZERO;
+        // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, for which every bit pattern is valid.
+        check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), GET_STATUS64 as _, &raw mut info) })?;
+        Ok(info)
+    }
+}
+
+/// `swapon(2)`.
+pub(crate) fn swapon(device: &CStr, flags: i32) -> io::Result<()> {
+    // SAFETY: the path is a C string that outlives the call.
+    check(unsafe { libc::swapon(device.as_ptr(), flags) })?;
+    Ok(())
+}
+
+/// `swapoff(2)`.
+pub(crate) fn swapoff(device: &CStr) -> io::Result<()> {
+    // SAFETY: the path is a C string that outlives the call.
+    check(unsafe { libc::swapoff(device.as_ptr()) })?;
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! What the tests of this crate share.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+pub mod aligned;
+pub mod cgroup;
+pub mod ram_disk;
+pub mod random;
+
+use std::time::{Duration, Instant};
+
+/// Waits until `condition` holds; panics naming `what` when it does not within `limit`.
+pub fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} did not happen within {limit:?}");
+        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What the kernel does at once, with room for a loaded machine.
+pub const SOON: Duration = Duration::from_secs(20);
