@@ -1,5 +1,7 @@
 //! The FUSE + loop backend against the kernel: what is written through the block device is what comes back.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::fs::{self, File, OpenOptions};

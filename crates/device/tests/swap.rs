@@ -1,5 +1,7 @@
 //! Swap on the FUSE + loop backend: a process whose memory does not fit finds every byte of it again.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 #[path = "../examples/touch.rs"]
 #[allow(dead_code, reason = "its main is the example's")]
