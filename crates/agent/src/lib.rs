@@ -1,1 +1,139 @@
-//! The daemon: monitor, leases, peers, HTTP.
+//! The daemon: watches a host's memory, borrows for it, lends of it, and answers peers and the operator.
+//!
+//! - [`config`]: what it is told.
+//! - [`monitor`]: how much memory there is and how much is used.
+//! - [`driver`]: the one task that owns the controller of the `control` crate and carries out what it decides.
+//! - [`lender`], [`borrower`], [`peers`]: what it has lent, what it has borrowed, and who the others are.
+//! - [`http`]: the API.
+//!
+//! The agent is on no page's way into swap: volumes are processes of their own. It is on the way of pages that it has
+//! lent, and holds them in files that outlive it.
+
+pub mod borrower;
+pub mod config;
+pub mod driver;
+pub mod http;
+pub mod lender;
+pub mod monitor;
+pub mod peers;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aquifer_api::order::Return;
+use aquifer_fabric::tls::{Identity, TlsError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use borrower::Borrower;
+use config::{Config, ConfigError};
+use driver::{Command, Driver, Handle, Parts};
+use lender::Lender;
+use monitor::Source;
+use monitor::gate::SwapGate;
+use monitor::pressure::Pressure;
+use peers::Peers;
+
+/// Why an agent could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The configuration is refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The host's certificate or key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The certificate is another host's.
+    #[error("{dir} holds the certificate of '{certificate}', but the configuration is for '{configured}'")]
+    OtherHost {
+        /// Where the certificate is.
+        dir: String,
+        /// Whose it is.
+        certificate: String,
+        /// Whose it should be.
+        configured: String,
+    },
+    /// Something that the agent needs is not there or not free.
+    #[error("{0}")]
+    Start(String),
+}
+
+fn start_error(error: impl std::fmt::Display) -> AgentError {
+    AgentError::Start(error.to_string())
+}
+
+/// Runs an agent until it is told to stop: by SIGINT it first gives back what it borrowed; by SIGTERM it leaves leases
+/// and volumes as they are for the next agent, as an upgrade or a restart wants. `exe` is the program that serves volumes.
+///
+/// # Errors
+/// What kept it from starting.
+pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("agent")
+        .enable_all()
+        .build()
+        .map_err(start_error)?;
+    runtime.block_on(serve(config, exe))
+}
+
+async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
+    let identity = Identity::load(&config.tls)?;
+    if *identity.host() != config.host {
+        return Err(AgentError::OtherHost {
+            dir: config.tls.display().to_string(),
+            certificate: identity.host().to_string(),
+            configured: config.host.to_string(),
+        });
+    }
+    let cgroup = config.memory.cgroup.as_deref();
+    let source = Source::open(cgroup).map_err(start_error)?;
+    let pressure = Pressure::open(cgroup, config.memory.pressure);
+    let gate = cgroup.filter(|_| config.memory.gate_swap).map(SwapGate::new).transpose().map_err(start_error)?;
+    // The socket first: it is what keeps a second agent from taking the first one's leases.
+    let endpoints =
+        http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;
+    let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
+    let borrower = Arc::new(Borrower::open(&config, exe).map_err(AgentError::Start)?);
+    let peers = Peers::new(&config.peers, &identity.client_config());
+    let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
+    let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
+
+    tracing::info!(
+        host = %config.host, peers = config.peers.len(), memory = %source.name(), listen = %config.listen,
+        pages = %lender.address(), socket = %config.socket.display(), "ready"
+    );
+    let (commands, inbox) = mpsc::channel(64);
+    let handle = Handle(commands);
+    let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers });
+    let driver = tokio::spawn(driver.run(inbox));
+    let server = tokio::spawn(endpoints.serve(handle.clone()));
+    let stopped = tokio::select! {
+        _ = terminated.recv() => "leases and volumes stay as they are for the next agent",
+        _ = interrupted.recv() => give_back(&handle, &mut interrupted, &mut terminated).await,
+    };
+    tracing::info!("stopping: {stopped}");
+    server.abort();
+    let _ = server.await;
+    driver.abort();
+    let _ = driver.await;
+    Ok(())
+}
+
+/// Gives back what was borrowed, unless another signal says that it may stay.
+async fn give_back(handle: &Handle, interrupted: &mut Signal, terminated: &mut Signal) -> &'static str {
+    tracing::info!("giving back what was borrowed; interrupt again to leave it as it is");
+    let returned = handle.ask(|reply| Command::Return { order: Return::default(), reply });
+    tokio::select! {
+        returned = returned => match returned.and_then(|returned| returned) {
+            Ok(_) => "nothing is borrowed any more",
+            Err(problem) => {
+                tracing::error!("not all could be given back: {}", problem.error);
+                "what is still borrowed stays on for the next agent"
+            }
+        },
+        _ = interrupted.recv() => "what is still borrowed stays on for the next agent",
+        _ = terminated.recv() => "what is still borrowed stays on for the next agent",
+    }
+}

@@ -11,8 +11,8 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorReq {
-    /// Chosen by the borrower; the same request sent again yields the same lease.
-    pub request: u64,
+    /// Chosen by the borrower, 32 hexadecimal digits; the same request sent again yields the same lease.
+    pub request: String,
     /// M_req, in whole extents of 64 MiB.
     #[schema(value_type = u64)]
     pub bytes: Bytes,
@@ -21,12 +21,13 @@ pub struct MemBorReq {
     pub group: Group,
 }
 
-/// Lender to borrower: the request is granted, and this is where its memory is reached.
+/// Lender to borrower: the request is granted, and this is where its memory is reached. Sent again to a borrower that
+/// is silent it asks "do you still hold this lease?".
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorAck {
     /// The request that this answers.
-    pub request: u64,
+    pub request: String,
     /// The lease, which is also the name of its NBD export (the paper's NQN).
     #[schema(value_type = String)]
     pub lease: LeaseId,
@@ -42,11 +43,11 @@ pub struct MemBorAck {
 #[serde(deny_unknown_fields)]
 pub struct MemBorRej {
     /// The request that this answers.
-    pub request: u64,
+    pub request: String,
     /// What the lender could spare at that moment.
     #[schema(value_type = u64)]
     pub spare: Bytes,
-    /// Why, in one sentence.
+    /// Why: `no_room`, `overloaded`, `borrowing`, `asking`, `recalling`, `starting`, `settled`, `invalid` or `failed`.
     pub reason: String,
 }
 

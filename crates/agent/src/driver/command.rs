@@ -1,0 +1,71 @@
+use aquifer_api::Problem;
+use aquifer_api::message::{Offer, Renew};
+use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_api::status::Status;
+use aquifer_control::Message;
+use aquifer_page::HostName;
+use tokio::sync::{mpsc, oneshot};
+
+/// What a request to the agent becomes; each carries the way back to who asked.
+#[derive(Debug)]
+pub enum Command {
+    /// A peer's message. Answered when it has been acted on.
+    Hear {
+        /// The peer, as its certificate names it.
+        from: HostName,
+        /// The message.
+        message: Message,
+        /// Told nothing but that.
+        reply: oneshot::Sender<Result<(), Problem>>,
+    },
+    /// A peer still needs its leases.
+    Renew {
+        /// The peer.
+        from: HostName,
+        /// Which.
+        renew: Renew,
+        /// Told when noted.
+        reply: oneshot::Sender<()>,
+    },
+    /// What this host would lend.
+    Offer {
+        /// Told that.
+        reply: oneshot::Sender<Offer>,
+    },
+    /// Everything about this host.
+    Status {
+        /// Told that.
+        reply: oneshot::Sender<Status>,
+    },
+    /// The operator borrows.
+    Borrow {
+        /// How much.
+        order: Borrow,
+        /// Told when the memory is swapped on.
+        reply: oneshot::Sender<Result<Borrowed, Problem>>,
+    },
+    /// The operator gives back.
+    Return {
+        /// What.
+        order: Return,
+        /// Told when it is gone.
+        reply: oneshot::Sender<Result<Returned, Problem>>,
+    },
+}
+
+/// The way to the driver.
+#[derive(Clone, Debug)]
+pub struct Handle(pub(crate) mpsc::Sender<Command>);
+
+impl Handle {
+    /// Asks the driver and waits for its answer.
+    ///
+    /// # Errors
+    /// The agent is stopping.
+    pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Problem> {
+        let stopping = || Problem { error: "the agent is stopping".to_owned(), help: None };
+        let (reply, answer) = oneshot::channel();
+        self.0.send(command(reply)).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())
+    }
+}

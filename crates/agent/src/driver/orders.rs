@@ -1,0 +1,142 @@
+//! What the operator asked for and still waits for.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use aquifer_api::Problem;
+use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_control::{Cause, Event, What};
+use aquifer_page::VolumeId;
+use tokio::sync::oneshot;
+
+use super::{Driver, Waiting};
+use crate::borrower::Borrower;
+
+/// Orders that are being carried out: one borrowing, any number of returns.
+#[derive(Debug, Default)]
+pub(super) struct Orders {
+    borrow: Option<(Option<VolumeId>, oneshot::Sender<Result<Borrowed, Problem>>)>,
+    returns: Vec<Pending>,
+}
+
+/// How long a return waits for the lenders' word that their memory is free. They are told again and again in any case.
+const CONFIRMATION: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Pending {
+    left: BTreeSet<VolumeId>,
+    gone: Vec<VolumeId>,
+    /// When the last of them was gone.
+    since: Option<Instant>,
+    reply: oneshot::Sender<Result<Returned, Problem>>,
+}
+
+impl Orders {
+    /// Learns from a decision what has become of the borrowing.
+    pub(super) fn note(&mut self, what: &What) {
+        match what {
+            What::Activates { volume, cause: Cause::ByHand, .. } => {
+                if let Some((awaited, _)) = &mut self.borrow {
+                    *awaited = Some(*volume);
+                }
+            }
+            What::NobodyLends { wanted, cause: Cause::ByHand, .. } => self.refuse_borrow(Problem {
+                error: format!("nobody lends {wanted} now"),
+                help: Some("`aquifer status` shows what each peer could spare, or why it does not answer".to_owned()),
+            }),
+            What::BorrowRefused { bytes, refusal } => {
+                let error = format!("cannot borrow {bytes}: {refusal}");
+                self.refuse_borrow(Problem { error, help: None });
+            }
+            _ => {}
+        }
+    }
+
+    fn refuse_borrow(&mut self, problem: Problem) {
+        if let Some((None, _)) = &self.borrow
+            && let Some((_, reply)) = self.borrow.take()
+        {
+            let _ = reply.send(Err(problem));
+        }
+    }
+
+    /// Learns that something was carried out.
+    pub(super) fn note_event(&mut self, event: &Event, borrower: &Borrower) {
+        match event {
+            Event::Activated { volume } => self.answer_borrow(*volume, borrower.borrowed(*volume)),
+            Event::ActivationFailed { volume, why } => {
+                self.answer_borrow(*volume, Err(Problem { error: why.clone(), help: None }));
+            }
+            Event::Deactivated { volume } => self.returned(*volume),
+            Event::DeactivationFailed { volume, why } => self.not_returned(*volume, why),
+            _ => {}
+        }
+    }
+
+    fn answer_borrow(&mut self, volume: VolumeId, answer: Result<Borrowed, Problem>) {
+        if self.borrow.as_ref().is_some_and(|(awaited, _)| *awaited == Some(volume))
+            && let Some((_, reply)) = self.borrow.take()
+        {
+            let _ = reply.send(answer);
+        }
+    }
+
+    fn returned(&mut self, volume: VolumeId) {
+        for pending in &mut self.returns {
+            if pending.left.remove(&volume) {
+                pending.gone.push(volume);
+            }
+            if pending.left.is_empty() {
+                pending.since.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Answers the returns whose volumes are gone, once the lenders have confirmed.
+    pub(super) fn conclude(&mut self, confirmed: bool) {
+        let over = |p: &mut Pending| p.since.is_some_and(|since| confirmed || since.elapsed() > CONFIRMATION);
+        for done in self.returns.extract_if(.., over) {
+            let _ = done.reply.send(Ok(Returned { volumes: done.gone }));
+        }
+    }
+
+    fn not_returned(&mut self, volume: VolumeId, why: &str) {
+        for failed in self.returns.extract_if(.., |pending| pending.left.contains(&volume)) {
+            let help = Some("it stays on; return it when there is more free memory".to_owned());
+            let _ = failed.reply.send(Err(Problem { error: why.to_owned(), help }));
+        }
+    }
+}
+
+impl Driver {
+    pub(super) fn order_borrow(&mut self, order: &Borrow, reply: oneshot::Sender<Result<Borrowed, Problem>>) {
+        if self.orders.borrow.is_some() {
+            let error = "another `aquifer borrow` is under way".to_owned();
+            let _ = reply.send(Err(Problem { error, help: Some("wait for it to end".to_owned()) }));
+            return;
+        }
+        self.orders.borrow = Some((None, reply));
+        self.waiting.push(Waiting::Borrow(order.bytes));
+        self.ask_offers();
+    }
+
+    pub(super) fn order_return(&mut self, order: &Return, reply: oneshot::Sender<Result<Returned, Problem>>) {
+        let volumes: BTreeSet<_> = self.controller.volumes().iter().map(|volume| volume.volume).collect();
+        let left = match order.volume {
+            None => volumes,
+            Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),
+            Some(volume) => {
+                let error = format!("no volume {volume} is borrowed here");
+                let help = Some("`aquifer status` lists the volumes".to_owned());
+                let _ = reply.send(Err(Problem { error, help }));
+                return;
+            }
+        };
+        if left.is_empty() {
+            let _ = reply.send(Ok(Returned { volumes: Vec::new() }));
+            return;
+        }
+        self.orders.returns.push(Pending { left, gone: Vec::new(), since: None, reply });
+        self.step(aquifer_control::Event::Return { volume: order.volume });
+    }
+}

@@ -1,0 +1,62 @@
+//! What `status` shows.
+
+use aquifer_api::status::{Lent, Memory, Role, Status};
+use aquifer_control as control;
+use tokio::sync::oneshot;
+
+use super::Driver;
+
+impl Driver {
+    /// Answers with everything about this host. Volumes are asked beside the driver, because they are other processes.
+    pub(super) fn report(&self, reply: oneshot::Sender<Status>) {
+        let config = &self.parts.config;
+        let mut status = Status {
+            host: config.host.clone(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            role: match self.controller.role() {
+                control::Role::Neutral => Role::Neutral,
+                control::Role::Borrower => Role::Borrower,
+                control::Role::Lender => Role::Lender,
+            },
+            memory: Memory {
+                source: self.parts.source.name(),
+                total: self.memory.total,
+                used: self.memory.used,
+                swap_used: self.memory.swap_used,
+                upper: self.memory.total.scaled(config.memory.upper),
+                lower: self.memory.total.scaled(config.memory.lower),
+                shareable: self.controller.shareable(),
+                spare: self.controller.spare(),
+                pressure: self.memory.pressure,
+            },
+            lent: self.lent(),
+            borrowed: Vec::new(),
+            peers: self.parts.peers.status(),
+            decisions: self.decisions.iter().cloned().collect(),
+            period_s: config.memory.period.as_secs_f64(),
+        };
+        let borrower = self.parts.borrower.clone();
+        tokio::task::spawn_blocking(move || {
+            status.borrowed = borrower.status();
+            let _ = reply.send(status);
+        });
+    }
+
+    fn lent(&self) -> Vec<Lent> {
+        let now = self.started.elapsed();
+        let connections = self.parts.lender.connections();
+        let status = |lent: control::LentStatus| Lent {
+            lease: lent.lease.lease,
+            borrower: lent.lease.borrower,
+            group: lent.lease.group,
+            capacity: lent.lease.bytes,
+            stored: self.parts.lender.stored_in(lent.lease.lease),
+            connections: connections.get(&lent.lease.lease).copied().unwrap_or_default(),
+            state: lent.state.to_string(),
+            silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
+        };
+        self.controller.lent().into_iter().map(status).collect()
+    }
+}
