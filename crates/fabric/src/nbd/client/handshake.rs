@@ -1,0 +1,225 @@
+//! Fixed newstyle negotiation, from the greeting to the answer to `OPT_GO`.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::input::Deadline;
+use super::{Agreement, Failure, Target};
+use crate::channel::{Channel, Socket};
+use crate::nbd::proto::{
+    BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, MAGIC, MAX_PAYLOAD, MAX_STRING, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag, handshake, info, option, reply,
+};
+use crate::tls;
+
+/// The longest answer to an option that is worth reading.
+const MAX_REPLY: u32 = 64 << 10;
+
+pub(super) fn connect(target: &Target, patience: Duration) -> Result<(Box<dyn Channel>, Agreement), Failure> {
+    let deadline = Deadline::after(patience);
+    if target.export.len() > MAX_STRING {
+        return Err(Failure::Refused(format!("an export's name is at most {MAX_STRING} bytes")));
+    }
+    let mut socket = Socket::connect(&target.address, patience).map_err(Failure::Connect)?;
+    socket.set_timeouts(Some(patience), Some(patience)).map_err(Failure::Connect)?;
+    greet(&mut Wire { channel: &mut socket, deadline })?;
+    let mut channel: Box<dyn Channel> = match &target.tls {
+        None => Box::new(socket),
+        Some((config, host)) => {
+            start_tls(&mut Wire { channel: &mut socket, deadline })?;
+            let stream = tls::connect(socket, config.clone(), host, patience)?;
+            stream.set_timeouts(Some(patience), Some(patience)).map_err(Failure::Connect)?;
+            Box::new(stream)
+        }
+    };
+    let mut wire = Wire { channel: &mut *channel, deadline };
+    let structured = wire.ask_whether(option::STRUCTURED_REPLY, &[])?;
+    let allocation = if structured { choose_allocation(&mut wire, &target.export)? } else { None };
+    let agreement = go(
+        &mut wire,
+        &target.export,
+        Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation },
+    )?;
+    Ok((channel, agreement))
+}
+
+/// A channel, and the deadline of the handshake.
+struct Wire<'a> {
+    channel: &'a mut dyn Channel,
+    deadline: Deadline,
+}
+
+/// The answer to an option: its kind and its payload.
+type Answer = (u32, Vec<u8>);
+
+impl Wire<'_> {
+    fn send(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
+        let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.channel.send_all(&mut slices).map_err(|error| self.deadline.failure(error))
+    }
+
+    /// Reads exactly that much and no more: what follows may be meant for TLS.
+    fn receive(&mut self, into: &mut [u8]) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < into.len() {
+            at += self.deadline.recv(self.channel, &mut into[at..])?;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, option: u32, payload: &[u8]) -> Result<(), Failure> {
+        let length =
+            u32::try_from(payload.len()).map_err(|_| Failure::protocol("an option that is too long"))?;
+        let header =
+            OptionHeader { magic: OPTION_MAGIC.into(), option: option.into(), length: length.into() };
+        self.send(&[header.as_bytes(), payload])
+    }
+
+    fn answer(&mut self, option: u32) -> Result<Answer, Failure> {
+        let mut head = [0; size_of::<OptionReply>()];
+        self.receive(&mut head)?;
+        let head = OptionReply::read_from_bytes(&head).map_err(|_| malformed("an option's reply"))?;
+        if head.magic.get() != OPTION_REPLY_MAGIC
+            || head.option.get() != option
+            || head.length.get() > MAX_REPLY
+        {
+            return Err(malformed("an option's reply"));
+        }
+        let mut payload = vec![0; head.length.get() as usize];
+        self.receive(&mut payload)?;
+        Ok((head.reply.get(), payload))
+    }
+
+    /// Asks for something that the server may do without.
+    fn ask_whether(&mut self, option: u32, payload: &[u8]) -> Result<bool, Failure> {
+        self.ask(option, payload)?;
+        match self.answer(option)? {
+            (reply::ACK, _) => Ok(true),
+            (reply::ERR_TLS_REQD, text) => Err(refused(reply::ERR_TLS_REQD, &text)),
+            (kind, _) if kind & reply::ERROR_BIT != 0 => Ok(false),
+            _ => Err(malformed("the answer to an option")),
+        }
+    }
+}
+
+fn greet(wire: &mut Wire<'_>) -> Result<(), Failure> {
+    let mut greeting = [0; size_of::<Greeting>()];
+    wire.receive(&mut greeting)?;
+    let greeting = Greeting::read_from_bytes(&greeting).map_err(|_| malformed("the greeting"))?;
+    if greeting.magic.get() != MAGIC {
+        return Err(Failure::protocol("its greeting is not that of an NBD server"));
+    }
+    if greeting.option_magic.get() != OPTION_MAGIC || greeting.flags.get() & handshake::FIXED_NEWSTYLE == 0 {
+        return Err(Failure::protocol("it is too old, fixed newstyle is needed"));
+    }
+    let mut flags = handshake::C_FIXED_NEWSTYLE;
+    if greeting.flags.get() & handshake::NO_ZEROES != 0 {
+        flags |= handshake::C_NO_ZEROES;
+    }
+    wire.send(&[&flags.to_be_bytes()])
+}
+
+fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
+    wire.ask(option::STARTTLS, &[])?;
+    match wire.answer(option::STARTTLS)? {
+        (reply::ACK, payload) if payload.is_empty() => Ok(()),
+        (kind, text) if kind & reply::ERROR_BIT != 0 => match refused(kind, &text) {
+            Failure::Refused(why) => Err(Failure::Refused(format!("no TLS here: {why}"))),
+            other => Err(other),
+        },
+        _ => Err(malformed("the answer to STARTTLS")),
+    }
+}
+
+/// Asks to be told of holes. Returns the context's id, if the server can tell.
+fn choose_allocation(wire: &mut Wire<'_>, export: &str) -> Result<Option<u32>, Failure> {
+    let mut payload = text(export);
+    payload.extend(1u32.to_be_bytes());
+    payload.extend(text(BASE_ALLOCATION));
+    wire.ask(option::SET_META_CONTEXT, &payload)?;
+    let mut id = None;
+    loop {
+        match wire.answer(option::SET_META_CONTEXT)? {
+            (reply::ACK, _) => return Ok(id),
+            (reply::META_CONTEXT, payload) => {
+                let (found, name) =
+                    payload.split_first_chunk().ok_or_else(|| malformed("a metadata context"))?;
+                if name == BASE_ALLOCATION.as_bytes() {
+                    id = Some(u32::from_be_bytes(*found));
+                }
+            }
+            (kind, _) if kind & reply::ERROR_BIT != 0 => return Ok(None),
+            _ => return Err(malformed("the answer to SET_META_CONTEXT")),
+        }
+    }
+}
+
+fn go(wire: &mut Wire<'_>, export: &str, mut agreement: Agreement) -> Result<Agreement, Failure> {
+    let mut payload = text(export);
+    payload.extend(1u16.to_be_bytes());
+    payload.extend(info::BLOCK_SIZE.to_be_bytes());
+    wire.ask(option::GO, &payload)?;
+    let mut known = false;
+    loop {
+        match wire.answer(option::GO)? {
+            (reply::ACK, _) if known => return Ok(agreement),
+            (reply::INFO, payload) => known |= note(&payload, &mut agreement)?,
+            (kind, text) if kind & reply::ERROR_BIT != 0 => return Err(refused(kind, &text)),
+            _ => return Err(malformed("the answer to GO")),
+        }
+    }
+}
+
+/// Takes note of one piece of information; whether it was the one that matters.
+fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
+    let kind = payload.first_chunk().map(|kind| u16::from_be_bytes(*kind));
+    match kind.ok_or_else(|| malformed("information about the export"))? {
+        info::EXPORT => {
+            let export = InfoExport::read_from_bytes(payload).map_err(|_| malformed("the export's size"))?;
+            agreement.size = export.size.get();
+            agreement.flags = export.flags.get();
+            if agreement.flags & export_flag::HAS_FLAGS == 0 {
+                agreement.flags = 0;
+            }
+            Ok(true)
+        }
+        info::BLOCK_SIZE => {
+            let sizes = InfoBlockSize::read_from_bytes(payload).map_err(|_| malformed("the block sizes"))?;
+            let maximum = sizes.maximum.get();
+            if maximum < 4096 || sizes.minimum.get() > 4096 {
+                return Err(Failure::protocol("it does not take requests of one page"));
+            }
+            agreement.max_payload = maximum.min(MAX_PAYLOAD);
+            Ok(false)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// A string as options carry it: its length, then itself.
+fn text(text: &str) -> Vec<u8> {
+    // Callers keep to `MAX_STRING`.
+    let mut bytes = (text.len() as u32).to_be_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes
+}
+
+fn malformed(what: &str) -> Failure {
+    Failure::Protocol(format!("{what} is malformed"))
+}
+
+fn refused(kind: u32, text: &[u8]) -> Failure {
+    let meaning = match kind {
+        reply::ERR_UNSUP => "the option is unknown to it",
+        reply::ERR_POLICY => "its policy forbids it",
+        reply::ERR_TLS_REQD => "it demands TLS, give this host's certificate",
+        reply::ERR_UNKNOWN => "there is no such export, or not for this host",
+        reply::ERR_SHUTDOWN => "it is shutting down",
+        _ => "the option is not to its taste",
+    };
+    // Its words go to a log: no control characters, no novels.
+    let said: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).take(300).collect();
+    Failure::Refused(if said.is_empty() { meaning.to_owned() } else { format!("{meaning} ({said})") })
+}

@@ -1,0 +1,378 @@
+//! The transmission phase: rounds of requests, sent together, and their replies, in whatever order they come.
+
+use std::io::IoSlice;
+
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+
+use super::input::Deadline;
+use super::{Connection, Failure, NbdError};
+use crate::nbd::proto::{
+    ChunkError, ChunkHeader, Hole, MAX_STRING, REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, STATE_HOLE,
+    STATE_ZERO, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, command, errno,
+};
+
+/// The most requests in flight.
+const WINDOW: usize = 64;
+
+/// One request of a [`Connection::run`].
+#[derive(Debug)]
+pub enum Operation<'a> {
+    /// Fill the slice.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Where the bytes go.
+        into: &'a mut [u8],
+    },
+    /// Write the slice.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// The bytes.
+        from: &'a [u8],
+    },
+    /// Give the range's room back.
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u32,
+    },
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u32,
+    },
+    /// Make what was acknowledged permanent.
+    Flush,
+    /// Append to `runs` which parts of the range are holes.
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u32,
+        /// Where the runs go.
+        runs: &'a mut Vec<Run>,
+    },
+}
+
+/// A part of an export that is alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes.
+    pub length: u32,
+    /// Whether it takes no room and reads as zeroes.
+    pub hole: bool,
+}
+
+impl Operation<'_> {
+    fn command(&self) -> u16 {
+        match self {
+            Self::Read { .. } => command::READ,
+            Self::Write { .. } => command::WRITE,
+            Self::Trim { .. } => command::TRIM,
+            Self::WriteZeroes { .. } => command::WRITE_ZEROES,
+            Self::Flush => command::FLUSH,
+            Self::BlockStatus { .. } => command::BLOCK_STATUS,
+        }
+    }
+
+    fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Read { offset, into } => (*offset, into.len() as u64),
+            Self::Write { offset, from } => (*offset, from.len() as u64),
+            Self::Trim { offset, length }
+            | Self::WriteZeroes { offset, length }
+            | Self::BlockStatus { offset, length, .. } => (*offset, u64::from(*length)),
+            Self::Flush => (0, 0),
+        }
+    }
+
+    /// Whether there is anything to do: the specification leaves open what requests for no bytes are.
+    fn is_empty(&self) -> bool {
+        !matches!(self, Self::Flush) && self.range().1 == 0
+    }
+
+    fn request(&self, cookie: u64) -> Request {
+        let (offset, length) = self.range();
+        // Checked before: no request is longer than the export's largest payload.
+        request(self.command(), cookie, offset, length as u32)
+    }
+}
+
+fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Request {
+    Request {
+        magic: U32::new(REQUEST_MAGIC),
+        flags: U16::ZERO,
+        command: U16::new(command),
+        cookie: U64::new(cookie),
+        offset: U64::new(offset),
+        length: U32::new(length),
+    }
+}
+
+/// The request that ends a session; it has no reply.
+pub(super) fn farewell() -> Request {
+    request(command::DISC, 0, 0, 0)
+}
+
+/// The requests in flight: which ones are open, which have failed, and how much of a read has not come yet.
+struct Round {
+    cookie: u64,
+    open: u64,
+    failed: u64,
+    missing: [u32; WINDOW],
+    first_failure: Option<Failure>,
+}
+
+impl Round {
+    fn index(&self, cookie: u64) -> Result<usize, Failure> {
+        let index = cookie.wrapping_sub(self.cookie);
+        if index < WINDOW as u64 && self.open >> index & 1 == 1 {
+            return Ok(index as usize);
+        }
+        Err(Failure::protocol("a reply to a request that was not made"))
+    }
+
+    fn fail(&mut self, index: usize, failure: Failure) {
+        self.failed |= 1 << index;
+        self.first_failure.get_or_insert(failure);
+    }
+
+    fn close(&mut self, index: usize) -> Result<(), Failure> {
+        self.open &= !(1 << index);
+        if self.failed >> index & 1 == 0 && self.missing[index] != 0 {
+            return Err(Failure::protocol("a reply to a read that lacks a part"));
+        }
+        Ok(())
+    }
+}
+
+impl Connection {
+    /// Carries out all operations, up to 64 in flight at a time; they may be done in any order.
+    ///
+    /// # Errors
+    /// The first one found. Which of the others were done is then unspecified. An operation that is longer than the
+    /// server takes is an error: [`read`](Self::read) and [`write`](Self::write) split, this does not.
+    pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
+        let result = self.try_run(operations);
+        result.map_err(|failure| {
+            self.broken |= failure.ends_connection();
+            NbdError::new(&self.target, failure)
+        })
+    }
+
+    fn try_run(&mut self, mut operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+        if self.broken {
+            return Err(Failure::Broken);
+        }
+        operations.iter().try_for_each(|operation| self.check(operation))?;
+        while !operations.is_empty() {
+            let (round, rest) = operations.split_at_mut(round_length(operations));
+            self.round(round)?;
+            operations = rest;
+        }
+        Ok(())
+    }
+
+    fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
+        let (offset, length) = operation.range();
+        let size = self.agreement.size;
+        let payload = matches!(operation, Operation::Read { .. } | Operation::Write { .. });
+        if offset.checked_add(length).is_none_or(|end| end > size)
+            || payload && length > u64::from(self.agreement.max_payload)
+        {
+            return Err(Failure::OutOfRange { offset, length, size });
+        }
+        if matches!(operation, Operation::BlockStatus { .. }) && !self.knows_holes() {
+            return Err(Failure::from_reply(errno::ENOTSUP, "the server does not tell of holes".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Sends the requests and takes in all replies, also after a failure, so that the connection stays usable.
+    fn round(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+        let mut round =
+            Round { cookie: self.next_cookie, open: 0, failed: 0, missing: [0; WINDOW], first_failure: None };
+        self.next_cookie += WINDOW as u64;
+        for (index, operation) in operations.iter().enumerate() {
+            if !operation.is_empty() {
+                round.open |= 1 << index;
+            }
+            if let Operation::Read { into, .. } = operation {
+                round.missing[index] = into.len() as u32;
+            }
+        }
+        let deadline = Deadline::after(self.patience);
+        if !self.input.is_empty() {
+            return Err(Failure::protocol("a reply to no request"));
+        }
+        self.send(operations, &round).map_err(|error| deadline.failure(error))?;
+        while round.open != 0 {
+            self.receive_one(operations, &mut round, deadline)?;
+        }
+        round.first_failure.map_or(Ok(()), Err)
+    }
+
+    fn send(&mut self, operations: &[Operation<'_>], round: &Round) -> std::io::Result<()> {
+        let mut requests = [farewell(); WINDOW];
+        for (index, operation) in operations.iter().enumerate() {
+            requests[index] = operation.request(round.cookie + index as u64);
+        }
+        let mut slices = [IoSlice::new(&[]); 2 * WINDOW];
+        let mut used = 0;
+        for (index, operation) in operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
+        {
+            slices[used] = IoSlice::new(requests[index].as_bytes());
+            used += 1;
+            if let Operation::Write { from, .. } = operation {
+                slices[used] = IoSlice::new(from);
+                used += 1;
+            }
+        }
+        self.channel.send_all(&mut slices[..used])
+    }
+
+    /// Takes in one simple reply or one chunk of a structured one.
+    fn receive_one(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        round: &mut Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let channel = &mut *self.channel;
+        match self.input.peek::<U32>(channel, deadline)?.get() {
+            SIMPLE_REPLY_MAGIC => {
+                let head = self.input.take::<SimpleReply>(channel, deadline)?;
+                let index = round.index(head.cookie.get())?;
+                self.simple_reply(&mut operations[index], round, index, head.error.get(), deadline)
+            }
+            STRUCTURED_REPLY_MAGIC if self.agreement.structured => {
+                let head = self.input.take::<ChunkHeader>(channel, deadline)?;
+                let index = round.index(head.cookie.get())?;
+                self.chunk(&mut operations[index], round, index, &head, deadline)?;
+                if head.flags.get() & chunk::DONE != 0 { round.close(index) } else { Ok(()) }
+            }
+            magic => Err(Failure::Protocol(format!("a reply that begins with {magic:#010x}"))),
+        }
+    }
+
+    fn simple_reply(
+        &mut self,
+        operation: &mut Operation<'_>,
+        round: &mut Round,
+        index: usize,
+        error: u32,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        if error != errno::OK {
+            round.fail(index, Failure::from_reply(error, String::new()));
+        } else {
+            match operation {
+                Operation::Read { .. } | Operation::BlockStatus { .. } if self.agreement.structured => {
+                    return Err(Failure::protocol("a simple reply where a structured one was agreed on"));
+                }
+                Operation::Read { into, .. } => {
+                    self.input.read(&mut *self.channel, deadline, into)?;
+                    round.missing[index] = 0;
+                }
+                _ => {}
+            }
+        }
+        round.close(index)
+    }
+
+    fn chunk(
+        &mut self,
+        operation: &mut Operation<'_>,
+        round: &mut Round,
+        index: usize,
+        head: &ChunkHeader,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let channel = &mut *self.channel;
+        let length = head.length.get() as usize;
+        match (head.kind.get(), operation) {
+            (chunk::NONE, _) if length == 0 => Ok(()),
+            (chunk::OFFSET_DATA, Operation::Read { offset, into }) if length > size_of::<U64>() => {
+                let at = self.input.take::<U64>(channel, deadline)?.get();
+                let part = part_of(into, *offset, at, length - size_of::<U64>(), &mut round.missing[index])?;
+                self.input.read(channel, deadline, part)
+            }
+            (chunk::OFFSET_HOLE, Operation::Read { offset, into }) if length == size_of::<Hole>() => {
+                let hole = self.input.take::<Hole>(channel, deadline)?;
+                let missing = &mut round.missing[index];
+                part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?.fill(0);
+                Ok(())
+            }
+            (chunk::BLOCK_STATUS, Operation::BlockStatus { runs, .. }) if length >= 12 && length % 8 == 4 => {
+                let context = self.input.take::<U32>(channel, deadline)?.get();
+                for _ in 0..length / size_of::<StatusRun>() {
+                    let run = self.input.take::<StatusRun>(channel, deadline)?;
+                    if Some(context) == self.agreement.allocation {
+                        let hole = run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
+                        runs.push(Run { length: run.length.get(), hole });
+                    }
+                }
+                Ok(())
+            }
+            (kind, _) if kind & chunk::ERROR_BIT != 0 => {
+                let failure = self.error_chunk(length, deadline)?;
+                round.fail(index, failure);
+                Ok(())
+            }
+            (kind, _) => {
+                Err(Failure::Protocol(format!("a chunk of kind {kind} and {length} bytes that does not fit")))
+            }
+        }
+    }
+
+    fn error_chunk(&mut self, length: usize, deadline: Deadline) -> Result<Failure, Failure> {
+        let channel = &mut *self.channel;
+        let room = length.checked_sub(size_of::<ChunkError>());
+        let room = room
+            .filter(|room| *room <= 2 * MAX_STRING)
+            .ok_or_else(|| Failure::protocol("a bad error chunk"))?;
+        let error = self.input.take::<ChunkError>(channel, deadline)?;
+        let mut text = vec![0; usize::from(error.text_length.get())];
+        if text.len() > room {
+            return Err(Failure::protocol("a bad error chunk"));
+        }
+        self.input.read(channel, deadline, &mut text)?;
+        self.input.skip(channel, deadline, room - text.len())?;
+        let text = String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).collect();
+        Ok(Failure::from_reply(error.error.get(), text))
+    }
+}
+
+/// How many operations of the front may be in flight together.
+///
+/// Reads and writes do not mix: while we would wait for the server to take data, it could wait for us to take data.
+fn round_length(operations: &[Operation<'_>]) -> usize {
+    let kind = |operation: &Operation<'_>| match operation {
+        Operation::Read { .. } => Some(true),
+        Operation::Write { .. } => Some(false),
+        _ => None,
+    };
+    let first = operations.iter().find_map(kind);
+    let same = |operation: &&Operation<'_>| kind(operation).is_none() || kind(operation) == first;
+    operations.iter().take(WINDOW).take_while(same).count()
+}
+
+/// The part of a read's buffer that a chunk is about.
+fn part_of<'a>(
+    into: &'a mut [u8],
+    offset: u64,
+    at: u64,
+    length: usize,
+    missing: &mut u32,
+) -> Result<&'a mut [u8], Failure> {
+    let outside = || Failure::protocol("a chunk outside of what was asked for");
+    let start = at.checked_sub(offset).and_then(|start| usize::try_from(start).ok()).ok_or_else(outside)?;
+    let part = start.checked_add(length).and_then(|end| into.get_mut(start..end)).ok_or_else(outside)?;
+    *missing = missing.checked_sub(length as u32).ok_or_else(outside)?;
+    Ok(part)
+}

@@ -1,0 +1,83 @@
+//! nbdkit as a child on a unix socket of its own, gone with its handle.
+
+// Each test program uses the part of it that it needs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::Address;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+pub struct Nbdkit {
+    child: Child,
+    dir: TempDir,
+}
+
+impl Nbdkit {
+    /// Starts it with these arguments and waits until it listens.
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::run(tempfile::tempdir().unwrap(), arguments.iter().map(ToString::to_string).collect())
+    }
+
+    /// As [`start`](Self::start), demanding TLS, as the host whose certificate is in `identity`.
+    pub fn start_tls(identity: &Path, arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (ours, theirs) in [("ca", "ca-cert.pem"), ("host", "server-cert.pem")] {
+            fs::copy(identity.join(ours).with_extension("pem"), dir.path().join(theirs)).unwrap();
+        }
+        fs::copy(identity.join("host.key"), dir.path().join("server-key.pem")).unwrap();
+        let mut all = vec!["--tls=require".to_owned(), "--tls-verify-peer".to_owned()];
+        all.push(format!("--tls-certificates={}", dir.path().display()));
+        all.extend(arguments.iter().map(ToString::to_string));
+        Self::run(dir, all)
+    }
+
+    fn run(dir: TempDir, arguments: Vec<String>) -> Self {
+        let child = Command::new("nbdkit")
+            .args(["--foreground", "--exit-with-parent", "--unix"])
+            .arg(dir.path().join("nbd"))
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("nbdkit is installed");
+        let server = Self { child, dir };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while UnixStream::connect(server.socket()).is_err() {
+            assert!(Instant::now() < deadline, "nbdkit does not listen");
+            thread::yield_now();
+        }
+        server
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("nbd")
+    }
+
+    pub fn address(&self) -> Address {
+        Address::Unix(self.socket())
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Stops it where it is: connections stay and nothing answers.
+    pub fn freeze(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
