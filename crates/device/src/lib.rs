@@ -7,6 +7,7 @@
 pub mod backend;
 mod disk;
 mod error;
+pub mod safety;
 pub mod swap;
 mod sys;
 

@@ -122,3 +122,26 @@ pub(crate) fn swapoff(device: &CStr) -> io::Result<()> {
     check(unsafe { libc::swapoff(device.as_ptr()) })?;
     Ok(())
 }
+
+/// Tells the allocator never to give memory back nor to map any apart, so that the heap, once grown and touched,
+/// serves without a system call; and to have one heap for all threads, so that there is one to grow.
+pub(crate) fn keep_heap() -> io::Result<()> {
+    #[cfg(target_env = "gnu")]
+    {
+        const LARGEST_THRESHOLD: libc::c_int = 32 << 20;
+        let settings = [
+            (libc::M_ARENA_MAX, 1),
+            (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
+            (libc::M_MMAP_THRESHOLD, LARGEST_THRESHOLD),
+        ];
+        for (parameter, value) in settings {
+            // SAFETY: mallopt takes two numbers and refuses what it does not know.
+            if unsafe { libc::mallopt(parameter, value) } != 1 {
+                return Err(io::Error::other("the allocator refused a setting"));
+            }
+        }
+        Ok(())
+    }
+    #[cfg(not(target_env = "gnu"))]
+    Err(io::Error::new(io::ErrorKind::Unsupported, "this is known for glibc's allocator only"))
+}

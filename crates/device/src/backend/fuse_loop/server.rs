@@ -13,6 +13,7 @@ use fuser::{
 };
 
 use crate::Disk;
+use crate::safety::touch_stack;
 
 /// The largest read or write that the kernel sends in one request. Swap writes up to 128 KiB; twice that keeps
 /// ordinary use of the device fast while a worker's buffers stay small, for they are locked in memory.
@@ -74,6 +75,7 @@ impl Server {
     /// process locks what it touches), and each has its index, its buffer and its connections.
     fn warm_up(&self) -> io::Result<()> {
         let worker = self.worker();
+        touch_stack();
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(MAX_REQUEST, 0);
             buffer.fill(1);

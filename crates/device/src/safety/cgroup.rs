@@ -1,0 +1,105 @@
+//! Out of the memory control group.
+//!
+//! A server inside the group whose pages it takes would be made to wait, at the group's limit, for pages to be
+//! swapped out, by itself. A process can be started from inside any group, so it moves to the root one.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Moves the process to the root of the hierarchy that limits memory, v1 or v2.
+pub(super) fn leave() -> io::Result<()> {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    match memory_hierarchy(&own, &mounts) {
+        Place::Root | Place::Unlimited => Ok(()),
+        Place::Below(root) => fs::write(root.join("cgroup.procs"), "0"),
+        Place::Hidden => Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the control group file system that limits memory is not mounted here",
+        )),
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    /// In the root group.
+    Root,
+    /// The kernel limits no memory by groups.
+    Unlimited,
+    /// In a group below this root.
+    Below(PathBuf),
+    /// In a group whose root cannot be reached.
+    Hidden,
+}
+
+/// Finds the process's memory group from `/proc/self/cgroup` (`id:controllers:path`, v2 with no controllers) and
+/// where its root is mounted from `/proc/self/mounts`.
+fn memory_hierarchy(own: &str, mounts: &str) -> Place {
+    let groups = || {
+        own.lines().filter_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            Some((fields.next()?, fields.next()?))
+        })
+    };
+    let v1 = groups().find(|(controllers, _)| controllers.split(',').any(|name| name == "memory"));
+    let (group, mount) = match v1 {
+        Some((_, group)) => (
+            group,
+            find_mount(mounts, |kind, options| {
+                kind == "cgroup" && options.split(',').any(|option| option == "memory")
+            }),
+        ),
+        None => match groups().find(|(controllers, _)| controllers.is_empty()) {
+            Some((_, group)) => (group, find_mount(mounts, |kind, _| kind == "cgroup2")),
+            None => return Place::Unlimited,
+        },
+    };
+    match (group, mount) {
+        ("/", _) => Place::Root,
+        (_, Some(mount)) => Place::Below(mount.to_owned()),
+        (_, None) => Place::Hidden,
+    }
+}
+
+fn find_mount(mounts: &str, matches: impl Fn(&str, &str) -> bool) -> Option<&Path> {
+    mounts.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [_, place, kind, options, ..] = fields[..] else { return None };
+        matches(kind, options).then(|| Path::new(place))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                          cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                          cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n\
+                          cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+
+    #[test]
+    fn a_v1_memory_group_is_left_by_its_own_hierarchy() {
+        let place = memory_hierarchy("3:memory:/job\n2:cpu:/\n0::/\n", MOUNTS);
+        assert_eq!(place, Place::Below("/sys/fs/cgroup/memory".into()));
+    }
+
+    #[test]
+    fn a_v2_group_is_left_by_the_unified_hierarchy() {
+        let place = memory_hierarchy("0::/system.slice/agent.service\n", MOUNTS);
+        assert_eq!(place, Place::Below("/sys/fs/cgroup/unified".into()));
+    }
+
+    #[test]
+    fn nothing_is_done_in_the_root_group() {
+        assert_eq!(memory_hierarchy("3:memory:/\n0::/job\n", MOUNTS), Place::Root);
+        assert_eq!(memory_hierarchy("0::/\n", MOUNTS), Place::Root);
+        assert_eq!(memory_hierarchy("", MOUNTS), Place::Unlimited);
+    }
+
+    #[test]
+    fn a_group_whose_root_is_not_mounted_is_reported() {
+        assert_eq!(memory_hierarchy("0::/job\n", "proc /proc proc rw 0 0\n"), Place::Hidden);
+    }
+}

@@ -1,0 +1,116 @@
+//! The rules for a process that the kernel's reclaim waits for.
+//!
+//! A page that is swapped out is given to this process, so whatever this process needs in order to take it must
+//! not need a page. [`protect`] applies the rules and reports each one, so that `status` and `doctor` can say
+//! what protects a volume and what does not. A rule that cannot be applied is reported, never fatal: swap that is
+//! a little less safe is still better than none.
+
+mod cgroup;
+
+use std::io;
+
+use rustix::mm::MlockAllFlags;
+use rustix::process::{Resource, Rlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::sys;
+
+/// Heap kept in memory for what happens outside the page path: control requests, reconnecting, TLS handshakes.
+const HEAP_RESERVE: usize = 4 << 20;
+
+/// Stack that each thread has in memory before it serves.
+const STACK_RESERVE: usize = 128 << 10;
+
+/// File descriptors: connections to lenders, one a worker and lease, and the control socket.
+const MAX_FILES: u64 = 65_536;
+
+/// One rule and whether it holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rule {
+    /// What it does, for people.
+    pub rule: String,
+    /// Why it could not be applied; absent where it holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failed: Option<String>,
+}
+
+/// All rules in the order in which they were applied.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report(pub Vec<Rule>);
+
+impl Report {
+    /// Whether all rules hold.
+    pub fn is_complete(&self) -> bool {
+        self.0.iter().all(|rule| rule.failed.is_none())
+    }
+
+    fn apply(&mut self, rule: &str, result: io::Result<()>) {
+        self.0.push(Rule { rule: rule.to_owned(), failed: result.err().map(|error| error.to_string()) });
+    }
+}
+
+/// Applies the rules to the calling process.
+///
+/// To be called while the process has one thread: the threads started later inherit what holds for a thread, and
+/// their stacks and buffers fall under the lock when they are first touched.
+pub fn protect() -> Report {
+    let mut report = Report::default();
+    report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
+    report.apply("is not limited by a memory control group", cgroup::leave());
+    report.apply("never waits for memory that it must free itself", io_flusher());
+    report.apply("may open many connections", limit(Resource::Nofile, Some(MAX_FILES)));
+    report.apply("may lock memory without limit", limit(Resource::Memlock, None));
+    report.apply("keeps the heap that it has", sys::keep_heap());
+    report.apply("is never paged out", lock_memory());
+    reserve_heap();
+    touch_stack();
+    report
+}
+
+fn never_out_of_memory() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "-1000")
+}
+
+/// Allocations by this thread and those it starts do not wait for I/O, hence not for themselves.
+fn io_flusher() -> io::Result<()> {
+    Ok(rustix::process::configure_io_flusher_behavior(true)?)
+}
+
+/// Raises a limit to `wanted`, or lifts it.
+fn limit(resource: Resource, wanted: Option<u64>) -> io::Result<()> {
+    let now = rustix::process::getrlimit(resource);
+    let enough = match (now.current, wanted) {
+        (None, _) => true,
+        (Some(now), Some(wanted)) => now >= wanted,
+        (Some(_), None) => false,
+    };
+    if enough {
+        return Ok(());
+    }
+    Ok(rustix::process::setrlimit(resource, Rlimit { current: wanted, maximum: wanted.max(now.maximum) })?)
+}
+
+/// Locks what is mapped now, program text included, and what will be mapped once it is touched.
+///
+/// Two calls, because one with both flags would take the same way for both. Text must come in now: a page of it
+/// that was never executed would otherwise be read from disk when memory is shortest. Later mappings must not be
+/// filled as they are made: FUSE's receive buffers are 16 MiB a worker, of which a part is ever used, and that part is
+/// touched before the first request.
+fn lock_memory() -> io::Result<()> {
+    rustix::mm::mlockall(MlockAllFlags::CURRENT)?;
+    Ok(rustix::mm::mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
+}
+
+/// Grows the heap and touches it; as it is never trimmed, it stays for the allocations to come.
+fn reserve_heap() {
+    let mut reserve = vec![0u8; HEAP_RESERVE];
+    reserve.fill(1);
+    std::hint::black_box(&reserve);
+}
+
+/// Brings the part of the calling thread's stack that it will need into memory.
+pub(crate) fn touch_stack() {
+    let mut reserve = [0u8; STACK_RESERVE];
+    reserve.fill(1);
+    std::hint::black_box(&reserve);
+}

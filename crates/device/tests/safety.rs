@@ -1,0 +1,55 @@
+//! The rules of the swap path hold in a process that has applied them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use aquifer_device::safety;
+use common::cgroup::Cgroup;
+
+const GROUP_VARIABLE: &str = "AQUIFER_TEST_SAFETY_GROUP";
+
+/// Not a test: the process that applies the rules, from inside a control group, and prints what came of it.
+#[test]
+fn the_protected_process() {
+    let Some(procs) = std::env::var_os(GROUP_VARIABLE) else { return };
+    fs::write(procs, "0").unwrap();
+    let report = safety::protect();
+    assert!(report.is_complete(), "{report:?}");
+    assert_eq!(fs::read_to_string("/proc/self/oom_score_adj").unwrap().trim(), "-1000");
+    assert!(rustix::process::is_io_flusher().unwrap());
+    assert!(!fs::read_to_string("/proc/self/cgroup").unwrap().contains("aquifer-test-safety"));
+
+    let text_and_heap = locked_kib();
+    assert!(text_and_heap > 4096, "only {text_and_heap} KiB are locked");
+    let untouched: Vec<u8> = Vec::with_capacity(64 << 20);
+    let resident = status_kib("VmRSS:");
+    assert!(resident < 64 << 10, "{resident} KiB are resident: a buffer came in before it was touched");
+    drop(untouched);
+    std::thread::spawn(|| assert!(rustix::process::is_io_flusher().unwrap())).join().unwrap();
+}
+
+fn status_kib(field: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn locked_kib() -> u64 {
+    status_kib("VmLck:")
+}
+
+#[test]
+fn a_process_started_in_a_control_group_gets_every_protection_and_leaves_the_group() {
+    let group = Cgroup::new("aquifer-test-safety", 256 << 20);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "the_protected_process"])
+        .env(GROUP_VARIABLE, group.procs())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
