@@ -10,6 +10,7 @@ pub mod commands;
 pub mod demo;
 pub mod doctor;
 pub mod failure;
+pub mod init;
 pub mod instance;
 pub mod manual;
 pub mod output;

@@ -2,6 +2,7 @@
 
 pub mod completions;
 pub mod doctor;
+pub mod init;
 pub mod load;
 pub mod man;
 
@@ -60,6 +61,7 @@ pub struct Common {
 #[expect(missing_docs, reason = "a variant's text is the command's help, which its arguments' type carries")]
 pub enum Command {
     Doctor(doctor::Doctor),
+    Init(init::Init),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
@@ -74,6 +76,7 @@ impl Cli {
         let common = &self.common;
         match self.command {
             Command::Doctor(command) => command.run(common),
+            Command::Init(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
@@ -82,8 +85,12 @@ impl Cli {
 }
 
 /// The manual of each command; what is not listed has none.
-const MANUALS: &[(&str, &Manual)] =
-    &[("doctor", &doctor::MANUAL), ("completions", &completions::MANUAL), ("man", &man::MANUAL)];
+const MANUALS: &[(&str, &Manual)] = &[
+    ("doctor", &doctor::MANUAL),
+    ("init", &init::MANUAL),
+    ("completions", &completions::MANUAL),
+    ("man", &man::MANUAL),
+];
 
 /// The manual of `aquifer` itself.
 const MANUAL: Manual = Manual {

@@ -1,0 +1,104 @@
+//! `aquifer init`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use aquifer_page::HostName;
+use clap::Args;
+
+use super::Common;
+use crate::failure::{Failure, Result};
+use crate::init::{Cluster, Made, Member};
+use crate::manual::Manual;
+use crate::output;
+
+/// Makes a cluster's certificate authority, and a certificate and configuration for each host
+///
+/// Run it once, anywhere: it makes the authority if the directory has none, and for each host named a directory with its
+/// certificate, its key and a commented configuration that lists the other hosts. Copy each to /etc/aquifer on its host.
+/// Run it again with more hosts to admit those. Nothing is overwritten without --force, and the authority never is.
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Where the authority is or is to be made
+    #[arg(long, value_name = "DIR", default_value = "/etc/aquifer")]
+    dir: PathBuf,
+    /// What the authority calls the cluster
+    #[arg(long, value_name = "NAME", default_value = "aquifer")]
+    cluster: String,
+    /// A host to admit; repeat for more, each followed by its --address
+    #[arg(long = "host", value_name = "NAME")]
+    hosts: Vec<HostName>,
+    /// The IP address or DNS name by which the other hosts reach the host named before it
+    #[arg(long = "address", value_name = "IP|DNS")]
+    addresses: Vec<String>,
+    /// Replaces certificates, keys and configurations of these hosts
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        (
+            "aquifer init --dir ./cluster --host a --address 192.0.2.1 --host b --address 192.0.2.2",
+            "A cluster of two",
+        ),
+        ("scp -r ./cluster/a/. root@192.0.2.1:/etc/aquifer/", "Give a host what is its own"),
+        ("aquifer init --dir ./cluster --host c --address c.example.org", "Admit a third"),
+    ],
+    notes: &[(
+        "Security",
+        "Who has ca.key can admit hosts: keep the directory where no host can read it, and copy only a host's own \
+         directory to it. There is no revocation list: to bar a host, make a new authority and new certificates.",
+    )],
+    files: &[
+        ("DIR/ca.pem", "the authority's certificate, public"),
+        ("DIR/ca.key", "its key: who has it can admit hosts"),
+        ("DIR/HOST/agent.toml", "the host's configuration"),
+        ("DIR/HOST/tls/", "the host's certificate and key, and a copy of ca.pem"),
+    ],
+    see_also: &["aquifer-agent(1)"],
+    ..Manual::NONE
+};
+
+impl Init {
+    /// Makes what is missing and tells what was made.
+    ///
+    /// # Errors
+    /// If hosts and addresses do not pair up, something exists already, or a file cannot be written.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        if self.hosts.len() != self.addresses.len() {
+            let why = format!("{} hosts and {} addresses", self.hosts.len(), self.addresses.len());
+            let failure = Failure::new("reading the command line", why);
+            failure.help("write --host NAME --address IP for each host").report(common.json);
+            return Ok(ExitCode::from(2));
+        }
+        let members =
+            self.hosts.iter().zip(&self.addresses).map(|(host, address)| Member::new(host, address));
+        let members = members.collect::<Result<Vec<_>>>()?;
+        let cluster = Cluster { dir: self.dir, name: self.cluster };
+        let made = cluster.make(&members, self.force)?;
+        output::answer(common.json, &made, text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn text(made: &Made) -> String {
+    let mut lines = Vec::new();
+    let authority = made.authority.display();
+    lines.push(if made.authority_is_new {
+        format!("made the authority in {authority}; who has its ca.key can admit hosts")
+    } else {
+        format!("used the authority in {authority}")
+    });
+    for host in &made.hosts {
+        lines.push(format!("made {}: copy it to /etc/aquifer on {}", host.dir.display(), host.name));
+    }
+    if !made.to_be_told.is_empty() {
+        let names: Vec<_> = made.to_be_told.iter().map(ToString::to_string).collect();
+        lines.push(format!("add to agent.toml on {}:\n{}", names.join(", "), made.peers.trim_end()));
+    }
+    if made.hosts.is_empty() {
+        lines.push("no host named: admit some with --host NAME --address IP".to_owned());
+    }
+    lines.join("\n")
+}
