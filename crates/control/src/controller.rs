@@ -1,0 +1,211 @@
+use std::time::Duration;
+
+use aquifer_page::{Bytes, HostName};
+
+use crate::borrower::Borrower;
+use crate::lender::Lender;
+use crate::turn::{Facts, Ids, Turn};
+use crate::{
+    AskingStatus, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease, LentStatus, LiveVolume,
+    Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What, neutral,
+};
+
+/// What a restarted agent finds on its host.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// The leases in the store, each with the address where its pages are reached now.
+    pub lent: Vec<(LentLease, String)>,
+    /// The volumes that live. A volume that is not listed must be gone: its leases will be given back.
+    pub volumes: Vec<LiveVolume>,
+}
+
+/// The controller of one host (Algorithm 1).
+#[derive(Clone, Debug)]
+pub struct Controller {
+    facts: Facts,
+    ids: Ids,
+    role: Role,
+    borrower: Borrower,
+    lender: Lender,
+}
+
+impl Controller {
+    /// A controller that neither borrows nor lends.
+    ///
+    /// `seed` is where its ids begin: a random number, another one at each start, so that ids are unique among hosts and
+    /// restarts.
+    pub fn new(host: HostName, config: Config, seed: u128) -> Self {
+        Self::restore(host, config, seed, Duration::ZERO, Restored::default())
+    }
+
+    /// A controller that goes on where the one before it ended, on what it left behind.
+    ///
+    /// It holds nothing else: requests that were in flight are forgotten, and leases that were being given back are asked
+    /// for again by their lenders.
+    pub fn restore(host: HostName, config: Config, seed: u128, now: Duration, found: Restored) -> Self {
+        let facts = Facts { host, config, memory: Memory::default(), now };
+        let borrower = Borrower::restore(found.volumes);
+        let lender = Lender::restore(found.lent, now);
+        let role = match (borrower.volumes.is_empty(), lender.lends()) {
+            (false, _) => Role::Borrower,
+            (true, true) => Role::Lender,
+            (true, false) => Role::Neutral,
+        };
+        Self { facts, ids: Ids(seed), role, borrower, lender }
+    }
+
+    /// Takes one event and says what to do. `now` is the time since any fixed moment, and does not go back.
+    pub fn step(&mut self, now: Duration, event: Event) -> Step {
+        self.facts.now = self.facts.now.max(now);
+        if let Event::Tick { memory, .. } = &event {
+            self.facts.memory = *memory;
+        }
+        let Self { facts, ids, role, borrower, lender } = self;
+        let mut turn = Turn { facts, ids, step: Step::default() };
+        handle(event, *role, borrower, lender, &mut turn);
+        borrower.evacuate_waiting(&mut turn);
+        let next = next_role(*role, !borrower.volumes.is_empty(), lender);
+        if next != *role {
+            turn.decide(What::RoleChanged { from: *role, to: next });
+            *role = next;
+        }
+        turn.step
+    }
+
+    /// The role now.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// The last reading.
+    pub fn memory(&self) -> Memory {
+        self.facts.memory
+    }
+
+    /// M_s by eq. 1 or eq. 2, after the last reading.
+    pub fn shareable(&self) -> Bytes {
+        self.facts.memory.shareable(&self.facts.config)
+    }
+
+    /// What this host would grant now: what to tell peers that look for a lender. Zero while it borrows, asks, is overloaded or
+    /// takes leases back.
+    pub fn spare(&self) -> Bytes {
+        let mut ids = self.ids.clone();
+        let turn = Turn { facts: &self.facts, ids: &mut ids, step: Step::default() };
+        self.lender.spare(busy(&self.borrower), &turn)
+    }
+
+    /// The volumes, by id.
+    pub fn volumes(&self) -> Vec<VolumeStatus> {
+        self.borrower.volumes().collect()
+    }
+
+    /// The leases under the volumes, by id.
+    pub fn borrowed(&self) -> Vec<BorrowedStatus> {
+        self.borrower.leases().collect()
+    }
+
+    /// The leases that this host gave, by id.
+    pub fn lent(&self) -> Vec<LentStatus> {
+        self.lender.status().collect()
+    }
+
+    /// The request in flight.
+    pub fn asking(&self) -> Option<AskingStatus> {
+        self.borrower.round.as_ref().and_then(|round| round.status())
+    }
+
+    /// How many `mem_bor_fin` are not confirmed yet.
+    pub fn unconfirmed_fins(&self) -> usize {
+        self.borrower.fins.len()
+    }
+}
+
+/// Why this host may not grant anything: it borrows, or it asks and an ack would make it a borrower.
+fn busy(borrower: &Borrower) -> Option<Reason> {
+    let borrows = (!borrower.volumes.is_empty()).then_some(Reason::Borrowing);
+    borrows.or(borrower.round.is_some().then_some(Reason::Asking))
+}
+
+/// Fig. 3: its four edges, and no other.
+fn next_role(role: Role, borrows: bool, lender: &Lender) -> Role {
+    match role {
+        Role::Neutral if borrows => Role::Borrower,
+        Role::Neutral if lender.lends() => Role::Lender,
+        Role::Borrower | Role::Lender if !borrows && !lender.lends() => Role::Neutral,
+        unchanged => unchanged,
+    }
+}
+
+fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
+    match event {
+        Event::Tick { stored, lenders, .. } => {
+            lender.timers(&stored, turn);
+            borrower.timers(lenders, turn);
+            tick(role, borrower, lender, turn);
+        }
+        Event::Received { from, message } => receive(&from, message, borrower, lender, turn),
+        Event::Delivered { to, message } => {
+            borrower.delivered(&to, &message);
+            lender.delivered(&to, &message, turn.now());
+        }
+        Event::Activated { volume } => borrower.activated(volume, turn),
+        Event::ActivationFailed { volume, why } => borrower.activation_failed(volume, why, turn),
+        Event::Deactivated { volume } => borrower.deactivated(volume, turn),
+        Event::DeactivationFailed { volume, why } => borrower.deactivation_failed(volume, why, turn),
+        Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, turn),
+        Event::EvacuationFailed { lease, unused, why } => {
+            borrower.evacuation_failed(lease, unused, why, turn);
+        }
+        Event::LeaseOpened { lease, address } => lender.opened(lease, address, turn),
+        Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), turn),
+        Event::LeaseFreed { lease } => lender.freed(lease),
+        Event::BorrowerSeen { lease } => lender.seen(lease, turn.now()),
+        Event::Borrow { bytes, group } => {
+            let started = if lender.is_idle() {
+                borrower.borrow(Cause::ByHand, bytes, group, turn)
+            } else {
+                Err(Refusal::Lending)
+            };
+            if let Err(refusal) = started {
+                turn.decide(What::BorrowRefused { bytes, refusal });
+            }
+        }
+        Event::Return { volume } => borrower.give_back_by_hand(volume, turn),
+    }
+}
+
+/// Algorithm 1, lines 2-8.
+fn tick(role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
+    match role {
+        Role::Neutral => neutral::tick(borrower, !lender.is_idle(), turn),
+        Role::Borrower => {
+            lender.recall_all(turn);
+            borrower.tick(turn);
+        }
+        Role::Lender => lender.tick(turn),
+    }
+}
+
+fn receive(
+    from: &HostName,
+    message: Message,
+    borrower: &mut Borrower,
+    lender: &mut Lender,
+    turn: &mut Turn<'_>,
+) {
+    match message {
+        Message::MemBorReq { request, bytes, group } => {
+            lender.requested(from, request, bytes, group, busy(borrower), turn);
+        }
+        Message::MemBorAck { request, lease, bytes, address } => {
+            let lease = BorrowedLease { lease, lender: from.clone(), bytes, address };
+            borrower.acknowledged(request, lease, turn);
+        }
+        Message::MemBorRej { request, spare, reason } => {
+            borrower.rejected(from, request, spare, reason, turn);
+        }
+        Message::MemBorFin { lease } => lender.finished(from, lease, turn),
+        Message::MemLenFin { lease } => borrower.recalled(from, lease, turn),
+    }
+}

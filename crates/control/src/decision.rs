@@ -1,0 +1,316 @@
+use std::fmt;
+use std::time::Duration;
+
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use serde::Serialize;
+
+use crate::{Cause, Memory, Reason, Role};
+
+/// One decision with the numbers it was taken on. `Display` says it in a sentence whose subject is this host.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Decision {
+    /// When, in the time of the events.
+    pub at: Duration,
+    /// The last reading.
+    pub memory: Memory,
+    /// T_upper, a share.
+    pub upper: f64,
+    /// T_lower, a share.
+    pub lower: f64,
+    /// What was decided.
+    pub what: What,
+}
+
+/// Why a borrow by hand is not even tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "refusal", rename_all = "snake_case")]
+pub enum Refusal {
+    /// This host lends, and no host does both.
+    Lending,
+    /// It is asking already.
+    Asking,
+    /// Zero bytes were asked for.
+    Nothing,
+    /// `max_borrowed` would be exceeded.
+    OverMax {
+        /// What is borrowed already.
+        borrowed: Bytes,
+        /// The limit.
+        max: Bytes,
+    },
+}
+
+/// What was decided, or learned.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the fields are named as in the actions and messages they tell of")]
+pub enum What {
+    /// The role has changed (Fig. 3).
+    RoleChanged { from: Role, to: Role },
+    /// Sends `mem_bor_req`.
+    Asks { lender: HostName, bytes: Bytes, cause: Option<Cause> },
+    /// The lender did not answer in time.
+    GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
+    /// The lender sent `mem_bor_rej`.
+    Rejected { lender: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
+    /// The lender sent `mem_bor_ack`.
+    Got { lender: HostName, lease: LeaseId, bytes: Bytes, missing: Bytes },
+    /// Makes a volume of what it got.
+    Activates { volume: VolumeId, leases: usize, bytes: Bytes, wanted: Bytes, cause: Cause },
+    /// The volume could not be made.
+    ActivationFailed { volume: VolumeId, why: String },
+    /// Nobody lends. With a time to wait when some were asked; without when nobody can spare an extent.
+    NobodyLends { wanted: Bytes, cause: Cause, retry: Option<Duration> },
+    /// A request in flight is no longer wanted.
+    Abandons { wanted: Bytes, got: Bytes },
+    /// An ack came for a request that is no longer wanted, or a question for a lease that this host does not hold.
+    Unwanted { lender: HostName, lease: LeaseId },
+    /// What overload or the operator wanted is not even asked for.
+    BorrowRefused { bytes: Bytes, refusal: Refusal },
+    /// Gives a volume back.
+    Deactivates { volume: VolumeId, bytes: Bytes, by_hand: bool },
+    /// The volume could not be given back and serves on.
+    DeactivationFailed { volume: VolumeId, why: String },
+    /// The volume is gone.
+    Deactivated { volume: VolumeId, leases: usize },
+    /// Sends `mem_bor_fin`.
+    Finishes { lender: HostName, lease: LeaseId },
+    /// The lender has not taken `mem_bor_fin` for as long as its grace; it frees the lease by itself.
+    FinDropped { lender: HostName, lease: LeaseId },
+    /// The lender sent `mem_len_fin`.
+    Recalled { lender: HostName, lease: LeaseId, bytes: Bytes },
+    /// Moves what is in a recalled lease.
+    Evacuates { lease: LeaseId, lender: HostName, bytes: Bytes, onto: Bytes },
+    /// The recalled lease is empty.
+    Evacuated { lease: LeaseId, lender: HostName },
+    /// The recalled lease could not be emptied.
+    EvacuationFailed { lease: LeaseId, lender: HostName, why: String },
+    /// Grants a request.
+    Grants { borrower: HostName, lease: LeaseId, bytes: Bytes, spare: Bytes, shareable: Bytes },
+    /// Sends `mem_bor_rej`.
+    Rejects { borrower: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
+    /// A granted lease could not be set up.
+    OpenFailed { borrower: HostName, lease: LeaseId, why: String },
+    /// Sends `mem_len_fin`.
+    Recalls { borrower: HostName, lease: LeaseId, stored: Bytes, expected: Bytes },
+    /// The borrower sent `mem_bor_fin`.
+    Frees { borrower: HostName, lease: LeaseId, stored: Bytes },
+    /// The grace of a silent borrower is over.
+    Expires { borrower: HostName, lease: LeaseId, stored: Bytes, silent: Duration },
+    /// A message about a lease came from a host that has no part in it.
+    Stranger { from: HostName, lease: LeaseId },
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::RoleChanged { from, to } => write!(f, "was {from}, is {to} now: {}", self.state()),
+            What::Frees { .. } | What::Expires { .. } | What::Recalls { .. } | What::OpenFailed { .. } => {
+                self.lender(f)
+            }
+            What::Grants { .. } | What::Rejects { .. } | What::Stranger { .. } => self.lender(f),
+            What::Asks { .. } | What::GivesUp { .. } | What::Rejected { .. } | What::Got { .. } => {
+                self.asking(f)
+            }
+            What::NobodyLends { .. } | What::Abandons { .. } | What::BorrowRefused { .. } => self.asking(f),
+            _ => self.borrower(f),
+        }
+    }
+}
+
+impl Decision {
+    fn lender(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Grants { borrower, lease, bytes, spare, shareable } => write!(
+                f,
+                "grants {bytes} to {borrower} as lease {lease}: {spare} to spare of {shareable} shareable, {}",
+                self.state()
+            ),
+            What::Rejects { borrower, bytes, spare, reason } => write!(
+                f,
+                "rejects {borrower}, which asks for {bytes}, because {}: {spare} to spare, {}",
+                Own(*reason),
+                self.state()
+            ),
+            What::OpenFailed { borrower, lease, why } => {
+                write!(f, "cannot set up lease {lease} for {borrower}: {why}")
+            }
+            What::Recalls { borrower, lease, stored, expected } => write!(
+                f,
+                "asks {borrower} to leave lease {lease}, which holds {stored}: {}, {expected} expected afterwards",
+                self.overload()
+            ),
+            What::Frees { borrower, lease, stored } => {
+                write!(f, "frees lease {lease} with {stored}: {borrower} is done with it")
+            }
+            What::Expires { borrower, lease, stored, silent } => write!(
+                f,
+                "frees lease {lease} with {stored} although it was not given back: no sign of {borrower} for {silent:?}"
+            ),
+            What::Stranger { from, lease } => write!(f, "ignores {from}: it has no part in lease {lease}"),
+            _ => Ok(()),
+        }
+    }
+
+    fn asking(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Asks { lender, bytes, cause } => {
+                write!(f, "asks {lender} for {bytes}: ")?;
+                match cause {
+                    Some(Cause::Overload) => f.write_str(&self.overload()),
+                    Some(Cause::ByHand) => f.write_str("the operator wants it"),
+                    None => f.write_str("a lender wants its lease back"),
+                }
+            }
+            What::GivesUp { lender, bytes, waited } => {
+                write!(f, "gives up asking {lender} for {bytes}: no answer for {waited:?}")
+            }
+            What::Rejected { lender, bytes, spare, reason } => {
+                write!(f, "is not lent {bytes} by {lender}: {reason}, and could spare {spare}")
+            }
+            What::Got { lender, lease, bytes, missing } => {
+                write!(f, "is lent {bytes} by {lender} as lease {lease}: {missing} still missing")
+            }
+            What::NobodyLends { wanted, cause, retry } => {
+                write!(f, "finds nobody who lends {wanted}")?;
+                match cause {
+                    Cause::Overload => match retry {
+                        Some(retry) => write!(f, ", asks again in {retry:?}: {}", self.overload()),
+                        None => write!(f, ", asks as soon as somebody can: {}", self.overload()),
+                    },
+                    Cause::ByHand => write!(f, ", which the operator wants"),
+                }
+            }
+            What::Abandons { wanted, got } => write!(
+                f,
+                "no longer wants the {wanted} it is asking for, gives back the {got} it got: {}",
+                self.state()
+            ),
+            What::BorrowRefused { bytes, refusal } => match refusal {
+                Refusal::Lending => write!(f, "does not borrow {bytes}: it lends, and no host does both"),
+                Refusal::Asking => write!(f, "does not borrow {bytes}: it is asking for memory already"),
+                Refusal::Nothing => write!(f, "does not borrow: at least one byte must be asked for"),
+                Refusal::OverMax { borrowed, max } => write!(
+                    f,
+                    "does not borrow {bytes}: {borrowed} are borrowed or asked for already, and max_borrowed is {max}"
+                ),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    fn borrower(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Activates { volume, leases, bytes, wanted, .. } => {
+                write!(f, "makes volume {volume} of {bytes} over {leases} lease(s), {wanted} were wanted")
+            }
+            What::ActivationFailed { volume, why } => write!(f, "cannot make volume {volume}: {why}"),
+            What::Unwanted { lender, lease } => {
+                write!(f, "gives lease {lease} back to {lender}: it is not wanted or not held")
+            }
+            What::Deactivates { volume, bytes, by_hand: true } => {
+                write!(f, "gives back volume {volume} of {bytes}: the operator wants it")
+            }
+            What::Deactivates { volume, bytes, by_hand: false } => write!(
+                f,
+                "gives back volume {volume} of {bytes}: used {} and {} swapped out are below {} of {} ({})",
+                self.memory.used,
+                self.memory.swap_used,
+                percent(self.lower),
+                self.memory.total,
+                self.memory.total.scaled(self.lower)
+            ),
+            What::DeactivationFailed { volume, why } => write!(f, "cannot give back volume {volume}: {why}"),
+            What::Deactivated { volume, leases } => {
+                write!(f, "has no volume {volume} any more, {leases} lease(s) go back")
+            }
+            What::Finishes { lender, lease } => write!(f, "is done with lease {lease} of {lender}"),
+            What::FinDropped { lender, lease } => write!(
+                f,
+                "stops telling {lender} that it is done with lease {lease}: no answer for the whole grace, after which \
+                 {lender} frees it by itself"
+            ),
+            What::Recalled { lender, lease, bytes } => {
+                write!(f, "must leave lease {lease} of {bytes}: {lender} needs it")
+            }
+            What::Evacuates { lease, lender, bytes, onto } => write!(
+                f,
+                "moves what is in lease {lease} ({bytes}) of {lender} elsewhere, with {onto} borrowed for it"
+            ),
+            What::Evacuated { lease, lender } => write!(f, "has left lease {lease} of {lender}"),
+            What::EvacuationFailed { lease, lender, why } => {
+                write!(f, "cannot leave lease {lease} of {lender} yet: {why}")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The reading beside the upper threshold.
+    fn state(&self) -> String {
+        let Memory { used, total, swap_used, .. } = self.memory;
+        let limit = total.scaled(self.upper);
+        format!("used {used} of {total}, {swap_used} swapped out, overloaded above {limit}")
+    }
+
+    /// Why the host is overloaded.
+    fn overload(&self) -> String {
+        let Memory { used, total, pressure, .. } = self.memory;
+        let limit = total.scaled(self.upper);
+        let upper = percent(self.upper);
+        if used > limit {
+            format!("used {used} of {total} is above {upper} ({limit})")
+        } else if pressure {
+            format!("programs wait for memory at used {used} of {total}, although below {upper} ({limit})")
+        } else {
+            self.state()
+        }
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{} %", (share * 1000.0).round() / 10.0)
+}
+
+/// A reason in the mouth of the host that gives it.
+struct Own(Reason);
+
+impl fmt::Display for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Reason::Borrowing => f.write_str("no host lends while it borrows"),
+            Reason::Asking => f.write_str("no host lends while it asks"),
+            Reason::NoRoom => f.write_str("it is more than there is to spare"),
+            Reason::Starting => f.write_str("its own memory is not known yet"),
+            Reason::Recalling => f.write_str("it is taking leases back"),
+            Reason::Failed => f.write_str("the lease could not be set up"),
+            Reason::Overloaded | Reason::Settled | Reason::Invalid => write!(f, "{}", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_says_its_numbers() {
+        let memory = Memory { total: Bytes::mib(256), used: Bytes::mib(213), ..Memory::default() };
+        let what =
+            What::Asks { lender: "b".parse().unwrap(), bytes: Bytes::mib(512), cause: Some(Cause::Overload) };
+        let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
+        assert_eq!(decision.to_string(), "asks b for 512MiB: used 213MiB of 256MiB is above 80 % (204.8MiB)");
+    }
+
+    #[test]
+    fn an_early_signal_is_told_apart_from_use_above_the_threshold() {
+        let memory =
+            Memory { total: Bytes::mib(256), used: Bytes::mib(100), pressure: true, ..Memory::default() };
+        let what = What::NobodyLends {
+            wanted: Bytes::gib(1),
+            cause: Cause::Overload,
+            retry: Some(Duration::from_secs(30)),
+        };
+        let text = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what }.to_string();
+        assert!(text.contains("programs wait for memory at used 100MiB of 256MiB"), "{text}");
+    }
+}

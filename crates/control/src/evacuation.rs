@@ -1,0 +1,102 @@
+//! `mem_len_fin`, the borrower's side: what is in the lease moves elsewhere while I/O goes on (Fig. 5b).
+
+use aquifer_page::{Bytes, HostName, LeaseId};
+
+use crate::borrower::{Borrower, Leaving, VolumeState};
+use crate::round::{Purpose, Round};
+use crate::turn::Turn;
+use crate::{Action, BorrowedLease, Message, What};
+
+impl Borrower {
+    /// `mem_len_fin`: the lender wants its lease back (Algorithm 3 line 1, "feasible").
+    pub(crate) fn recalled(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
+        self.skip(from, turn);
+        if let Some(holding) = self.holdings.get_mut(&lease) {
+            if holding.borrowed.lender != *from {
+                return turn.decide(What::Stranger { from: from.clone(), lease });
+            }
+            let deactivating = self.volumes[&holding.volume].state == VolumeState::Deactivating;
+            if holding.leaving == Leaving::No && !deactivating {
+                holding.leaving = Leaving::Wanted;
+                let bytes = holding.borrowed.bytes;
+                turn.decide(What::Recalled { lender: from.clone(), lease, bytes });
+            }
+            return;
+        }
+        if let Some(round) = &mut self.round {
+            if round.got.iter().any(|got| got.lease == lease && got.lender != *from) {
+                return turn.decide(What::Stranger { from: from.clone(), lease });
+            }
+            let before = round.got.len();
+            round.got.retain(|got| got.lease != lease);
+            // A lease that was never heard of may be the answer to the request in flight, overtaken by its own recall. Its
+            // lender is told that it is free, so the answer must find the request forgotten.
+            if round.got.len() == before && round.asks(from) && !self.fins.contains(from, lease) {
+                round.forget();
+            }
+        }
+        if self.fins.contains(from, lease) {
+            self.fins.add(from, lease, turn);
+        } else {
+            turn.decide(What::Unwanted { lender: from.clone(), lease });
+            turn.send(from, Message::MemBorFin { lease });
+        }
+        self.proceed(turn);
+    }
+
+    /// Starts what can be started for recalled leases: first a round for a replacement, then the move. One round at a
+    /// time, and one move at a time in a volume.
+    pub(crate) fn evacuate_waiting(&mut self, turn: &mut Turn<'_>) {
+        while self.round.is_none() {
+            let next = self.holdings.iter().find(|(_, holding)| {
+                holding.leaving == Leaving::Wanted
+                    && self.volumes[&holding.volume].state == VolumeState::Active
+                    && !self.evacuating(holding.volume)
+            });
+            let Some((&lease, holding)) = next else { return };
+            let volume = holding.volume;
+            let wanted =
+                if holding.asked { Bytes::ZERO } else { holding.borrowed.bytes.min(self.room(turn)) };
+            let group = self.volumes[&volume].group.clone();
+            let candidates = self.candidates(true, turn);
+            self.round = Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
+            self.proceed(turn);
+        }
+    }
+
+    /// The round for a replacement is over: moves the lease onto whatever it brought.
+    pub(crate) fn evacuate(&mut self, round: Round, turn: &mut Turn<'_>) {
+        let Purpose::Replace { volume, lease } = round.purpose else { return };
+        let Some(holding) = self.holdings.get_mut(&lease) else { return self.give_back(&round, turn) };
+        holding.leaving = Leaving::Evacuating;
+        holding.asked = true;
+        let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
+        for got in &round.got {
+            self.hold(volume, got.clone());
+        }
+        turn.decide(What::Evacuates { lease, lender, bytes, onto: round.got_bytes() });
+        turn.act(Action::Evacuate { volume, lease, onto: round.got });
+    }
+
+    /// The lease is empty and out of its volume.
+    pub(crate) fn evacuated(&mut self, lease: LeaseId, unused: Vec<LeaseId>, turn: &mut Turn<'_>) {
+        let Some(holding) = self.holdings.get(&lease) else { return };
+        turn.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
+        self.finish(lease, turn);
+        unused.into_iter().for_each(|lease| self.finish(lease, turn));
+    }
+
+    /// The lease is still in use; the lender's next `mem_len_fin` starts another try.
+    pub(crate) fn evacuation_failed(
+        &mut self,
+        lease: LeaseId,
+        unused: Vec<LeaseId>,
+        why: String,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(holding) = self.holdings.get_mut(&lease) else { return };
+        holding.leaving = Leaving::No;
+        turn.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
+        unused.into_iter().for_each(|lease| self.finish(lease, turn));
+    }
+}

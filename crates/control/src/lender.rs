@@ -1,0 +1,380 @@
+//! What this host lends: the answer to requests (Algorithm 2), and Algorithm 4.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use serde::Serialize;
+
+use crate::placement::in_whole_extents;
+use crate::turn::Turn;
+use crate::{Action, Lent, LentLease, Message, Reason, RequestId, What, recall};
+
+/// How many requests whose leases have come and gone are remembered. They only keep a straggling copy of a request from
+/// being granted again for nothing; it would be given back at once.
+const REMEMBERED: usize = 256;
+
+/// Where a lease is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoanState {
+    /// Being set up; the borrower does not know of it yet.
+    Opening,
+    /// Set up, but the borrower has not shown that it knows.
+    Offered,
+    /// Held by the borrower.
+    Held,
+    /// Asked back.
+    Recalled,
+    /// Being dropped.
+    Freeing,
+}
+
+/// For the status: one lease that this host gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LentStatus {
+    /// The lease.
+    #[serde(flatten)]
+    pub lease: LentLease,
+    /// What is stored in it.
+    pub stored: Bytes,
+    /// Where it is in its life.
+    pub state: LoanState,
+    /// When the borrower last gave a sign of it.
+    pub seen: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct Loan {
+    lease: LentLease,
+    address: String,
+    stored: Bytes,
+    state: LoanState,
+    seen: Duration,
+    /// When the last message or action that this loan waits for went out.
+    sent: Duration,
+}
+
+impl Loan {
+    /// Set up, so that it makes this host a lender.
+    fn exists(&self) -> bool {
+        self.state != LoanState::Opening
+    }
+
+    fn ack(&self) -> Message {
+        let LentLease { lease, bytes, request, .. } = self.lease;
+        Message::MemBorAck { request, lease, bytes, address: self.address.clone() }
+    }
+
+    fn send(&mut self, message: Message, turn: &mut Turn<'_>) {
+        self.sent = turn.now();
+        turn.send(&self.lease.borrower, message);
+    }
+
+    fn free(&mut self, turn: &mut Turn<'_>) {
+        self.state = LoanState::Freeing;
+        self.sent = turn.now();
+        turn.act(Action::FreeLease { lease: self.lease.lease });
+    }
+
+    /// The borrower knows of the lease.
+    fn seen(&mut self, now: Duration) {
+        self.seen = now;
+        if self.state == LoanState::Offered {
+            self.state = LoanState::Held;
+        }
+    }
+
+    /// Sends again what is not settled; frees the lease when the grace is over.
+    fn tick(&mut self, turn: &mut Turn<'_>) {
+        let silent = turn.now().saturating_sub(self.seen);
+        let grace = turn.config().grace;
+        let due = turn.passed(turn.config().resend, self.sent);
+        let asks = match self.state {
+            LoanState::Opening => return,
+            LoanState::Freeing if due => return self.free(turn),
+            LoanState::Freeing => return,
+            LoanState::Offered | LoanState::Recalled => due,
+            LoanState::Held => due && silent >= grace / 4,
+        };
+        if silent >= grace {
+            let LentLease { lease, borrower, .. } = self.lease.clone();
+            turn.decide(What::Expires { borrower, lease, stored: self.stored, silent });
+            self.free(turn);
+        } else if asks && self.state == LoanState::Recalled {
+            self.send(Message::MemLenFin { lease: self.lease.lease }, turn);
+        } else if asks {
+            self.send(self.ack(), turn);
+        }
+    }
+}
+
+/// The lender's half of the controller.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lender {
+    loans: BTreeMap<LeaseId, Loan>,
+    settled: VecDeque<(HostName, RequestId)>,
+}
+
+impl Lender {
+    /// Leases found after a restart, with their addresses. Their borrowers are asked whether they still hold them.
+    pub(crate) fn restore(lent: Vec<(LentLease, String)>, now: Duration) -> Self {
+        let loan = |(lease, address): (LentLease, String)| {
+            let loan = Loan {
+                address,
+                stored: Bytes::ZERO,
+                state: LoanState::Offered,
+                seen: now,
+                sent: Duration::ZERO,
+                lease,
+            };
+            (loan.lease.lease, loan)
+        };
+        Self { loans: lent.into_iter().map(loan).collect(), settled: VecDeque::new() }
+    }
+
+    /// Nothing is lent or being set up.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.loans.is_empty()
+    }
+
+    /// At least one lease is set up.
+    pub(crate) fn lends(&self) -> bool {
+        self.loans.values().any(Loan::exists)
+    }
+
+    /// What is out. Leases that are being dropped are no promise any more; what is stored in them is still in M_u.
+    pub(crate) fn lent(&self) -> Lent {
+        let promised = self.loans.values().filter(|loan| loan.state != LoanState::Freeing);
+        promised.fold(Lent::default(), |sum, loan| Lent {
+            granted: sum.granted + loan.lease.bytes,
+            stored: sum.stored + loan.stored.min(loan.lease.bytes),
+        })
+    }
+
+    fn recalling(&self) -> bool {
+        self.loans.values().any(|loan| loan.state == LoanState::Recalled)
+    }
+
+    /// Why this host would grant nothing now, of whatever size. `busy`: it borrows or asks.
+    fn closed(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Option<Reason> {
+        if turn.memory().total == Bytes::ZERO {
+            return Some(Reason::Starting);
+        }
+        let overloaded = turn.memory().overloaded(turn.config()).then_some(Reason::Overloaded);
+        busy.or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
+    }
+
+    /// What this host would grant now.
+    pub(crate) fn spare(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Bytes {
+        match self.closed(busy, turn) {
+            Some(_) => Bytes::ZERO,
+            None => turn.memory().spare(turn.config(), self.lent()),
+        }
+    }
+
+    /// `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13).
+    pub(crate) fn requested(
+        &mut self,
+        from: &HostName,
+        request: RequestId,
+        bytes: Bytes,
+        group: Group,
+        busy: Option<Reason>,
+        turn: &mut Turn<'_>,
+    ) {
+        let same = |loan: &&mut Loan| loan.lease.request == request && loan.lease.borrower == *from;
+        if let Some(loan) = self.loans.values_mut().find(same) {
+            match loan.state {
+                LoanState::Opening => return,
+                LoanState::Offered | LoanState::Held => {
+                    loan.seen = turn.now();
+                    return loan.send(loan.ack(), turn);
+                }
+                LoanState::Recalled => {
+                    return self.reject(from, request, bytes, busy, Reason::Recalling, turn);
+                }
+                LoanState::Freeing => return self.reject(from, request, bytes, busy, Reason::Settled, turn),
+            }
+        }
+        if self.settled.iter().any(|(host, settled)| host == from && *settled == request) {
+            return self.reject(from, request, bytes, busy, Reason::Settled, turn);
+        }
+        if !in_whole_extents(bytes) {
+            return self.reject(from, request, bytes, busy, Reason::Invalid, turn);
+        }
+        if let Some(reason) = self.closed(busy, turn) {
+            return self.reject(from, request, bytes, busy, reason, turn);
+        }
+        let spare = self.spare(busy, turn);
+        if bytes > spare {
+            return self.reject(from, request, bytes, busy, Reason::NoRoom, turn);
+        }
+        let shareable = turn.memory().shareable(turn.config());
+        let lease = LentLease { lease: turn.ids.lease(), borrower: from.clone(), group, bytes, request };
+        turn.decide(What::Grants { borrower: from.clone(), lease: lease.lease, bytes, spare, shareable });
+        turn.act(Action::OpenLease(lease.clone()));
+        let loan = Loan {
+            lease,
+            address: String::new(),
+            stored: Bytes::ZERO,
+            state: LoanState::Opening,
+            seen: turn.now(),
+            sent: turn.now(),
+        };
+        self.loans.insert(loan.lease.lease, loan);
+    }
+
+    fn reject(
+        &self,
+        to: &HostName,
+        request: RequestId,
+        bytes: Bytes,
+        busy: Option<Reason>,
+        reason: Reason,
+        turn: &mut Turn<'_>,
+    ) {
+        let spare = self.spare(busy, turn);
+        turn.decide(What::Rejects { borrower: to.clone(), bytes, spare, reason });
+        turn.send(to, Message::MemBorRej { request, spare, reason });
+    }
+
+    /// The lease is set up: the borrower may have it (Algorithm 2 lines 11-13, Fig. 4a).
+    pub(crate) fn opened(&mut self, lease: LeaseId, address: String, turn: &mut Turn<'_>) {
+        if let Some(loan) = self.loans.get_mut(&lease)
+            && loan.state == LoanState::Opening
+        {
+            loan.address = address;
+            loan.state = LoanState::Offered;
+            loan.seen = turn.now();
+            loan.send(loan.ack(), turn);
+        }
+    }
+
+    /// The lease could not be set up.
+    pub(crate) fn open_failed(
+        &mut self,
+        lease: LeaseId,
+        why: String,
+        busy: Option<Reason>,
+        turn: &mut Turn<'_>,
+    ) {
+        if self.loans.get(&lease).is_none_or(Loan::exists) {
+            return;
+        }
+        if let Some(loan) = self.loans.remove(&lease) {
+            let LentLease { borrower, request, bytes, .. } = loan.lease;
+            turn.decide(What::OpenFailed { borrower: borrower.clone(), lease, why });
+            self.reject(&borrower, request, bytes, busy, Reason::Failed, turn);
+        }
+    }
+
+    /// `mem_bor_fin` (Algorithm 4 lines 5-7). One for a lease that is gone needs nothing: that it was taken is the answer.
+    pub(crate) fn finished(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
+        let Some(loan) = self.loans.get_mut(&lease) else { return };
+        if loan.lease.borrower != *from || !loan.exists() {
+            return turn.decide(What::Stranger { from: from.clone(), lease });
+        }
+        if loan.state != LoanState::Freeing {
+            turn.decide(What::Frees { borrower: from.clone(), lease, stored: loan.stored });
+            loan.free(turn);
+        }
+    }
+
+    /// The lease's memory is back.
+    pub(crate) fn freed(&mut self, lease: LeaseId) {
+        if let Some(loan) = self.loans.remove(&lease) {
+            self.settled.push_back((loan.lease.borrower, loan.lease.request));
+            if self.settled.len() > REMEMBERED {
+                self.settled.pop_front();
+            }
+        }
+    }
+
+    /// The borrower is connected to the lease.
+    pub(crate) fn seen(&mut self, lease: LeaseId, now: Duration) {
+        if let Some(loan) = self.loans.get_mut(&lease) {
+            loan.seen(now);
+        }
+    }
+
+    /// A borrower's agent that has taken a message about a lease knows of it; if it did not hold it, it would finish it.
+    pub(crate) fn delivered(&mut self, to: &HostName, message: &Message, now: Duration) {
+        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease }) = message else { return };
+        if let Some(loan) = self.loans.get_mut(lease)
+            && loan.lease.borrower == *to
+        {
+            loan.seen(now);
+        }
+    }
+
+    /// Takes note of what is stored; runs the timers of all leases.
+    pub(crate) fn timers(&mut self, stored: &BTreeMap<LeaseId, Bytes>, turn: &mut Turn<'_>) {
+        for (id, loan) in &mut self.loans {
+            loan.stored = stored.get(id).copied().unwrap_or_default();
+            loan.tick(turn);
+        }
+    }
+
+    /// Algorithm 4 for a monitoring period: without `mem_bor_fin` this host stays Lender (lines 1 and 2), and asks for
+    /// leases back if it is overloaded (lines 3 and 4).
+    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
+        if turn.memory().overloaded(turn.config()) {
+            self.recall(turn);
+        }
+    }
+
+    /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t; for one at a time on the early signal,
+    /// which does not say how much is missing. Waits while what is on its way back suffices.
+    fn recall(&mut self, turn: &mut Turn<'_>) {
+        let (used, config) = (turn.memory().used, turn.config());
+        let (upper, lower) = (turn.memory().upper(config), turn.memory().lower(config));
+        let is_leaving = |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
+        let leaving: Bytes =
+            self.loans.values().filter(|loan| is_leaving(loan)).map(|loan| loan.stored).sum();
+        let expected = used.saturating_sub(leaving);
+        let staying = self.loans.values().filter(|loan| loan.exists() && !is_leaving(loan));
+        let mut staying: Vec<_> = staying.map(|loan| (loan.lease.lease, loan.stored)).collect();
+        let chosen = if expected > upper {
+            recall::fewest(used, leaving, lower, staying)
+        } else if used <= upper && !self.loans.values().any(is_leaving) {
+            staying.sort_by_key(|&(lease, stored)| (stored, lease));
+            staying
+                .pop()
+                .map(|(lease, stored)| (lease, expected.saturating_sub(stored)))
+                .into_iter()
+                .collect()
+        } else {
+            Vec::new()
+        };
+        for (lease, expected) in chosen {
+            self.recall_one(lease, expected, turn);
+        }
+    }
+
+    fn recall_one(&mut self, lease: LeaseId, expected: Bytes, turn: &mut Turn<'_>) {
+        if let Some(loan) = self.loans.get_mut(&lease) {
+            loan.state = LoanState::Recalled;
+            let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
+            turn.decide(What::Recalls { borrower, lease, stored, expected });
+            loan.send(Message::MemLenFin { lease }, turn);
+        }
+    }
+
+    /// Asks all leases back: what a host must do that borrows as well, whatever brought it there.
+    pub(crate) fn recall_all(&mut self, turn: &mut Turn<'_>) {
+        let held = |loan: &&Loan| matches!(loan.state, LoanState::Offered | LoanState::Held);
+        let all: Vec<_> = self.loans.values().filter(held).map(|loan| loan.lease.lease).collect();
+        let expected = turn.memory().used;
+        all.into_iter().for_each(|lease| self.recall_one(lease, expected, turn));
+    }
+
+    pub(crate) fn status(&self) -> impl Iterator<Item = LentStatus> {
+        self.loans.values().map(|loan| LentStatus {
+            lease: loan.lease.clone(),
+            stored: loan.stored,
+            state: loan.state,
+            seen: loan.seen,
+        })
+    }
+}

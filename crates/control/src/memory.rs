@@ -1,0 +1,130 @@
+use aquifer_page::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{Config, Shareable};
+
+/// One reading of a host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// M_t.
+    pub total: Bytes,
+    /// M_u. Includes the pages that this host stores for others.
+    pub used: Bytes,
+    /// S_u: what is swapped out to borrowed devices.
+    pub swap_used: Bytes,
+    /// The kernel's early signal (PSI) that programs wait for memory: acts like M_u above T_upper.
+    pub pressure: bool,
+}
+
+/// What a lender has out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lent {
+    /// The capacity of all leases together.
+    pub granted: Bytes,
+    /// What borrowers have stored in them.
+    pub stored: Bytes,
+}
+
+impl Memory {
+    /// Algorithm 2 line 4 and Algorithm 4 line 3: M_u > T_upper M_t, or the kernel's early signal.
+    pub fn overloaded(&self, config: &Config) -> bool {
+        self.pressure || self.used > self.upper(config)
+    }
+
+    /// Algorithm 3 line 1: M_u + S_u >= T_lower M_t, so what is swapped out would not fit back in, or the early signal.
+    pub fn needs_borrowed(&self, config: &Config) -> bool {
+        let whole = self.used.saturating_add(self.swap_used);
+        self.pressure || whole.0 as f64 >= self.total.0 as f64 * config.lower
+    }
+
+    /// T_upper M_t.
+    pub fn upper(&self, config: &Config) -> Bytes {
+        self.total.scaled(config.upper)
+    }
+
+    /// T_lower M_t.
+    pub fn lower(&self, config: &Config) -> Bytes {
+        self.total.scaled(config.lower)
+    }
+
+    /// M_s by eq. 1 or eq. 2.
+    pub fn shareable(&self, config: &Config) -> Bytes {
+        match config.shareable {
+            Shareable::Preconfigured { reserved } => self.total.saturating_sub(reserved),
+            Shareable::Dynamic => self.total.saturating_sub(self.used),
+        }
+    }
+
+    /// How much more can be granted so that this host stays within M_s and below T_upper M_t even when every lease is
+    /// filled to its last page.
+    ///
+    /// What is granted but not stored yet is not in M_u, so it is taken off. A preconfigured M_s does not shrink as leases
+    /// fill, so there all that is granted is taken off.
+    pub fn spare(&self, config: &Config, lent: Lent) -> Bytes {
+        let promised = lent.granted.saturating_sub(lent.stored);
+        let taken = match config.shareable {
+            Shareable::Preconfigured { .. } => lent.granted,
+            Shareable::Dynamic => promised,
+        };
+        let by_share = self.shareable(config).saturating_sub(taken);
+        let by_threshold = self.upper(config).saturating_sub(self.used).saturating_sub(promised);
+        by_share.min(by_threshold)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(used: u64) -> Memory {
+        Memory { total: Bytes::gib(10), used: Bytes::gib(used), ..Memory::default() }
+    }
+
+    fn preconfigured(reserved: u64) -> Config {
+        Config { shareable: Shareable::Preconfigured { reserved: Bytes::gib(reserved) }, ..Config::default() }
+    }
+
+    #[test]
+    fn equation_1_takes_the_reserved_memory_off_the_total_whatever_is_used() {
+        for used in [0, 5, 10] {
+            assert_eq!(memory(used).shareable(&preconfigured(3)), Bytes::gib(7));
+        }
+        assert_eq!(memory(0).shareable(&preconfigured(11)), Bytes::ZERO);
+    }
+
+    #[test]
+    fn equation_2_takes_the_used_memory_off_the_total() {
+        assert_eq!(memory(4).shareable(&Config::default()), Bytes::gib(6));
+        assert_eq!(memory(10).shareable(&Config::default()), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_host_is_overloaded_above_the_upper_threshold_and_not_at_it() {
+        let config = Config::default();
+        let at = memory(8);
+        assert!(!at.overloaded(&config));
+        assert!(Memory { used: at.used + Bytes(1), ..at }.overloaded(&config));
+        assert!(Memory { pressure: true, ..memory(0) }.overloaded(&config));
+    }
+
+    #[test]
+    fn borrowed_memory_is_needed_from_the_lower_threshold_up_with_swap_counted() {
+        let config = Config::default();
+        let at = Memory { used: Bytes::gib(2), swap_used: Bytes::gib(4), ..memory(0) };
+        assert!(at.needs_borrowed(&config));
+        assert!(!Memory { swap_used: Bytes::gib(4) - Bytes(1), ..at }.needs_borrowed(&config));
+    }
+
+    #[test]
+    fn spare_keeps_room_for_what_is_promised_and_counts_what_is_stored_once() {
+        let lent = |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
+        let dynamic = Config::default();
+        // 8 GiB is T_upper M_t, 3 GiB are used (1 of them stored), 2 are promised still.
+        assert_eq!(memory(3).spare(&dynamic, lent(3, 1)), Bytes::gib(3));
+        assert_eq!(memory(3).spare(&dynamic, lent(3, 3)), Bytes::gib(5));
+        assert_eq!(memory(9).spare(&dynamic, lent(0, 0)), Bytes::ZERO);
+        // M_s = 4 GiB by eq. 1: storing does not make it larger.
+        assert_eq!(memory(3).spare(&preconfigured(6), lent(3, 1)), Bytes::gib(1));
+        assert_eq!(memory(3).spare(&preconfigured(6), lent(3, 3)), Bytes::gib(1));
+    }
+}

@@ -1,0 +1,92 @@
+use std::cmp::Reverse;
+
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName};
+use serde::{Deserialize, Serialize};
+
+/// A peer and what it says that it can spare.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The peer.
+    pub host: HostName,
+    /// What it would grant now.
+    pub spare: Bytes,
+}
+
+/// Lenders still to be asked, worst-fit: the one with most spare first, so that load spreads; ties by name.
+#[derive(Clone, Debug, Default)]
+pub struct Candidates {
+    /// In ascending order of preference: the next one is the last.
+    offers: Vec<Offer>,
+}
+
+impl Candidates {
+    /// The offers that hold at least one extent.
+    pub fn new(offers: impl IntoIterator<Item = Offer>) -> Self {
+        let mut candidates = Self::default();
+        offers.into_iter().for_each(|offer| candidates.add(offer));
+        candidates
+    }
+
+    /// Adds an offer, or one that has changed after it was taken.
+    pub fn add(&mut self, offer: Offer) {
+        if offer.spare >= Bytes(EXTENT_SIZE) {
+            self.offers.push(offer);
+            self.offers.sort_by_cached_key(|offer| (offer.spare, Reverse(offer.host.clone())));
+        }
+    }
+
+    /// Nobody is left to ask.
+    pub fn is_empty(&self) -> bool {
+        self.offers.is_empty()
+    }
+
+    /// Takes the next lender to ask and how much to ask it for: what is missing, but no more than its whole spare extents.
+    pub fn take(&mut self, missing: Bytes) -> Option<(HostName, Bytes)> {
+        let offer = self.offers.pop()?;
+        let whole = whole_extents(offer.spare);
+        Some((offer.host, missing.round_up_to_extents().min(whole)))
+    }
+}
+
+/// The whole extents that fit in `bytes`.
+pub(crate) fn whole_extents(bytes: Bytes) -> Bytes {
+    Bytes(bytes.0 / EXTENT_SIZE * EXTENT_SIZE)
+}
+
+/// Whether `bytes` are one or more whole extents, as every request and lease must be.
+pub(crate) fn in_whole_extents(bytes: Bytes) -> bool {
+    bytes > Bytes::ZERO && whole_extents(bytes) == bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(host: &str, mib: u64) -> Offer {
+        Offer { host: host.parse().unwrap(), spare: Bytes::mib(mib) }
+    }
+
+    fn order(candidates: &mut Candidates, missing: u64) -> Vec<(String, u64)> {
+        let mut asked = Vec::new();
+        while let Some((host, bytes)) = candidates.take(Bytes::mib(missing)) {
+            asked.push((host.to_string(), bytes.0 >> 20));
+        }
+        asked
+    }
+
+    #[test]
+    fn the_lender_with_most_spare_is_asked_first_and_ties_go_by_name() {
+        let mut candidates =
+            Candidates::new([offer("c", 128), offer("b", 640), offer("a", 128), offer("d", 256)]);
+        let expected =
+            [("b", 512), ("d", 256), ("a", 128), ("c", 128)].map(|(host, mib)| (host.to_owned(), mib));
+        assert_eq!(order(&mut candidates, 512), expected);
+    }
+
+    #[test]
+    fn lenders_are_asked_in_whole_extents_and_not_at_all_for_less_than_one() {
+        let mut candidates = Candidates::new([offer("a", 63), offer("b", 200)]);
+        assert_eq!(order(&mut candidates, 1000), [("b".to_owned(), 192)]);
+        assert_eq!(order(&mut Candidates::new([offer("b", 200)]), 65), [("b".to_owned(), 128)]);
+    }
+}

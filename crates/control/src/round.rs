@@ -1,0 +1,172 @@
+use std::time::Duration;
+
+use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+use serde::Serialize;
+
+use crate::turn::Turn;
+use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Reason, RequestId, What};
+
+/// What a round of asking is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A new volume.
+    Volume(Cause),
+    /// A place for what is in a recalled lease.
+    Replace { volume: VolumeId, lease: LeaseId },
+}
+
+impl Purpose {
+    fn cause(self) -> Option<Cause> {
+        match self {
+            Self::Volume(cause) => Some(cause),
+            Self::Replace { .. } => None,
+        }
+    }
+}
+
+/// The request that is in flight.
+#[derive(Clone, Debug)]
+struct Ask {
+    request: RequestId,
+    lender: HostName,
+    bytes: Bytes,
+    since: Duration,
+    sent: Duration,
+}
+
+/// For the status: whom this host is asking.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AskingStatus {
+    /// The lender that has the request now.
+    pub lender: HostName,
+    /// What it was asked for.
+    pub bytes: Bytes,
+    /// What is wanted in all.
+    pub wanted: Bytes,
+    /// What other lenders have given already.
+    pub got: Bytes,
+}
+
+/// One lender after the other is asked, most spare first, until there is enough or nobody is left.
+///
+/// One at a time, because asking all at once would make them all keep room for what is needed once. Between steps a
+/// round always has a request in flight.
+#[derive(Clone, Debug)]
+pub(crate) struct Round {
+    pub(crate) purpose: Purpose,
+    pub(crate) group: Group,
+    pub(crate) wanted: Bytes,
+    pub(crate) got: Vec<BorrowedLease>,
+    candidates: Candidates,
+    ask: Option<Ask>,
+    /// A lender rejected because it was asking too, and its name comes before ours.
+    yields: bool,
+}
+
+/// What has become of the request in flight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Still waiting.
+    Goes,
+    /// Given up: ask the next, and leave this lender alone for a while.
+    Over(HostName),
+}
+
+impl Round {
+    pub(crate) fn new(purpose: Purpose, group: Group, wanted: Bytes, candidates: Candidates) -> Self {
+        Self { purpose, group, wanted, got: Vec::new(), candidates, ask: None, yields: false }
+    }
+
+    pub(crate) fn got_bytes(&self) -> Bytes {
+        self.got.iter().map(|lease| lease.bytes).sum()
+    }
+
+    /// Sends the next request. False: there is enough, or nobody is left.
+    pub(crate) fn ask_next(&mut self, turn: &mut Turn<'_>) -> bool {
+        let missing = self.wanted.saturating_sub(self.got_bytes());
+        if missing == Bytes::ZERO {
+            return false;
+        }
+        let Some((lender, bytes)) = self.candidates.take(missing) else { return false };
+        let (since, sent) = (turn.now(), turn.now());
+        let ask = Ask { request: turn.ids.request(), lender, bytes, since, sent };
+        turn.decide(What::Asks { lender: ask.lender.clone(), bytes, cause: self.purpose.cause() });
+        turn.send(&ask.lender, self.message(&ask));
+        self.ask = Some(ask);
+        true
+    }
+
+    fn message(&self, ask: &Ask) -> Message {
+        Message::MemBorReq { request: ask.request, bytes: ask.bytes, group: self.group.clone() }
+    }
+
+    /// Whether this is the request in flight.
+    pub(crate) fn awaits(&self, from: &HostName, request: RequestId) -> bool {
+        self.ask.as_ref().is_some_and(|ask| ask.lender == *from && ask.request == request)
+    }
+
+    /// Whether a request to this lender is in flight.
+    pub(crate) fn asks(&self, lender: &HostName) -> bool {
+        self.ask.as_ref().is_some_and(|ask| ask.lender == *lender)
+    }
+
+    /// Takes the lease that answers the request in flight.
+    pub(crate) fn acknowledged(&mut self, lease: BorrowedLease, turn: &mut Turn<'_>) {
+        self.ask = None;
+        let (lender, id, bytes) = (lease.lender.clone(), lease.lease, lease.bytes);
+        self.got.push(lease);
+        let missing = self.wanted.saturating_sub(self.got_bytes());
+        turn.decide(What::Got { lender, lease: id, bytes, missing });
+    }
+
+    /// Ends the request in flight because it was rejected. True: leave this lender alone for a while; false: it has less
+    /// room than was thought and gets another request for what it has.
+    pub(crate) fn rejected(&mut self, spare: Bytes, reason: Reason, turn: &mut Turn<'_>) -> bool {
+        let Some(Ask { lender, bytes, .. }) = self.ask.take() else { return false };
+        turn.decide(What::Rejected { lender: lender.clone(), bytes, spare, reason });
+        // Two hosts that ask each other must not do so again at the same moment.
+        self.yields |= reason == Reason::Asking && lender < turn.facts.host;
+        if reason == Reason::NoRoom && crate::placement::whole_extents(spare) < bytes {
+            let offer = Offer { host: lender, spare };
+            let asked_again = offer.spare >= Bytes(aquifer_page::EXTENT_SIZE);
+            self.candidates.add(offer);
+            return !asked_again;
+        }
+        true
+    }
+
+    /// Forgets the request in flight: an ack that comes late is answered with `mem_bor_fin`.
+    pub(crate) fn forget(&mut self) {
+        self.ask = None;
+    }
+
+    /// Sends the request again, or gives it up.
+    pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) -> Wait {
+        let Some(ask) = &mut self.ask else { return Wait::Goes };
+        if turn.passed(turn.config().give_up, ask.since) {
+            let lender = ask.lender.clone();
+            let waited = turn.now().saturating_sub(ask.since);
+            turn.decide(What::GivesUp { lender: lender.clone(), bytes: ask.bytes, waited });
+            self.ask = None;
+            return Wait::Over(lender);
+        }
+        if turn.passed(turn.config().resend, ask.sent) {
+            ask.sent = turn.now();
+            let ask = ask.clone();
+            turn.send(&ask.lender, self.message(&ask));
+        }
+        Wait::Goes
+    }
+
+    /// How long to wait before the next round when this one brought nothing. Of two hosts that ask each other the one
+    /// whose name comes first asks again first, and finds the other at rest.
+    pub(crate) fn pause(&self, cooldown: Duration) -> Duration {
+        if self.yields { cooldown * 2 } else { cooldown }
+    }
+
+    pub(crate) fn status(&self) -> Option<AskingStatus> {
+        let ask = self.ask.as_ref()?;
+        let (lender, bytes) = (ask.lender.clone(), ask.bytes);
+        Some(AskingStatus { lender, bytes, wanted: self.wanted, got: self.got_bytes() })
+    }
+}

@@ -1,0 +1,347 @@
+//! Some hosts and the network between them, with everything that can go wrong at the tips of a test's fingers.
+//!
+//! The hosts' stores and volumes are kept apart from their controllers, as on real machines: a crash takes the controller
+//! and what it was waiting for, and leaves the rest. After each step the promises of the crate are checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use aquifer_control::{
+    Action, BorrowedLease, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Offer,
+    Restored, Role, Shareable, Step, What,
+};
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+pub const TOTAL: Bytes = Bytes::gib(4);
+
+/// How loaded a host is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Load {
+    /// M_u in per cent of M_t.
+    pub used: u64,
+    /// How full the borrowed volumes and the lent leases are, in per cent.
+    pub filled: u64,
+    pub pressure: bool,
+}
+
+pub struct Host {
+    pub name: HostName,
+    pub controller: Controller,
+    starts: u128,
+    pub store: BTreeMap<LeaseId, LentLease>,
+    pub volumes: BTreeMap<VolumeId, LiveVolume>,
+    jobs: Vec<Action>,
+    pub roles: Vec<Role>,
+}
+
+/// Something on its way to a host.
+#[derive(Clone)]
+struct Packet {
+    to: usize,
+    event: Event,
+}
+
+pub struct Network {
+    pub config: Config,
+    pub hosts: Vec<Host>,
+    wire: Vec<Packet>,
+    pub now: Duration,
+    expired: BTreeSet<LeaseId>,
+    pub decisions: Vec<String>,
+}
+
+impl Network {
+    pub fn new(hosts: usize, config: Config) -> Self {
+        config.validate().unwrap();
+        let host = |index: usize| {
+            let name: HostName = format!("{}", char::from(b'a' + index as u8)).parse().unwrap();
+            Host {
+                controller: Controller::new(name.clone(), config.clone(), seed(index, 0)),
+                name,
+                starts: 0,
+                store: BTreeMap::new(),
+                volumes: BTreeMap::new(),
+                jobs: Vec::new(),
+                roles: vec![Role::Neutral],
+            }
+        };
+        Self {
+            hosts: (0..hosts).map(host).collect(),
+            config: config.clone(),
+            wire: Vec::new(),
+            now: Duration::from_secs(1),
+            expired: BTreeSet::new(),
+            decisions: Vec::new(),
+        }
+    }
+
+    fn index(&self, name: &HostName) -> usize {
+        self.hosts.iter().position(|host| host.name == *name).unwrap()
+    }
+
+    pub fn step(&mut self, index: usize, event: Event) {
+        let host = &mut self.hosts[index];
+        let spare = host.controller.spare();
+        let Step { actions, decisions } = host.controller.step(self.now, event);
+        for decision in decisions {
+            if let What::Expires { lease, .. } = decision.what {
+                self.expired.insert(lease);
+            }
+            self.decisions.push(format!("{} {}", host.name, decision));
+        }
+        let granted = actions.iter().map(|action| match action {
+            Action::OpenLease(lease) => lease.bytes,
+            _ => Bytes::ZERO,
+        });
+        assert!(granted.sum::<Bytes>() <= spare, "{} grants more than it can spare", host.name);
+        let from = host.name.clone();
+        for action in actions {
+            match action {
+                Action::Send { to, message } => {
+                    let event = Event::Received { from: from.clone(), message };
+                    self.wire.push(Packet { to: self.index(&to), event });
+                }
+                job => self.hosts[index].jobs.push(job),
+            }
+        }
+        self.note_role(index);
+        self.check();
+    }
+
+    fn note_role(&mut self, index: usize) {
+        let host = &mut self.hosts[index];
+        let role = host.controller.role();
+        let before = *host.roles.last().unwrap();
+        if role != before {
+            assert!(role == Role::Neutral || before == Role::Neutral, "{}: {before} -> {role}", host.name);
+            host.roles.push(role);
+        }
+    }
+
+    /// Every lease under a volume, or about to be, exists at its lender; and no request has two leases.
+    fn check(&self) {
+        for host in &self.hosts {
+            for lease in host.leases_in_use().into_iter().filter(|l| !self.expired.contains(&l.lease)) {
+                let lender = &self.hosts[self.index(&lease.lender)];
+                assert!(
+                    lender.store.contains_key(&lease.lease),
+                    "{} uses a freed lease {lease:?}",
+                    host.name
+                );
+            }
+            let requests: BTreeSet<_> = host.store.values().map(|l| (&l.borrower, l.request)).collect();
+            assert_eq!(requests.len(), host.store.len(), "{} gave two leases for one request", host.name);
+        }
+    }
+
+    pub fn tick(&mut self, index: usize, load: Load, heard_of: u8) {
+        let heard = |other: &usize| *other != index && heard_of & (1 << other) != 0;
+        let others = (0..self.hosts.len()).filter(heard).map(|other| &self.hosts[other]);
+        let lenders = others.map(|h| Offer { host: h.name.clone(), spare: h.controller.spare() }).collect();
+        let host = &self.hosts[index];
+        let capacity: Bytes = host.volumes.values().map(|volume| volume.bytes).sum();
+        let memory = Memory {
+            total: TOTAL,
+            used: Bytes(TOTAL.0 * load.used / 100),
+            swap_used: Bytes(capacity.0 * load.filled / 100),
+            pressure: load.pressure,
+        };
+        let stored = host.store.values().map(|l| (l.lease, Bytes(l.bytes.0 * load.filled / 100))).collect();
+        self.step(index, Event::Tick { memory, stored, lenders });
+        self.check_promises(index);
+    }
+
+    /// Right after a reading, all promises kept to the last page would still leave the host at or below T_upper, unless
+    /// it is above already for reasons of its own.
+    fn check_promises(&self, index: usize) {
+        let controller = &self.hosts[index].controller;
+        if controller.spare() == Bytes::ZERO {
+            return;
+        }
+        let lent = controller.lent();
+        let promised = lent.iter().filter(|loan| loan.state != LoanState::Freeing);
+        let promised: Bytes = promised.map(|loan| loan.lease.bytes.saturating_sub(loan.stored)).sum();
+        let full = controller.memory().used + promised + controller.spare();
+        assert!(full <= controller.memory().upper(&self.config), "{full} promised");
+    }
+
+    pub fn advance(&mut self, time: Duration) {
+        self.now += time;
+    }
+
+    /// The message at `at` arrives; that it did is then on its way back.
+    pub fn deliver(&mut self, at: usize) {
+        if self.wire.is_empty() {
+            return;
+        }
+        let Packet { to, event } = self.wire.remove(at % self.wire.len());
+        if let Event::Received { from, message } = &event {
+            let back = Event::Delivered { to: self.hosts[to].name.clone(), message: message.clone() };
+            self.wire.push(Packet { to: self.index(from), event: back });
+        }
+        self.step(to, event);
+    }
+
+    pub fn lose(&mut self, at: usize) {
+        if !self.wire.is_empty() {
+            self.wire.remove(at % self.wire.len());
+        }
+    }
+
+    pub fn double(&mut self, at: usize) {
+        if !self.wire.is_empty() {
+            self.wire.push(self.wire[at % self.wire.len()].clone());
+        }
+    }
+
+    /// One of the host's actions ends, well or not.
+    pub fn finish_job(&mut self, index: usize, at: usize, well: bool) {
+        let host = &mut self.hosts[index];
+        if host.jobs.is_empty() {
+            return;
+        }
+        let job = host.jobs.remove(at % host.jobs.len());
+        let event = self.carry_out(index, job, well);
+        self.step(index, event);
+    }
+
+    fn carry_out(&mut self, index: usize, job: Action, well: bool) -> Event {
+        let why = "the test wants it".to_owned();
+        let host = &mut self.hosts[index];
+        match job {
+            Action::Send { .. } => unreachable!("messages are no jobs"),
+            Action::Activate(volume) if well => {
+                let id = volume.volume;
+                host.volumes.insert(id, volume);
+                Event::Activated { volume: id }
+            }
+            Action::Activate(volume) => Event::ActivationFailed { volume: volume.volume, why },
+            Action::Deactivate { volume } if well => {
+                host.volumes.remove(&volume);
+                Event::Deactivated { volume }
+            }
+            Action::Deactivate { volume } => Event::DeactivationFailed { volume, why },
+            Action::Evacuate { volume, lease, onto } => {
+                let volume = host.volumes.get_mut(&volume).expect("only live volumes are evacuated");
+                if well {
+                    volume.leases.retain(|held| held.lease != lease);
+                    volume.leases.extend(onto);
+                    Event::Evacuated { lease, unused: Vec::new() }
+                } else {
+                    let unused = onto.into_iter().map(|lease| lease.lease).collect();
+                    Event::EvacuationFailed { lease, unused, why }
+                }
+            }
+            Action::OpenLease(lease) if well => {
+                let id = lease.lease;
+                host.store.insert(id, lease);
+                Event::LeaseOpened { lease: id, address: "nbd://somewhere".to_owned() }
+            }
+            Action::OpenLease(lease) => Event::LeaseFailed { lease: lease.lease, why },
+            Action::FreeLease { lease } => {
+                host.store.remove(&lease);
+                Event::LeaseFreed { lease }
+            }
+        }
+    }
+
+    /// The agent dies and is started again. What it was doing happened or not, but nobody heard of it.
+    pub fn crash(&mut self, index: usize, jobs_happened: bool) {
+        for job in std::mem::take(&mut self.hosts[index].jobs) {
+            if jobs_happened {
+                self.carry_out(index, job, true);
+            }
+        }
+        let host = &mut self.hosts[index];
+        host.starts += 1;
+        let address = "nbd://elsewhere".to_owned();
+        let found = Restored {
+            lent: host.store.values().map(|lease| (lease.clone(), address.clone())).collect(),
+            volumes: host.volumes.values().cloned().collect(),
+        };
+        let seed = seed(index, host.starts);
+        host.controller = Controller::restore(host.name.clone(), self.config.clone(), seed, self.now, found);
+        self.note_role(index);
+        self.check();
+    }
+
+    /// The lender sees the connections of those who really are connected.
+    pub fn see_borrowers(&mut self, index: usize) {
+        let in_use: BTreeSet<_> = self.hosts.iter().flat_map(Host::leases_in_use).map(|l| l.lease).collect();
+        let seen: Vec<_> = self.hosts[index].store.keys().filter(|l| in_use.contains(l)).copied().collect();
+        seen.into_iter().for_each(|lease| self.step(index, Event::BorrowerSeen { lease }));
+    }
+
+    /// All that is on its way arrives and all actions end well, until nothing is left to do without time passing.
+    pub fn settle(&mut self) {
+        loop {
+            while !self.wire.is_empty() {
+                self.deliver(0);
+            }
+            let Some(busy) = (0..self.hosts.len()).find(|&index| !self.hosts[index].jobs.is_empty()) else {
+                return;
+            };
+            self.finish_job(busy, 0, true);
+        }
+    }
+
+    /// One second of a healthy network.
+    pub fn healthy_second(&mut self, loads: &[Load]) {
+        self.advance(Duration::from_secs(1));
+        for (index, load) in loads.iter().enumerate() {
+            self.see_borrowers(index);
+            self.tick(index, *load, u8::MAX);
+            self.settle();
+        }
+    }
+
+    /// Nobody borrows or lends, and nothing is left of it.
+    pub fn at_rest(&self) -> bool {
+        self.hosts.iter().all(|host| {
+            host.controller.role() == Role::Neutral
+                && host.controller.unconfirmed_fins() == 0
+                && host.store.is_empty()
+                && host.volumes.is_empty()
+                && host.jobs.is_empty()
+        })
+    }
+
+    pub fn any_expired(&self) -> bool {
+        !self.expired.is_empty()
+    }
+
+    pub fn unexpired_leases_in_use(&self) -> bool {
+        let in_use = self.hosts.iter().flat_map(Host::leases_in_use);
+        in_use.into_iter().any(|lease| !self.expired.contains(&lease.lease))
+    }
+}
+
+impl Host {
+    /// What the volumes lie over, and what those in the making will.
+    fn leases_in_use(&self) -> Vec<BorrowedLease> {
+        let live = self.volumes.values().flat_map(|volume| &volume.leases);
+        let coming = self.jobs.iter().flat_map(|job| match job {
+            Action::Activate(volume) => &volume.leases[..],
+            Action::Evacuate { onto, .. } => &onto[..],
+            _ => &[],
+        });
+        live.chain(coming).cloned().collect()
+    }
+}
+
+fn seed(index: usize, starts: u128) -> u128 {
+    ((index as u128) << 96) | (starts << 64)
+}
+
+pub fn config(grace: u64) -> Config {
+    Config {
+        request: Bytes::mib(512),
+        max_borrowed: Bytes::gib(1),
+        resend: Duration::from_secs(1),
+        give_up: Duration::from_secs(4),
+        grace: Duration::from_secs(grace),
+        cooldown: Duration::from_secs(5),
+        shareable: Shareable::Dynamic,
+        ..Config::default()
+    }
+}
