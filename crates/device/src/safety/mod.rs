@@ -11,6 +11,7 @@ use std::io;
 
 use rustix::mm::MlockAllFlags;
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 use serde::{Deserialize, Serialize};
 
 use crate::sys;
@@ -20,9 +21,6 @@ const HEAP_RESERVE: usize = 4 << 20;
 
 /// Stack that each thread has in memory before it serves.
 const STACK_RESERVE: usize = 128 << 10;
-
-/// File descriptors: connections to lenders, one a worker and lease, and the control socket.
-const MAX_FILES: u64 = 65_536;
 
 /// One rule and whether it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +56,7 @@ pub fn protect() -> Report {
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
     report.apply("is not limited by a memory control group", cgroup::leave());
     report.apply("never waits for memory that it must free itself", io_flusher());
-    report.apply("may open many connections", limit(Resource::Nofile, Some(MAX_FILES)));
-    report.apply("may lock memory without limit", limit(Resource::Memlock, None));
+    report.apply("may open as many connections as the host allows", open_files());
     report.apply("keeps the heap that it has", sys::keep_heap());
     report.apply("is never paged out", lock_memory());
     reserve_heap();
@@ -68,26 +65,19 @@ pub fn protect() -> Report {
 }
 
 fn never_out_of_memory() -> io::Result<()> {
-    std::fs::write("/proc/self/oom_score_adj", "-1000")
+    std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(needs("CAP_SYS_RESOURCE"))
 }
 
 /// Allocations by this thread and those it starts do not wait for I/O, hence not for themselves.
 fn io_flusher() -> io::Result<()> {
-    Ok(rustix::process::configure_io_flusher_behavior(true)?)
+    rustix::process::configure_io_flusher_behavior(true)
+        .map_err(|error| needs("CAP_SYS_RESOURCE")(error.into()))
 }
 
-/// Raises a limit to `wanted`, or lifts it.
-fn limit(resource: Resource, wanted: Option<u64>) -> io::Result<()> {
-    let now = rustix::process::getrlimit(resource);
-    let enough = match (now.current, wanted) {
-        (None, _) => true,
-        (Some(now), Some(wanted)) => now >= wanted,
-        (Some(_), None) => false,
-    };
-    if enough {
-        return Ok(());
-    }
-    Ok(rustix::process::setrlimit(resource, Rlimit { current: wanted, maximum: wanted.max(now.maximum) })?)
+/// Raises the soft limit to the hard one: there is a connection for each worker and lease.
+fn open_files() -> io::Result<()> {
+    let now = rustix::process::getrlimit(Resource::Nofile);
+    Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now })?)
 }
 
 /// Locks what is mapped now, program text included, and what will be mapped once it is touched.
@@ -96,9 +86,23 @@ fn limit(resource: Resource, wanted: Option<u64>) -> io::Result<()> {
 /// that was never executed would otherwise be read from disk when memory is shortest. Later mappings must not be
 /// filled as they are made: FUSE's receive buffers are 16 MiB a worker, of which a part is ever used, and that part is
 /// touched before the first request.
+///
+/// The limit on locked memory must not bind: under it, mappings made later would fail.
 fn lock_memory() -> io::Result<()> {
+    let unlimited = Rlimit { current: None, maximum: None };
+    let may_exceed = capabilities(None)?.effective.contains(CapabilitySet::IPC_LOCK);
+    if !may_exceed && rustix::process::setrlimit(Resource::Memlock, unlimited).is_err() {
+        return Err(needs("CAP_IPC_LOCK, or no limit on locked memory")(
+            io::ErrorKind::PermissionDenied.into(),
+        ));
+    }
     rustix::mm::mlockall(MlockAllFlags::CURRENT)?;
     Ok(rustix::mm::mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
+}
+
+/// Says what a refused step needs.
+fn needs(what: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{error}; this needs {what}"))
 }
 
 /// Grows the heap and touches it; as it is never trimmed, it stays for the allocations to come.
