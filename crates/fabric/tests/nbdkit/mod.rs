@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
 pub struct Nbdkit {
@@ -71,7 +71,10 @@ impl Nbdkit {
 
     /// Stops it where it is: connections stay and nothing answers.
     pub fn freeze(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
     }
 }
 
