@@ -5,6 +5,7 @@
 
 use std::process::ExitCode;
 
+pub mod agent_call;
 pub mod cgroup;
 pub mod commands;
 pub mod demo;
@@ -14,8 +15,10 @@ pub mod init;
 pub mod instance;
 pub mod manual;
 pub mod output;
+pub mod progress;
 pub mod run;
 mod sys;
+pub mod view;
 
 /// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.
 pub fn main() -> ExitCode {

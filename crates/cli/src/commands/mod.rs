@@ -1,10 +1,13 @@
 //! The commands: one file each, with its arguments, its manual and what it does.
 
+pub mod borrow;
 pub mod completions;
 pub mod doctor;
 pub mod init;
 pub mod load;
 pub mod man;
+pub mod return_;
+pub mod status;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -62,6 +65,9 @@ pub struct Common {
 pub enum Command {
     Doctor(doctor::Doctor),
     Init(init::Init),
+    Status(status::Status),
+    Borrow(borrow::Borrow),
+    Return(return_::Return),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
@@ -77,6 +83,9 @@ impl Cli {
         match self.command {
             Command::Doctor(command) => command.run(common),
             Command::Init(command) => command.run(common),
+            Command::Status(command) => command.run(common),
+            Command::Borrow(command) => command.run(common),
+            Command::Return(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
@@ -88,6 +97,9 @@ impl Cli {
 const MANUALS: &[(&str, &Manual)] = &[
     ("doctor", &doctor::MANUAL),
     ("init", &init::MANUAL),
+    ("status", &status::MANUAL),
+    ("borrow", &borrow::MANUAL),
+    ("return", &return_::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

@@ -1,0 +1,74 @@
+//! Calls to this host's agent over its unix socket.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aquifer_api::client::{CallError, Client};
+use clap::Args;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::commands::Common;
+use crate::failure::{Failure, OrFail, Result};
+
+/// Where the agent is called.
+#[derive(Debug, Clone, Args)]
+pub struct Socket {
+    /// The agent's socket
+    ///
+    /// The default is agent.sock in --run-dir.
+    #[arg(long, value_name = "PATH", env = "AQUIFER_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+/// The way to the agent.
+#[derive(Debug)]
+pub struct Agent {
+    runtime: Runtime,
+    client: Client,
+    path: PathBuf,
+}
+
+impl Socket {
+    /// The way to the agent behind this socket. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If this process cannot have a reactor.
+    pub fn agent(self, common: &Common) -> Result<Agent> {
+        let path = self.socket.unwrap_or_else(|| common.run_dir.join("agent.sock"));
+        let runtime = Builder::new_current_thread().enable_all().build().or_fail(|| "calling the agent")?;
+        Ok(Agent { runtime, client: Client::local(&path), path })
+    }
+}
+
+impl Agent {
+    /// Whether there is a socket: whether an agent is meant to run here.
+    pub fn is_there(&self) -> bool {
+        self.path.exists()
+    }
+
+    /// The same agent, which gets `limit` to answer.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.client = self.client.with_timeout(limit);
+        self
+    }
+
+    /// Calls the agent and waits for its answer.
+    ///
+    /// # Errors
+    /// If it does not answer, or refuses.
+    pub fn call<T, F>(&self, what: &str, call: impl FnOnce(Client) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, CallError>>,
+    {
+        self.runtime.block_on(call(self.client.clone())).map_err(|error| {
+            let help = error.help();
+            let failure = Failure::new(what, error);
+            match help {
+                Some(help) => failure.help(help),
+                None => failure,
+            }
+        })
+    }
+}

@@ -1,0 +1,93 @@
+//! `aquifer return`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aquifer_api::client::{CallError, Client};
+use aquifer_api::order::{Return as Order, Returned};
+use aquifer_api::path;
+use aquifer_api::status::Status;
+use aquifer_page::{Bytes, VolumeId};
+use clap::Args;
+
+use super::Common;
+use crate::agent_call::Socket;
+use crate::failure::Result;
+use crate::manual::Manual;
+use crate::output;
+use crate::progress::Progress;
+
+/// Gives borrowed memory back
+///
+/// Asks this host's agent to bring what is swapped out back into RAM, to take the swap device away and to tell the lenders.
+/// It is refused, and nothing changes, if what is swapped out does not fit into RAM.
+#[derive(Debug, Args)]
+pub struct Return {
+    /// Gives back only this volume; 'aquifer status' shows them
+    #[arg(long, value_name = "ID")]
+    volume: Option<VolumeId>,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer return", "Give everything back"),
+        ("aquifer return --volume 0123456789abcdef0123456789abcdef", "One volume only"),
+    ],
+    see_also: &["aquifer-borrow(1)", "aquifer-status(1)"],
+    ..Manual::NONE
+};
+
+/// How long swapping back may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// How often the progress is looked up.
+const LOOK: Duration = Duration::from_millis(300);
+
+impl Return {
+    /// Gives back.
+    ///
+    /// # Errors
+    /// If the agent does not answer, or RAM is too small for what is swapped out.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let agent = self.socket.agent(common)?.within(LIMIT);
+        let order = Order { volume: self.volume };
+        let returned: Returned =
+            agent.call("giving memory back", async |client| post_with_progress(&client, &order).await)?;
+        output::answer(common.json, &returned, |returned| match returned.volumes.as_slice() {
+            [] => "nothing was borrowed".to_owned(),
+            volumes => format!(
+                "gave back {}",
+                volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            ),
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Sends the order and shows, while it is carried out, how much is still swapped out.
+async fn post_with_progress(client: &Client, order: &Order) -> Result<Returned, CallError> {
+    let progress = Progress::bytes("swapping back", Bytes::ZERO);
+    let mut total = Bytes::ZERO;
+    let answer = client.post(path::RETURN, order);
+    tokio::pin!(answer);
+    loop {
+        tokio::select! {
+            answer = &mut answer => return answer,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        // An agent too busy to tell is no reason to give up the order.
+        if let Ok(status) = client.get::<Status>(path::STATUS).await {
+            let left = swapped(&status, order.volume);
+            total = total.max(left);
+            progress.set(total.saturating_sub(left), total);
+        }
+    }
+}
+
+/// What is swapped out to the volume, or to all of them.
+fn swapped(status: &Status, volume: Option<VolumeId>) -> Bytes {
+    let meant = |held: &&aquifer_api::status::Volume| volume.is_none_or(|volume| held.volume == volume);
+    status.borrowed.iter().filter(meant).map(|held| held.swap_used).sum()
+}

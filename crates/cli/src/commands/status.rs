@@ -1,0 +1,63 @@
+//! `aquifer status`.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use aquifer_api::path;
+use aquifer_api::status::Status as Report;
+use clap::Args;
+
+use super::Common;
+use crate::agent_call::Socket;
+use crate::failure::Result;
+use crate::manual::Manual;
+use crate::output;
+use crate::view;
+
+/// Shows what this host's agent sees and does
+///
+/// Its role and memory, the leases it has granted, the volumes it has borrowed, its peers, and its latest decisions with
+/// the numbers that led to them.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Shows it again every period of the agent, until stopped
+    #[arg(long, short)]
+    watch: bool,
+    #[command(flatten)]
+    socket: Socket,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer status", "Look once"),
+        ("aquifer status --watch", "Watch it"),
+        ("aquifer status --json | jq -r .role", "Only the role"),
+    ],
+    see_also: &["aquifer-agent(1)"],
+    ..Manual::NONE
+};
+
+impl Status {
+    /// Shows it.
+    ///
+    /// # Errors
+    /// If the agent does not answer.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let agent = self.socket.agent(common)?;
+        loop {
+            let report: Report =
+                agent.call("asking for the status", async |client| client.get(path::STATUS).await)?;
+            if self.watch && !common.json && std::io::stdout().is_terminal() {
+                // To the top left corner, and everything below away.
+                output::line("\x1b[H\x1b[J")?;
+            }
+            output::answer(common.json, &report, view::status)?;
+            if !self.watch {
+                return Ok(ExitCode::SUCCESS);
+            }
+            thread::sleep(Duration::from_secs_f64(report.period_s.clamp(0.05, 60.0)));
+        }
+    }
+}

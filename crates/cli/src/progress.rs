@@ -1,0 +1,44 @@
+//! Progress of long work: shown on a terminal, not at all in a pipe.
+
+use std::time::Duration;
+
+use aquifer_page::Bytes;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Something that goes on, shown on standard error while it does; indicatif draws nothing where that is no terminal.
+/// Dropping it wipes it away.
+#[derive(Debug)]
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// Work of unknown length.
+    pub fn spinner(what: impl Into<String>) -> Self {
+        let bar = ProgressBar::no_length();
+        bar.set_message(what.into());
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Self(bar)
+    }
+
+    /// Work that is done when `total` bytes are.
+    pub fn bytes(what: impl Into<String>, total: Bytes) -> Self {
+        let bar = ProgressBar::new(total.0);
+        let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_message(what.into());
+        Self(bar)
+    }
+
+    /// Tells how much is done, and of how much: the total may turn out to be another.
+    pub fn set(&self, done: Bytes, total: Bytes) {
+        self.0.set_length(total.0);
+        self.0.set_position(done.0);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

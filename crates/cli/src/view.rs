@@ -1,0 +1,161 @@
+//! An agent's status as text.
+
+use aquifer_api::status::{Decision, Held, Lent, Peer, Status, Volume};
+use aquifer_page::Bytes;
+
+/// How many of the latest decisions are shown.
+const DECISIONS: usize = 10;
+
+/// The whole status.
+pub fn status(status: &Status) -> String {
+    let mut sections = vec![head(status)];
+    let mut add = |heading: &str, rows: Vec<Vec<String>>| {
+        // The first row names the columns.
+        if rows.len() > 1 {
+            sections.push(format!("{heading}\n{}", columns(&rows)));
+        }
+    };
+    add("Lent", lent(&status.lent));
+    add("Borrowed", borrowed(&status.borrowed));
+    add("Peers", peers(&status.peers));
+    if !status.decisions.is_empty() {
+        sections.push(decisions(&status.decisions));
+    }
+    sections.join("\n\n")
+}
+
+fn head(status: &Status) -> String {
+    let memory = &status.memory;
+    let pressure = if memory.pressure { ", tasks wait for memory" } else { "" };
+    let lines = [
+        format!("{} is {} (agent {}, process {})", status.host, status.role, status.version, status.pid),
+        format!(
+            "memory of {}: {} of {} used{pressure}; borrows above {}, returns below {}",
+            memory.source, memory.used, memory.total, memory.upper, memory.lower
+        ),
+        format!("swapped out to other hosts: {}; could lend: {}", memory.swap_used, memory.spare),
+    ];
+    lines.join("\n")
+}
+
+fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
+    let row = |lease: &Lent| {
+        vec![
+            lease.lease.to_string(),
+            lease.borrower.to_string(),
+            lease.group.to_string(),
+            format!("{} of {}", lease.stored, lease.capacity),
+            lease.connections.to_string(),
+            lease.state.clone(),
+            format!("{:.0}s ago", lease.silent_s),
+        ]
+    };
+    table(
+        ["LEASE", "BORROWER", "GROUP", "STORED", "CONNECTIONS", "STATE", "HEARD OF"],
+        leases.iter().map(row),
+    )
+}
+
+fn borrowed(volumes: &[Volume]) -> Vec<Vec<String>> {
+    let row = |volume: &Volume| {
+        let error =
+            volume.last_error.as_deref().map(|error| format!("; last error: {error}")).unwrap_or_default();
+        let spilled = match volume.spilled {
+            Bytes::ZERO => String::new(),
+            spilled => format!(", {} in the local spill file", spilled),
+        };
+        let on: Vec<_> = volume.leases.iter().map(held).collect();
+        vec![
+            volume.volume.to_string(),
+            volume.device.clone(),
+            volume.backend.clone(),
+            format!("{} of {}", volume.swap_used, volume.capacity),
+            format!("{}{spilled}{error}", on.join(", ")),
+        ]
+    };
+    table(["VOLUME", "DEVICE", "BACKEND", "SWAPPED OUT", "ON"], volumes.iter().map(row))
+}
+
+fn held(lease: &Held) -> String {
+    let state = if lease.state == "ok" { String::new() } else { format!(" ({})", lease.state) };
+    format!("{}: {} of {}{state}", lease.lender, lease.placed, lease.capacity)
+}
+
+fn peers(peers: &[Peer]) -> Vec<Vec<String>> {
+    let row = |peer: &Peer| {
+        let state = match (&peer.error, peer.spare) {
+            (Some(error), _) => error.clone(),
+            (None, Some(spare)) => spare.to_string(),
+            (None, None) => "not heard of yet".to_owned(),
+        };
+        vec![peer.host.to_string(), peer.address.clone(), state]
+    };
+    table(["HOST", "ADDRESS", "COULD LEND"], peers.iter().map(row))
+}
+
+fn decisions(decisions: &[Decision]) -> String {
+    let latest = &decisions[decisions.len().saturating_sub(DECISIONS)..];
+    let lines = latest.iter().map(|decision| format!("  {}  {}", clock(decision.at), decision.what));
+    std::iter::once("Decisions".to_owned()).chain(lines).collect::<Vec<_>>().join("\n")
+}
+
+/// The time of day, UTC.
+fn clock(since_epoch: f64) -> String {
+    let second = since_epoch.max(0.0) as u64 % 86_400;
+    format!("{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+fn table<const N: usize>(names: [&str; N], rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
+    std::iter::once(names.map(str::to_owned).to_vec()).chain(rows).collect()
+}
+
+/// Rows as aligned columns.
+fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<_> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        format!("  {}", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_shows_everything_that_an_operator_asks_for() {
+        let text = status(
+            &serde_json::from_value(serde_json::json!({
+                "host": "a", "pid": 7, "version": "0.1.0", "uptime_s": 1.0, "role": "borrower", "period_s": 1.0,
+                "memory": {"source": "host", "total": 1 << 30, "used": 1 << 29, "swap_used": 1 << 20, "upper": 1 << 29,
+                    "lower": 1 << 28, "shareable": 0, "spare": 0, "pressure": true},
+                "lent": [],
+                "borrowed": [{"volume": "0".repeat(32), "pid": 8, "device": "/dev/loop3", "backend": "fuse-loop",
+                    "capacity": 1 << 30, "swap_used": 1 << 20, "spilled": 1 << 26, "last_error": "lender b is gone",
+                    "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
+                        "state": "unreachable for 3s"}]}],
+                "peers": [{"host": "b", "address": "192.0.2.2:7070", "error": "connection refused"}],
+                "decisions": [{"at": 3661.0, "what": "asks b for 1GiB"}],
+            }))
+            .unwrap(),
+        );
+        for part in [
+            "a is borrower",
+            "tasks wait",
+            "/dev/loop3",
+            "1MiB of 1GiB",
+            "b: 64MiB of 1GiB (unreachable for 3s)",
+            "64MiB in the local spill file",
+            "lender b is gone",
+            "connection refused",
+            "01:01:01Z  asks b for 1GiB",
+        ] {
+            assert!(text.contains(part), "no '{part}' in\n{text}");
+        }
+        assert!(!text.contains("Lent"), "an empty section is not shown:\n{text}");
+    }
+}
