@@ -140,9 +140,10 @@ fn next_role(role: Role, borrows: bool, lender: &Lender) -> Role {
 fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
     match event {
         Event::Tick { stored, lenders, .. } => {
-            lender.timers(&stored, turn);
+            lender.read(&stored);
             borrower.timers(lenders, turn);
             tick(role, borrower, lender, turn);
+            lender.timers(turn);
         }
         Event::Received { from, message } => receive(&from, message, borrower, lender, turn),
         Event::Delivered { to, message } => {

@@ -308,12 +308,16 @@ impl Lender {
         }
     }
 
-    /// Takes note of what is stored; runs the timers of all leases.
-    pub(crate) fn timers(&mut self, stored: &BTreeMap<LeaseId, Bytes>, turn: &mut Turn<'_>) {
+    /// Takes note of what is stored.
+    pub(crate) fn read(&mut self, stored: &BTreeMap<LeaseId, Bytes>) {
         for (id, loan) in &mut self.loans {
             loan.stored = stored.get(id).copied().unwrap_or_default();
-            loan.tick(turn);
         }
+    }
+
+    /// Runs the timers of all leases.
+    pub(crate) fn timers(&mut self, turn: &mut Turn<'_>) {
+        self.loans.values_mut().for_each(|loan| loan.tick(turn));
     }
 
     /// Algorithm 4 for a monitoring period: without `mem_bor_fin` this host stays Lender (lines 1 and 2), and asks for

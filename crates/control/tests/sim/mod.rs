@@ -52,9 +52,10 @@ pub struct Network {
 
 impl Network {
     pub fn new(hosts: usize, config: Config) -> Self {
-        config.validate().unwrap();
+        config.validate().expect("the test's configuration makes sense");
         let host = |index: usize| {
-            let name: HostName = format!("{}", char::from(b'a' + index as u8)).parse().unwrap();
+            let name: HostName =
+                format!("{}", char::from(b'a' + index as u8)).parse().expect("a letter is a name");
             Host {
                 controller: Controller::new(name.clone(), config.clone(), seed(index, 0)),
                 name,
@@ -76,7 +77,7 @@ impl Network {
     }
 
     fn index(&self, name: &HostName) -> usize {
-        self.hosts.iter().position(|host| host.name == *name).unwrap()
+        self.hosts.iter().position(|host| host.name == *name).expect("a host of this network")
     }
 
     pub fn step(&mut self, index: usize, event: Event) {
@@ -111,7 +112,7 @@ impl Network {
     fn note_role(&mut self, index: usize) {
         let host = &mut self.hosts[index];
         let role = host.controller.role();
-        let before = *host.roles.last().unwrap();
+        let before = *host.roles.last().expect("there is a first role");
         if role != before {
             assert!(role == Role::Neutral || before == Role::Neutral, "{}: {before} -> {role}", host.name);
             host.roles.push(role);
