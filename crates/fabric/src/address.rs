@@ -1,3 +1,5 @@
+//! Where servers listen, and which export there is meant.
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -199,6 +199,15 @@ impl Lease {
         Ok(runs.map(move |(pages, stored)| Run { length: span.of_span(&pages).len() as u64, stored }))
     }
 
+    /// Says why a request for the range would fail, without doing anything.
+    ///
+    /// # Errors
+    /// [`StoreError::Range`], [`StoreError::Gone`].
+    pub fn check(&self, offset: u64, length: u64) -> Result<(), StoreError> {
+        self.span(offset, length)?;
+        self.check_alive()
+    }
+
     /// Holds the range for reading, waiting for writers.
     ///
     /// Who holds something already MUST use [`try_hold`](Self::try_hold): two threads could otherwise wait for each

@@ -1,0 +1,136 @@
+//! How answers look on the wire. Whoever calls has reserved the room.
+
+use aquifer_store::{Lease, Segment, StoreError};
+use zerocopy::byteorder::big_endian::U64;
+
+use super::outbox::Outbox;
+use crate::nbd::proto::{
+    BASE_ALLOCATION_ID, ChunkError, ChunkHeader, Hole, Request, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
+};
+
+/// Room for whatever comes before data.
+pub(super) const HEAD: usize = 32;
+const _: () = assert!(size_of::<ChunkHeader>() + size_of::<Hole>() <= HEAD);
+
+/// How a read is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A simple reply: the client did not ask for structured ones.
+    Simple,
+    /// One chunk, as the client demands (`CMD_FLAG_DF`).
+    OneChunk,
+    /// A chunk for each run of data and each hole.
+    Chunks,
+}
+
+/// The head of a simple reply.
+pub(super) fn simple_reply(cookie: u64, error: u32) -> SimpleReply {
+    SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: cookie.into() }
+}
+
+/// The head of a chunk with `length` bytes of payload.
+fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> ChunkHeader {
+    ChunkHeader {
+        magic: STRUCTURED_REPLY_MAGIC.into(),
+        flags: flags.into(),
+        kind: kind.into(),
+        cookie: cookie.into(),
+        length: (length as u32).into(),
+    }
+}
+
+/// The head of the chunk that carries this segment.
+pub(super) fn segment_header(cookie: u64, last: bool, segment: &Segment<'_>) -> ChunkHeader {
+    let flags = if last { chunk::DONE } else { 0 };
+    match segment {
+        Segment::Data(data) => chunk_header(cookie, flags, chunk::OFFSET_DATA, size_of::<U64>() + data.len()),
+        Segment::Hole(_) => chunk_header(cookie, flags, chunk::OFFSET_HOLE, size_of::<Hole>()),
+    }
+}
+
+/// A structured reply that is one error.
+pub(super) fn push_error_chunk(outbox: &mut Outbox, cookie: u64, error: u32) {
+    let payload = ChunkError { error: error.into(), text_length: 0.into() };
+    outbox.push(&chunk_header(cookie, chunk::DONE, chunk::ERROR, size_of_val(&payload)));
+    outbox.push(&payload);
+}
+
+/// What comes before the data of a read that is answered in one piece; nothing for one in chunks.
+pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shape) {
+    let (cookie, length) = (request.cookie.get(), request.length.get() as usize);
+    match shape {
+        Shape::Simple => outbox.push(&simple_reply(cookie, errno::OK)),
+        Shape::OneChunk if length == 0 => outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0)),
+        Shape::OneChunk => {
+            let payload = size_of::<U64>() + length;
+            outbox.push(&chunk_header(cookie, chunk::DONE, chunk::OFFSET_DATA, payload));
+            outbox.push(&request.offset);
+        }
+        Shape::Chunks => {}
+    }
+}
+
+/// The whole answer to a short read; nothing if it fails.
+pub(super) fn read(
+    outbox: &mut Outbox,
+    lease: &Lease,
+    request: &Request,
+    shape: Shape,
+) -> Result<(), StoreError> {
+    if shape == Shape::Chunks {
+        return read_chunks(outbox, lease, request);
+    }
+    let before = outbox.bytes().len();
+    push_read_head(outbox, request, shape);
+    let data = outbox.space(request.length.get() as usize);
+    lease.read(request.offset.get(), data).inspect_err(|_| outbox.truncate(before))
+}
+
+fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Result<(), StoreError> {
+    let (cookie, mut at) = (request.cookie.get(), request.offset.get());
+    let held = lease.hold(at, u64::from(request.length.get()))?;
+    let mut segments = held.segments().peekable();
+    if segments.peek().is_none() {
+        outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0));
+    }
+    while let Some(segment) = segments.next() {
+        outbox.push(&segment_header(cookie, segments.peek().is_none(), &segment));
+        match segment {
+            Segment::Data(data) => {
+                outbox.push(&U64::new(at));
+                outbox.push_bytes(data);
+                at += data.len() as u64;
+            }
+            Segment::Hole(length) => {
+                outbox.push(&Hole { offset: at.into(), length: (length as u32).into() });
+                at += length as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The answer about block status, of `most` runs at most; nothing if it fails.
+pub(super) fn block_status(
+    outbox: &mut Outbox,
+    lease: &Lease,
+    request: &Request,
+    most: usize,
+) -> Result<(), StoreError> {
+    let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()))?;
+    // The head says how many runs follow. They may change while we look, so look once, and write it when they are there.
+    let before = outbox.bytes().len();
+    outbox.space(size_of::<ChunkHeader>());
+    outbox.push_bytes(&BASE_ALLOCATION_ID.to_be_bytes());
+    for run in runs.take(most) {
+        let status = if run.stored { 0 } else { STATE_HOLE | STATE_ZERO };
+        outbox.push(&StatusRun { length: (run.length as u32).into(), status: status.into() });
+    }
+    let after = outbox.bytes().len();
+    let payload = after - before - size_of::<ChunkHeader>();
+    outbox.truncate(before);
+    outbox.push(&chunk_header(request.cookie.get(), chunk::DONE, chunk::BLOCK_STATUS, payload));
+    outbox.space(payload);
+    Ok(())
+}

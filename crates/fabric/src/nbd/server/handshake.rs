@@ -1,0 +1,443 @@
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aquifer_store::Lease;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Exports, Peer, Refused, Security};
+use crate::channel::{Channel, Socket};
+use crate::nbd::proto::{self, OptionHeader, export_flag, handshake, info, option, reply};
+use crate::tls::{self, TlsError};
+
+/// The longest option that is looked at; nothing sensible comes near.
+const MAX_OPTION: usize = 16 << 10;
+/// The longest option that is skipped and answered. Beyond it, the client is not worth reading.
+const MAX_SKIPPED: usize = 1 << 20;
+
+/// What client and server have agreed on.
+pub(super) struct Terms {
+    pub(super) channel: Box<dyn Channel>,
+    pub(super) lease: Arc<Lease>,
+    /// Reads are answered in chunks.
+    pub(super) structured: bool,
+    /// The client may ask for block status.
+    pub(super) allocation: bool,
+}
+
+/// Why a handshake comes to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("it took too long")]
+    Late,
+    #[error("the client broke the protocol: {0}")]
+    Protocol(&'static str),
+    #[error("the client chose an export in the way that cannot be refused: {0}")]
+    Refused(#[from] Refused),
+    #[error("the client tried to go on without TLS")]
+    NoTls,
+}
+
+/// What an option leads to.
+enum Next {
+    Go(Arc<Lease>),
+    StartTls,
+    More,
+    End,
+}
+
+/// Agrees with a client within `timeout`; `None` when it only wanted to look. Puts the host of its certificate into `peer`.
+pub(super) fn run(
+    socket: Socket,
+    security: &Security,
+    exports: &dyn Exports,
+    peer: &mut Peer,
+    timeout: Duration,
+) -> Result<Option<Terms>, HandshakeError> {
+    let deadline = Instant::now() + timeout;
+    let mut wire = Wire { channel: socket, deadline };
+    let greeting = proto::Greeting {
+        magic: proto::MAGIC.into(),
+        option_magic: proto::OPTION_MAGIC.into(),
+        flags: (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).into(),
+    };
+    wire.send(&[greeting.as_bytes()])?;
+    let mut flags = [0; 4];
+    wire.recv(&mut flags)?;
+    let flags = u32::from_be_bytes(flags);
+    if flags & !(handshake::C_FIXED_NEWSTYLE | handshake::C_NO_ZEROES) != 0 {
+        return Err(HandshakeError::Protocol("unknown handshake flags"));
+    }
+    let no_zeroes = flags & handshake::C_NO_ZEROES != 0;
+
+    let needs_tls = matches!(security, Security::Tls(_));
+    let next = Haggle::new(&mut wire, exports, peer, no_zeroes, needs_tls).run()?;
+    match (next, security) {
+        (Agreed::Terms(agreed), _) => Ok(Some(agreed.with(wire.channel))),
+        (Agreed::StartTls, Security::Tls(config)) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let (stream, host) = tls::accept(wire.channel, Arc::clone(config), left)?;
+            peer.host = Some(host);
+            // All that was said in the open counts for nothing.
+            let mut wire = Wire { channel: stream, deadline };
+            match Haggle::new(&mut wire, exports, peer, no_zeroes, false).run()? {
+                Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
+                _ => Ok(None),
+            }
+        }
+        _ => Ok(None),
+    }
+}
+
+/// A channel whose every wait ends at the deadline, and from which no byte is read that is not needed yet.
+struct Wire<C> {
+    channel: C,
+    deadline: Instant,
+}
+
+impl<C: Channel> Wire<C> {
+    fn arm(&self) -> Result<(), HandshakeError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(HandshakeError::Late);
+        }
+        Ok(self.channel.set_timeouts(Some(left), Some(left))?)
+    }
+
+    fn recv(&mut self, mut buf: &mut [u8]) -> Result<(), HandshakeError> {
+        while !buf.is_empty() {
+            self.arm()?;
+            match self.channel.recv(buf) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(received) => buf = &mut buf[received..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, parts: &[&[u8]]) -> Result<(), HandshakeError> {
+        self.arm()?;
+        let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        Ok(self.channel.send_all(&mut slices)?)
+    }
+}
+
+/// How the options ended.
+enum Agreed {
+    Terms(Modes),
+    StartTls,
+    Nothing,
+}
+
+struct Modes {
+    lease: Arc<Lease>,
+    structured: bool,
+    allocation: bool,
+}
+
+impl Modes {
+    fn with(self, channel: impl Channel + 'static) -> Terms {
+        let Self { lease, structured, allocation } = self;
+        Terms { channel: Box::new(channel), lease, structured, allocation }
+    }
+}
+
+/// The option phase.
+struct Haggle<'a, C> {
+    wire: &'a mut Wire<C>,
+    exports: &'a dyn Exports,
+    peer: &'a Peer,
+    no_zeroes: bool,
+    /// Nothing but STARTTLS will do.
+    needs_tls: bool,
+    structured: bool,
+    /// The export for which block status was asked for.
+    allocation_of: Option<String>,
+    chosen: String,
+}
+
+impl<'a, C: Channel> Haggle<'a, C> {
+    fn new(
+        wire: &'a mut Wire<C>,
+        exports: &'a dyn Exports,
+        peer: &'a Peer,
+        no_zeroes: bool,
+        needs_tls: bool,
+    ) -> Self {
+        let (structured, allocation_of, chosen) = (false, None, String::new());
+        Self { wire, exports, peer, no_zeroes, needs_tls, structured, allocation_of, chosen }
+    }
+
+    fn run(mut self) -> Result<Agreed, HandshakeError> {
+        loop {
+            match self.one_option()? {
+                Next::More => {}
+                Next::End => return Ok(Agreed::Nothing),
+                Next::StartTls => return Ok(Agreed::StartTls),
+                Next::Go(lease) => {
+                    self.wire.channel.set_timeouts(None, None)?;
+                    let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
+                    return Ok(Agreed::Terms(Modes { lease, structured: self.structured, allocation }));
+                }
+            }
+        }
+    }
+
+    fn one_option(&mut self) -> Result<Next, HandshakeError> {
+        let mut header = [0; size_of::<OptionHeader>()];
+        self.wire.recv(&mut header)?;
+        let header: OptionHeader = zerocopy::transmute!(header);
+        if header.magic.get() != proto::OPTION_MAGIC {
+            return Err(HandshakeError::Protocol("an option without its magic number"));
+        }
+        let (option, length) = (header.option.get(), header.length.get() as usize);
+        if length > MAX_OPTION {
+            self.skip(length)?;
+            return self.error(option, reply::ERR_TOO_BIG, "the option is too long");
+        }
+        let mut payload = vec![0; length];
+        self.wire.recv(&mut payload)?;
+        if self.needs_tls {
+            return self.before_tls(option, &payload);
+        }
+        match option {
+            option::EXPORT_NAME => self.export_name(&payload),
+            option::ABORT => self.abort(),
+            option::LIST => self.list(&payload),
+            option::INFO | option::GO => self.info(option, &payload),
+            option::STRUCTURED_REPLY if payload.is_empty() => {
+                self.structured = true;
+                self.acknowledge(option)
+            }
+            option::STRUCTURED_REPLY => self.invalid(option),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, &payload),
+            _ => self.error(option, reply::ERR_UNSUP, "this server does not have that option"),
+        }
+    }
+
+    fn before_tls(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
+        match option {
+            option::STARTTLS if payload.is_empty() => {
+                self.acknowledge(option)?;
+                Ok(Next::StartTls)
+            }
+            option::STARTTLS => self.invalid(option),
+            option::ABORT => self.abort(),
+            option::EXPORT_NAME => Err(HandshakeError::NoTls),
+            _ => self.error(option, reply::ERR_TLS_REQD, "start TLS first"),
+        }
+    }
+
+    fn abort(&mut self) -> Result<Next, HandshakeError> {
+        // The client need not wait for the answer.
+        let _ = self.acknowledge(option::ABORT);
+        Ok(Next::End)
+    }
+
+    fn export_name(&mut self, name: &[u8]) -> Result<Next, HandshakeError> {
+        let name = text(name).ok_or(HandshakeError::Protocol("a malformed export name"))?;
+        let lease = self.exports.open(name, self.peer)?;
+        let reply = proto::ExportNameReply { size: lease.capacity().0.into(), flags: self.flags().into() };
+        let zeroes: &[u8] = if self.no_zeroes { &[] } else { &[0; 124] };
+        self.wire.send(&[reply.as_bytes(), zeroes])?;
+        self.chosen = name.to_owned();
+        Ok(Next::Go(lease))
+    }
+
+    fn list(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
+        if !payload.is_empty() {
+            return self.invalid(option::LIST);
+        }
+        for name in self.exports.list(self.peer) {
+            let length = (name.len() as u32).to_be_bytes();
+            self.reply(option::LIST, reply::SERVER, &[&length, name.as_bytes()])?;
+        }
+        self.acknowledge(option::LIST)
+    }
+
+    fn info(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
+        let Some((name, requests)) = parse_info(payload) else { return self.invalid(option) };
+        let lease = match self.exports.open(name, self.peer) {
+            Ok(lease) => lease,
+            Err(refused) => return self.refuse(option, &refused),
+        };
+        let export = proto::InfoExport {
+            kind: info::EXPORT.into(),
+            size: lease.capacity().0.into(),
+            flags: self.flags().into(),
+        };
+        self.reply(option, reply::INFO, &[export.as_bytes()])?;
+        let block_size = proto::InfoBlockSize {
+            kind: info::BLOCK_SIZE.into(),
+            minimum: 1.into(),
+            preferred: proto::PREFERRED_BLOCK.into(),
+            maximum: proto::MAX_PAYLOAD.into(),
+        };
+        self.reply(option, reply::INFO, &[block_size.as_bytes()])?;
+        if requests.chunks_exact(2).any(|kind| kind == info::NAME.to_be_bytes()) {
+            self.reply(option, reply::INFO, &[&info::NAME.to_be_bytes(), name.as_bytes()])?;
+        }
+        self.acknowledge(option)?;
+        if option == option::INFO {
+            return Ok(Next::More);
+        }
+        self.chosen = name.to_owned();
+        Ok(Next::Go(lease))
+    }
+
+    fn meta_context(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
+        let set = option == option::SET_META_CONTEXT;
+        if set {
+            // Whatever comes of it, an earlier choice is void.
+            self.allocation_of = None;
+        }
+        if !self.structured {
+            return self.error(option, reply::ERR_INVALID, "ask for structured replies first");
+        }
+        let Some((name, queries)) = parse_meta_context(payload) else { return self.invalid(option) };
+        if let Err(refused) = self.exports.open(name, self.peer) {
+            return self.refuse(option, &refused);
+        }
+        // Listing may ask for all there is, by no query, or for a whole namespace.
+        let wanted = |query: &str| query == proto::BASE_ALLOCATION || (!set && query == "base:");
+        if queries.iter().any(|query| wanted(query)) || (!set && queries.is_empty()) {
+            let id = if set { proto::BASE_ALLOCATION_ID } else { 0 };
+            self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), proto::BASE_ALLOCATION.as_bytes()])?;
+            if set {
+                self.allocation_of = Some(name.to_owned());
+            }
+        }
+        self.acknowledge(option)
+    }
+
+    fn flags(&self) -> u16 {
+        let always = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_TRIM
+            | export_flag::SEND_WRITE_ZEROES
+            | export_flag::CAN_MULTI_CONN
+            | export_flag::SEND_CACHE
+            | export_flag::SEND_FAST_ZERO;
+        if self.structured { always | export_flag::SEND_DF } else { always }
+    }
+
+    fn acknowledge(&mut self, option: u32) -> Result<Next, HandshakeError> {
+        self.reply(option, reply::ACK, &[])
+    }
+
+    fn invalid(&mut self, option: u32) -> Result<Next, HandshakeError> {
+        self.error(option, reply::ERR_INVALID, "the option is malformed")
+    }
+
+    fn refuse(&mut self, option: u32, refused: &Refused) -> Result<Next, HandshakeError> {
+        tracing::info!("{}: {refused}", self.peer);
+        let kind = match refused {
+            Refused::Unknown(_) => reply::ERR_UNKNOWN,
+            Refused::Forbidden(_) => reply::ERR_POLICY,
+        };
+        self.error(option, kind, &refused.to_string())
+    }
+
+    fn error(&mut self, option: u32, kind: u32, why: &str) -> Result<Next, HandshakeError> {
+        // A character takes four bytes at most.
+        let why: String = why.chars().take(proto::MAX_STRING / 4).collect();
+        self.reply(option, kind, &[why.as_bytes()])
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, payload: &[&[u8]]) -> Result<Next, HandshakeError> {
+        let length: usize = payload.iter().map(|part| part.len()).sum();
+        let header = proto::OptionReply {
+            magic: proto::OPTION_REPLY_MAGIC.into(),
+            option: option.into(),
+            reply: kind.into(),
+            length: (length as u32).into(),
+        };
+        let mut parts = vec![header.as_bytes()];
+        parts.extend_from_slice(payload);
+        self.wire.send(&parts)?;
+        Ok(Next::More)
+    }
+
+    fn skip(&mut self, length: usize) -> Result<(), HandshakeError> {
+        if length > MAX_SKIPPED {
+            return Err(HandshakeError::Protocol("an option of absurd length"));
+        }
+        let mut waste = [0; 4096];
+        let mut left = length;
+        while left > 0 {
+            let now = left.min(waste.len());
+            self.wire.recv(&mut waste[..now])?;
+            left -= now;
+        }
+        Ok(())
+    }
+}
+
+/// The name and the information requests of INFO and GO.
+fn parse_info(payload: &[u8]) -> Option<(&str, &[u8])> {
+    let (name, rest) = counted_text(payload)?;
+    let (count, requests) = u16::read_from_prefix(rest).ok()?;
+    (requests.len() == 2 * usize::from(u16::from_be(count))).then_some((name, requests))
+}
+
+/// The export and the queries of LIST_META_CONTEXT and SET_META_CONTEXT.
+fn parse_meta_context(payload: &[u8]) -> Option<(&str, Vec<&str>)> {
+    let (name, rest) = counted_text(payload)?;
+    let (count, mut rest) = u32::read_from_prefix(rest).ok()?;
+    let mut queries = Vec::new();
+    for _ in 0..u32::from_be(count) {
+        let (query, after) = counted_text(rest)?;
+        queries.push(query);
+        rest = after;
+    }
+    rest.is_empty().then_some((name, queries))
+}
+
+/// A text after its length.
+fn counted_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = u32::read_from_prefix(bytes).ok()?;
+    let (name, rest) = rest.split_at_checked(u32::from_be(length) as usize)?;
+    Some((text(name)?, rest))
+}
+
+/// A string as the specification allows it.
+fn text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok().filter(|text| text.len() <= proto::MAX_STRING && !text.contains('\0'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_to_their_last_byte_and_no_further() {
+        let good = b"\0\0\0\x02ab\0\x01\0\x03";
+        assert_eq!(parse_info(good), Some(("ab", &[0, 3][..])));
+        for cut in 0..good.len() {
+            assert_eq!(parse_info(&good[..cut]), None, "cut at {cut}");
+        }
+        assert_eq!(parse_info(b"\0\0\0\x02ab\0\x01\0\x03x"), None);
+        assert_eq!(parse_info(b"\xff\xff\xff\xffab\0\0"), None);
+
+        let good = b"\0\0\0\x01x\0\0\0\x02\0\0\0\x01a\0\0\0\0";
+        assert_eq!(parse_meta_context(good), Some(("x", vec!["a", ""])));
+        for cut in 0..good.len() {
+            assert_eq!(parse_meta_context(&good[..cut]), None, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn names_with_nul_or_bad_utf8_or_of_great_length_are_malformed() {
+        assert_eq!(text(b"a\0b"), None);
+        assert_eq!(text(b"\xff"), None);
+        assert_eq!(text(&[b'a'; proto::MAX_STRING + 1]), None);
+        assert!(text(&[b'a'; proto::MAX_STRING]).is_some());
+    }
+}

@@ -1,0 +1,161 @@
+use std::io::IoSlice;
+
+use aquifer_page::PAGE_SIZE;
+use aquifer_store::{Held, Lease, Segment};
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::big_endian::U64;
+
+use super::answer::{HEAD, segment_header};
+use super::outbox::{OUTBOX, Outbox};
+use super::session::SessionError;
+use crate::channel::Channel;
+use crate::nbd::proto::{Hole, Request};
+
+/// How much of the store is held at once.
+const PIECE: usize = 256 << 10;
+/// The most segments in a piece: every other page stored, and both ends cut.
+const SEGMENTS: usize = PIECE / PAGE_SIZE + 1;
+/// The longest run of zeroes that a slice can point to.
+const ZEROES: usize = 16 << 10;
+static ZERO: [u8; ZEROES] = [0; ZEROES];
+/// The outbox; a head and a body for each segment, where the body of a hole takes several slices only if it is the
+/// smaller part of the piece.
+const SLICES: usize = 1 + 2 * SEGMENTS + PIECE / ZEROES;
+
+/// Sends long reads straight from the store's memory.
+///
+/// The pages are held while the kernel copies them, but never while waiting for the client: what the socket does not
+/// take at once is copied aside, and the pages are let go before the rest is sent.
+pub(super) struct LargeRead {
+    aside: Box<[u8]>,
+}
+
+/// The head of a chunk and its offset or hole, as they are on the wire.
+#[derive(Clone, Copy)]
+struct Head {
+    bytes: [u8; HEAD],
+    length: usize,
+}
+
+/// The slices of one send.
+struct Gather<'a> {
+    slices: [IoSlice<'a>; SLICES],
+    count: usize,
+    length: usize,
+}
+
+impl LargeRead {
+    pub(super) fn new() -> Self {
+        // Not touched, and so no memory, until a client is slow. A piece, what the outbox holds, and heads.
+        Self { aside: vec![0; PIECE + OUTBOX + SEGMENTS * HEAD].into_boxed_slice() }
+    }
+
+    /// Sends what the outbox holds and the data of `request`, in chunks or after a head that is in the outbox.
+    pub(super) fn send(
+        &mut self,
+        request: &Request,
+        chunked: bool,
+        lease: &Lease,
+        outbox: &mut Outbox,
+        channel: &mut dyn Channel,
+    ) -> Result<(), SessionError> {
+        let mut at = request.offset.get();
+        let end = at + u64::from(request.length.get());
+        while at < end {
+            // Pieces end where pages do, so that no page is held twice.
+            let next = end.min((at / PAGE_SIZE as u64) * PAGE_SIZE as u64 + PIECE as u64);
+            let held = lease.hold(at, next - at)?;
+            let mut heads = [Head::NONE; SEGMENTS];
+            if chunked {
+                fill_heads(&mut heads, &held, request.cookie.get(), at, next == end);
+            }
+            let mut gather = Gather::new(outbox.bytes());
+            for (segment, head) in held.segments().zip(&heads) {
+                gather.push(&head.bytes[..head.length]);
+                match segment {
+                    Segment::Data(data) => gather.push(data),
+                    Segment::Hole(_) if chunked => {}
+                    Segment::Hole(length) => gather.push_zeroes(length),
+                }
+            }
+            let sent = channel.try_send(gather.slices())?;
+            let rest = gather.copy_rest(sent, &mut self.aside);
+            drop(held);
+            outbox.clear();
+            if rest > 0 {
+                channel.send_all(&mut [IoSlice::new(&self.aside[..rest])])?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+}
+
+fn fill_heads(heads: &mut [Head; SEGMENTS], held: &Held<'_>, cookie: u64, mut at: u64, last: bool) {
+    let mut segments = held.segments().zip(heads).peekable();
+    while let Some((segment, head)) = segments.next() {
+        head.push(segment_header(cookie, last && segments.peek().is_none(), &segment).as_bytes());
+        match segment {
+            Segment::Data(data) => {
+                head.push(U64::new(at).as_bytes());
+                at += data.len() as u64;
+            }
+            Segment::Hole(length) => {
+                head.push(Hole { offset: at.into(), length: (length as u32).into() }.as_bytes());
+                at += length as u64;
+            }
+        }
+    }
+}
+
+impl Head {
+    const NONE: Self = Self { bytes: [0; HEAD], length: 0 };
+
+    fn push(&mut self, part: &[u8]) {
+        self.bytes[self.length..self.length + part.len()].copy_from_slice(part);
+        self.length += part.len();
+    }
+}
+
+impl<'a> Gather<'a> {
+    fn new(first: &'a [u8]) -> Self {
+        let mut gather = Self { slices: [IoSlice::new(&[]); SLICES], count: 0, length: 0 };
+        gather.push(first);
+        gather
+    }
+
+    fn push(&mut self, slice: &'a [u8]) {
+        if !slice.is_empty() {
+            self.slices[self.count] = IoSlice::new(slice);
+            self.count += 1;
+            self.length += slice.len();
+        }
+    }
+
+    fn push_zeroes(&mut self, mut length: usize) {
+        while length > 0 {
+            let now = length.min(ZEROES);
+            self.push(&ZERO[..now]);
+            length -= now;
+        }
+    }
+
+    fn slices(&self) -> &[IoSlice<'a>] {
+        &self.slices[..self.count]
+    }
+
+    /// Copies all but the first `sent` bytes into `aside` and returns how many that are.
+    fn copy_rest(&self, sent: usize, aside: &mut [u8]) -> usize {
+        let mut skip = sent;
+        let mut filled = 0;
+        if sent < self.length {
+            for slice in self.slices() {
+                let part = &slice[skip.min(slice.len())..];
+                skip -= slice.len() - part.len();
+                aside[filled..filled + part.len()].copy_from_slice(part);
+                filled += part.len();
+            }
+        }
+        filled
+    }
+}

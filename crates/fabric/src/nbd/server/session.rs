@@ -1,0 +1,259 @@
+use std::io;
+use std::sync::Arc;
+
+use aquifer_page::PAGE_SIZE;
+use aquifer_store::{Lease, StoreError};
+
+use super::answer::{self, Shape, simple_reply};
+use super::handshake::Terms;
+use super::inbox::{Inbox, WHOLE_WRITE};
+use super::large_read::LargeRead;
+use super::outbox::{OUTBOX, Outbox};
+use crate::channel::Channel;
+use crate::nbd::proto::{MAX_PAYLOAD, Request, StatusRun, command, command_flag, errno};
+
+/// The longest read that is answered by copying it into the outbox. Up to here one copy more is cheaper than a send of
+/// its own.
+const COPIED_READ: usize = 32 << 10;
+/// Room for a copied read in the worst case: each page a chunk of its own.
+const COPIED_READ_ROOM: usize = COPIED_READ + (COPIED_READ / PAGE_SIZE + 2) * answer::HEAD;
+/// The most runs in one answer about block status; the client asks again for the rest.
+const MAX_RUNS: usize = 4096;
+/// Room for such an answer.
+const STATUS_ROOM: usize = answer::HEAD + MAX_RUNS * size_of::<StatusRun>();
+const HEADER: usize = size_of::<Request>();
+
+const _: () = assert!(COPIED_READ_ROOM <= OUTBOX && STATUS_ROOM <= OUTBOX);
+
+/// Why a connection ends other than by the client's wish.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the client broke the protocol: {0}")]
+    Protocol(&'static str),
+    #[error("the client went away in the middle of a request")]
+    Truncated,
+    #[error("a read could not be completed: {0}")]
+    Store(#[from] StoreError),
+}
+
+/// A connection in its transmission phase. Allocates nothing once it is made.
+pub(super) struct Session {
+    channel: Box<dyn Channel>,
+    lease: Arc<Lease>,
+    structured: bool,
+    allocation: bool,
+    inbox: Inbox,
+    outbox: Outbox,
+    large_read: LargeRead,
+}
+
+/// Whether a session goes on.
+#[derive(PartialEq, Eq)]
+enum Step {
+    Next,
+    End,
+}
+
+impl Session {
+    pub(super) fn new(terms: Terms) -> Self {
+        let Terms { channel, lease, structured, allocation } = terms;
+        let (inbox, outbox, large_read) = (Inbox::new(), Outbox::new(), LargeRead::new());
+        Self { channel, lease, structured, allocation, inbox, outbox, large_read }
+    }
+
+    /// Answers requests until the client has had enough. Replies are sent when there is nothing left to do but wait.
+    pub(super) fn run(&mut self) -> Result<(), SessionError> {
+        loop {
+            while let Some(request) = self.inbox.request()? {
+                let write = request.command.get() == command::WRITE;
+                let length = request.length.get() as usize;
+                if write && length <= WHOLE_WRITE && self.inbox.bytes().len() < HEADER + length {
+                    break;
+                }
+                self.inbox.consume(HEADER);
+                if self.execute(&request)? == Step::End {
+                    return Ok(self.outbox.flush(&mut *self.channel)?);
+                }
+            }
+            self.outbox.flush(&mut *self.channel)?;
+            if !self.inbox.fill(&mut *self.channel)? {
+                let clean = self.inbox.bytes().is_empty();
+                return if clean { Ok(()) } else { Err(SessionError::Truncated) };
+            }
+        }
+    }
+
+    fn execute(&mut self, request: &Request) -> Result<Step, SessionError> {
+        let (offset, length) = (request.offset.get(), u64::from(request.length.get()));
+        let flags = request.flags.get();
+        let lease = &self.lease;
+        let error = match request.command.get() {
+            command::READ => {
+                self.read(request)?;
+                return Ok(Step::Next);
+            }
+            command::BLOCK_STATUS => {
+                self.block_status(request)?;
+                return Ok(Step::Next);
+            }
+            command::DISC => return Ok(Step::End),
+            command::WRITE => self.write(request)?,
+            _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => errno::EINVAL,
+            command::FLUSH => errno::OK,
+            command::TRIM => code(lease.discard(offset, length)),
+            command::CACHE => code(lease.check(offset, length)),
+            command::WRITE_ZEROES => write_zeroes(lease, offset, length, flags),
+            _ => errno::EINVAL,
+        };
+        self.reply(request, error)?;
+        Ok(Step::Next)
+    }
+
+    fn reply(&mut self, request: &Request, error: u32) -> Result<(), SessionError> {
+        let reply = simple_reply(request.cookie.get(), error);
+        self.outbox.reserve(size_of_val(&reply), &mut *self.channel)?;
+        self.outbox.push(&reply);
+        Ok(())
+    }
+
+    /// Refuses a request that must be answered in chunks if the client wanted chunks.
+    fn refuse(&mut self, request: &Request, error: u32) -> Result<(), SessionError> {
+        if !self.structured {
+            return self.reply(request, error);
+        }
+        self.outbox.reserve(answer::HEAD, &mut *self.channel)?;
+        answer::push_error_chunk(&mut self.outbox, request.cookie.get(), error);
+        Ok(())
+    }
+
+    fn write(&mut self, request: &Request) -> Result<u32, SessionError> {
+        let length = request.length.get();
+        if length > MAX_PAYLOAD {
+            return Err(SessionError::Protocol("a write of more than the 32 MiB that were agreed on"));
+        }
+        let mut error = errno::OK;
+        if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
+            error = errno::EINVAL;
+        }
+        let mut at = request.offset.get();
+        let mut left = length as usize;
+        while left > 0 {
+            let count = self.next_piece(at, left)?;
+            if error == errno::OK {
+                error = write_code(self.lease.write(at, &self.inbox.bytes()[..count]));
+            }
+            self.inbox.consume(count);
+            // Where this overflows, the first write was out of range and there is no second.
+            at = at.wrapping_add(count as u64);
+            left -= count;
+        }
+        Ok(error)
+    }
+
+    /// How much of a write's data to take next: what has arrived, cut at a page's end so that no page is written twice.
+    fn next_piece(&mut self, at: u64, left: usize) -> Result<usize, SessionError> {
+        loop {
+            let there = self.inbox.bytes().len();
+            if there >= left {
+                return Ok(left);
+            }
+            let past_page = (at.wrapping_add(there as u64) % PAGE_SIZE as u64) as usize;
+            if there > past_page {
+                return Ok(there - past_page);
+            }
+            self.outbox.flush(&mut *self.channel)?;
+            if !self.inbox.fill(&mut *self.channel)? {
+                return Err(SessionError::Truncated);
+            }
+        }
+    }
+
+    fn read(&mut self, request: &Request) -> Result<(), SessionError> {
+        let (flags, length) = (request.flags.get(), request.length.get() as usize);
+        if flags & !allowed_flags(command::READ, self.structured) != 0 || length > MAX_PAYLOAD as usize {
+            return self.refuse(request, errno::EINVAL);
+        }
+        let shape = match (self.structured, flags & command_flag::DF != 0) {
+            (false, _) => Shape::Simple,
+            (true, true) => Shape::OneChunk,
+            (true, false) => Shape::Chunks,
+        };
+        if length > COPIED_READ {
+            return self.read_large(request, shape);
+        }
+        self.outbox.reserve(COPIED_READ_ROOM, &mut *self.channel)?;
+        match answer::read(&mut self.outbox, &self.lease, request, shape) {
+            Ok(()) => Ok(()),
+            Err(error) => self.refuse(request, error_code(&error)),
+        }
+    }
+
+    fn read_large(&mut self, request: &Request, shape: Shape) -> Result<(), SessionError> {
+        if let Err(error) = self.lease.check(request.offset.get(), u64::from(request.length.get())) {
+            return self.refuse(request, error_code(&error));
+        }
+        self.outbox.reserve(answer::HEAD, &mut *self.channel)?;
+        answer::push_read_head(&mut self.outbox, request, shape);
+        let Self { channel, lease, outbox, large_read, .. } = self;
+        large_read.send(request, shape == Shape::Chunks, lease, outbox, &mut **channel)
+    }
+
+    fn block_status(&mut self, request: &Request) -> Result<(), SessionError> {
+        let flags = request.flags.get();
+        let unknown = flags & !allowed_flags(command::BLOCK_STATUS, self.structured) != 0;
+        if unknown || !self.allocation || request.length.get() == 0 {
+            return self.refuse(request, errno::EINVAL);
+        }
+        let most = if flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_RUNS };
+        self.outbox.reserve(STATUS_ROOM, &mut *self.channel)?;
+        match answer::block_status(&mut self.outbox, &self.lease, request, most) {
+            Ok(()) => Ok(()),
+            Err(error) => self.refuse(request, error_code(&error)),
+        }
+    }
+}
+
+/// The flags that mean something with a command. FUA may come with any, as the export offers it.
+fn allowed_flags(command: u16, structured: bool) -> u16 {
+    command_flag::FUA
+        | match command {
+            command::READ if structured => command_flag::DF,
+            command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+            command::BLOCK_STATUS => command_flag::REQ_ONE,
+            _ => 0,
+        }
+}
+
+fn write_zeroes(lease: &Lease, offset: u64, length: u64, flags: u16) -> u32 {
+    if flags & command_flag::NO_HOLE == 0 {
+        return write_code(lease.discard(offset, length));
+    }
+    if flags & command_flag::FAST_ZERO != 0 {
+        // To take RAM for all of the range is no faster than writing it.
+        return errno::ENOTSUP;
+    }
+    write_code(lease.allocate_zeroes(offset, length))
+}
+
+fn code(result: Result<(), StoreError>) -> u32 {
+    result.map_or_else(|error| error_code(&error), |()| errno::OK)
+}
+
+/// As [`code`], for commands that find no space beyond the end.
+fn write_code(result: Result<(), StoreError>) -> u32 {
+    match result {
+        Err(StoreError::Range { .. }) => errno::ENOSPC,
+        result => code(result),
+    }
+}
+
+fn error_code(error: &StoreError) -> u32 {
+    match error {
+        StoreError::Range { .. } => errno::EINVAL,
+        StoreError::Full { .. } | StoreError::NoMemory { .. } => errno::ENOSPC,
+        StoreError::Gone(_) => errno::ESHUTDOWN,
+        _ => errno::EIO,
+    }
+}
