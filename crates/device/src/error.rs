@@ -1,16 +1,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::backend::Kind;
+use crate::backend::BackendKind;
 
 /// Why a block device could not be made, used or taken away.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The kernel does not offer this backend.
-    #[error("the {kind} backend cannot be used on this host: {why}")]
+    #[error("cannot make a block device here ({kind}): {why}")]
     Unavailable {
         /// The backend asked for.
-        kind: Kind,
+        kind: BackendKind,
         /// What is missing and how to get it.
         why: String,
     },

@@ -11,5 +11,6 @@ pub mod safety;
 pub mod swap;
 mod sys;
 
+pub use backend::BackendKind;
 pub use disk::Disk;
 pub use error::DeviceError;

@@ -1,6 +1,8 @@
 //! The ways in which a [`Disk`] becomes a block device.
 
+mod exclusive;
 mod fuse_loop;
+mod nbd;
 
 use std::fmt;
 use std::path::Path;
@@ -9,19 +11,31 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use self::fuse_loop::FuseLoop;
+pub use self::nbd::Nbd;
 use crate::{DeviceError, Disk};
 
-/// A way to attach a disk to the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The largest read or write that one request may carry. Swap writes up to 128 KiB; twice that keeps ordinary use
+/// of the device fast while a worker's buffer stays small, for it is locked in memory.
+const MAX_REQUEST: usize = 256 << 10;
+
+/// A way to attach a disk to the kernel, or the choice of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum BackendKind {
+    /// The first of the others that the kernel has.
+    #[default]
+    Auto,
+    /// The kernel's nbd driver over a socket pair.
+    Nbd,
     /// A FUSE file under a loop device; needs no module that distributions leave out.
     FuseLoop,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Auto => "auto",
+            Self::Nbd => "nbd",
             Self::FuseLoop => "fuse-loop",
         })
     }
@@ -42,7 +56,7 @@ pub struct Options {
 /// buffers touched, its index given) when `attach` returns.
 pub trait Backend: Send + Sync {
     /// Which one it is.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> BackendKind;
 
     /// Whether the kernel has what it takes; otherwise what is missing and the way out.
     fn probe(&self) -> Result<(), String>;
@@ -55,7 +69,7 @@ pub trait Backend: Send + Sync {
 /// device itself goes when its last user does.
 pub trait Attached: Send + fmt::Debug {
     /// By which backend.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> BackendKind;
 
     /// The device node.
     fn path(&self) -> &Path;
@@ -63,4 +77,39 @@ pub trait Attached: Send + fmt::Debug {
     /// Takes the device away and waits until the kernel is done with it. Refused with [`DeviceError::Busy`] while
     /// swap, a mount or a program uses it; the device then goes on as before.
     fn detach(&mut self) -> Result<(), DeviceError>;
+}
+
+/// All backends, the one to prefer first.
+pub fn backends() -> [&'static dyn Backend; 2] {
+    [&Nbd, &FuseLoop]
+}
+
+/// Whether a backend can be used on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The backend.
+    pub kind: BackendKind,
+    /// What is missing and the way out; absent where it can be used.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub missing: Option<String>,
+}
+
+/// What each backend has to say about this host, the one to prefer first.
+pub fn probe() -> Vec<Probe> {
+    backends().map(|backend| Probe { kind: backend.kind(), missing: backend.probe().err() }).into()
+}
+
+/// The backend asked for, or the first that can be used here.
+pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
+    let mut reasons = Vec::new();
+    for backend in backends() {
+        if kind != BackendKind::Auto && kind != backend.kind() {
+            continue;
+        }
+        match backend.probe() {
+            Ok(()) => return Ok(backend),
+            Err(why) => reasons.push(format!("{}: {why}", backend.kind())),
+        }
+    }
+    Err(DeviceError::Unavailable { kind, why: reasons.join("; ") })
 }

@@ -1,10 +1,10 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::DeviceError;
+use crate::backend::exclusive;
 use crate::sys::loop_control::{self, FLAG_AUTOCLEAR, FLAG_DIRECT_IO, Info};
 
 const BLOCK_SIZE: u32 = 4096;
@@ -73,31 +73,14 @@ impl LoopDevice {
     /// Gives up this process's use of the device, so that the kernel unbinds it with its last user; refused
     /// while swap or a mount holds it.
     pub(super) fn release(&mut self) -> Result<(), DeviceError> {
-        let exclusive =
-            OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC).open(&self.path);
-        match exclusive {
-            Ok(_) => {
-                self.keeper = None;
-                Ok(())
-            }
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(self.busy()),
-            Err(error) => {
-                Err(DeviceError::failed(format!("cannot open {} for detaching", self.path.display()))(error))
-            }
-        }
+        let _exclusive = exclusive::open(&self.path)?;
+        self.keeper = None;
+        Ok(())
     }
 
     /// Takes up the use again after a release that did not unbind the device.
     pub(super) fn hold_again(&mut self) {
         self.keeper = open(&self.path).ok();
-    }
-
-    pub(super) fn busy(&self) -> DeviceError {
-        DeviceError::Busy {
-            device: self.path.clone(),
-            why: "a mount, swap or program holds it; unmount it, or see 'fuser -v' and 'swapon --show'"
-                .to_owned(),
-        }
     }
 }
 

@@ -21,8 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use self::loop_device::LoopDevice;
-use self::server::{DISK_NAME, MAX_REQUEST, Server, WARM_UP_NAME};
-use super::{Attached, Backend, Kind, Options};
+use self::server::{DISK_NAME, Server, WARM_UP_NAME};
+use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
 use crate::{DeviceError, Disk};
 
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -35,8 +35,8 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct FuseLoop;
 
 impl Backend for FuseLoop {
-    fn kind(&self) -> Kind {
-        Kind::FuseLoop
+    fn kind(&self) -> BackendKind {
+        BackendKind::FuseLoop
     }
 
     fn probe(&self) -> Result<(), String> {
@@ -130,8 +130,8 @@ struct FuseLoopDevice {
 }
 
 impl Attached for FuseLoopDevice {
-    fn kind(&self) -> Kind {
-        Kind::FuseLoop
+    fn kind(&self) -> BackendKind {
+        BackendKind::FuseLoop
     }
 
     fn path(&self) -> &Path {
@@ -146,7 +146,7 @@ impl Attached for FuseLoopDevice {
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 self.device.hold_again();
-                Err(self.device.busy())
+                Err(exclusive::busy(self.path()))
             }
         }
     }

@@ -13,11 +13,8 @@ use fuser::{
 };
 
 use crate::Disk;
+use crate::backend::MAX_REQUEST;
 use crate::safety::touch_stack;
-
-/// The largest read or write that the kernel sends in one request. Swap writes up to 128 KiB; twice that keeps
-/// ordinary use of the device fast while a worker's buffers stay small, for they are locked in memory.
-pub(super) const MAX_REQUEST: usize = 256 << 10;
 
 /// The file that holds the volume.
 pub(super) const DISK_NAME: &str = "disk";
