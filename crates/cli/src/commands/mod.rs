@@ -7,6 +7,7 @@ pub mod init;
 pub mod load;
 pub mod man;
 pub mod return_;
+pub mod run;
 pub mod status;
 
 use std::ffi::OsString;
@@ -68,6 +69,7 @@ pub enum Command {
     Status(status::Status),
     Borrow(borrow::Borrow),
     Return(return_::Return),
+    Run(run::Run),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
@@ -86,6 +88,7 @@ impl Cli {
             Command::Status(command) => command.run(common),
             Command::Borrow(command) => command.run(common),
             Command::Return(command) => command.run(common),
+            Command::Run(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
@@ -100,6 +103,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("status", &status::MANUAL),
     ("borrow", &borrow::MANUAL),
     ("return", &return_::MANUAL),
+    ("run", &run::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

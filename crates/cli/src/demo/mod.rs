@@ -2,6 +2,8 @@
 //! shown while it runs and the picture that remains.
 
 pub mod content;
+pub mod live;
 pub mod load;
+pub mod loader;
 pub mod netns;
 pub mod picture;

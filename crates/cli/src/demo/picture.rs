@@ -110,6 +110,8 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
     let line = |value, colour, text: &str| {
         ReferenceLine::horizontal(mib(value)).with_color(colour).with_stroke_width(1.4).with_label(text)
     };
+    // Quarters of all RAM are the round numbers here.
+    let step = (mib(history.limit) / 4.0).max(1.0);
     let mut layout = Layout::new((0.0, end), (0.0, top))
         .with_title(&history.title)
         .with_title_size(17)
@@ -121,6 +123,7 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
         .with_x_axis_max(end)
         .with_y_axis_min(0.0)
         .with_y_axis_max(top)
+        .with_y_tick_step(step)
         .with_reference_line(line(history.limit, colour::LIMIT, "all RAM").with_dasharray(""))
         .with_reference_line(line(history.upper, colour::UPPER, "borrow above"))
         .with_reference_line(line(history.lower, colour::LOWER, "return below"));
@@ -140,7 +143,7 @@ struct Band {
 
 impl Band {
     fn draw(&self, layout: Layout, top: f64) -> Layout {
-        let name = TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.945)
+        let name = TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.93)
             .with_color(colour::ROLE_TEXT)
             .with_font_size(13);
         let layout = layout.with_annotation(name);

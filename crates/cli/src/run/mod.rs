@@ -1,3 +1,5 @@
-//! What `aquifer run` is made of: a command inside a cgroup, its signals and its end.
+//! What `aquifer run` is made of: memory in the pool, a command with its signals and its end, and what killed runs leave.
 
 pub mod child;
+pub mod leftovers;
+pub mod pool;

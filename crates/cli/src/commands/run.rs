@@ -1,0 +1,163 @@
+//! `aquifer run`.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use aquifer_page::Bytes;
+use clap::Args;
+
+use super::Common;
+use crate::agent_call::Socket;
+use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use crate::failure::{Failure, OrFail, Result};
+use crate::instance::Instance;
+use crate::manual::Manual;
+use crate::run::child::{Supervisor, exit_code};
+use crate::run::leftovers;
+use crate::run::pool::Pool;
+
+/// Runs a command whose memory beyond a limit is in the pool
+///
+/// The command runs in a memory cgroup with --local of RAM; what it needs beyond that is swapped to memory in the pool:
+/// borrowed by this host's agent, or of one --lender given by its NBD URI. It runs as if the shell had started it: its
+/// children and threads are limited with it, signals reach it, the terminal is its own, and its exit code is the command's.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// How much RAM the command may have
+    #[arg(long, value_name = "SIZE")]
+    local: Bytes,
+    /// How much of its memory may be in the pool; 0 to be killed beyond --local
+    ///
+    /// The default with --lender is all that the lender has, else what --local is, twice.
+    #[arg(long, value_name = "SIZE")]
+    remote: Option<Bytes>,
+    /// A name for the cgroup, to find it by
+    #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
+    name: Option<String>,
+    #[command(flatten)]
+    socket: Socket,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer run --local 256M -- make -j8", "With the agent: borrow for as long as the command runs"),
+        (
+            "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' -- ./job",
+            "Without an agent, from 'aquifer export 4G'",
+        ),
+        ("aquifer run --local 1G --remote 0 -- ./job", "Only limit it"),
+    ],
+    notes: &[
+        (
+            "Signals",
+            "INT, TERM, HUP, QUIT, USR1, USR2 and WINCH sent to aquifer are sent on to the command; what the terminal sends \
+             (^C) reaches it directly, and ^Z stops both. A signal that aquifer was started to ignore (nohup) stays ignored.",
+        ),
+        (
+            "The end",
+            "When the command ends, what it left running in the cgroup is killed, the cgroup is removed, and the memory is \
+             given back. If aquifer itself is killed, the kernel kills the command, and the next 'aquifer run' removes \
+             what is left.",
+        ),
+        (
+            "Costs",
+            "A page that is not in RAM costs a round trip to the lender when it is touched. Swap belongs to the whole kernel: \
+             while the command runs, the host's other programs may swap to the same memory.",
+        ),
+    ],
+    exit: &[
+        ("N", "the command's own exit code"),
+        ("126", "the command was found but cannot be run"),
+        ("127", "the command was not found"),
+        ("128+N", "the command was killed by signal N; 137 may be the kernel, out of memory"),
+    ],
+    see_also: &["aquifer-export(1)", "aquifer-attach(1)", "aquifer-agent(1)"],
+    ..Manual::NONE
+};
+
+impl Run {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// If the cgroup cannot be made, nobody lends, or the command cannot be started.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let marks = common.run_dir.join("runs");
+        let what = || format!("running {}", self.command[0].display());
+        let hierarchy = Hierarchy::find().or_fail(what)?;
+        // From here on no signal ends this program before it has removed what it makes.
+        let mut supervisor = Supervisor::new().or_fail(what)?;
+        leftovers::clean_up(&marks, &hierarchy, &self.socket.clone().agent(common)?);
+        let instance = Instance::claim(&marks, "run").or_fail(what)?;
+        let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
+
+        let pool = self.pool(common, &instance, &name)?;
+        let limits = Limits { memory: self.local, swap: self.swap() };
+        hierarchy.enable().or_fail(what)?;
+        let cgroup = Cgroup::create(&hierarchy, &name, limits).or_fail(what)?;
+        let ended = match supervisor.asked_to_end() {
+            Some(signal) => Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))),
+            None => self.run_in(&cgroup, &mut supervisor),
+        };
+        // In this order: what is swapped out belongs to processes of the cgroup, and must be gone before the swap is.
+        let removed = cgroup.remove().or_fail(what);
+        let returned = pool.map_or(Ok(()), Pool::release);
+        let code = ended?;
+        removed.and(returned).map(|()| code)
+    }
+
+    fn swap(&self) -> Swap {
+        match self.remote {
+            Some(Bytes::ZERO) => Swap::Forbidden,
+            Some(remote) => Swap::AtMost(remote),
+            None => Swap::Unlimited,
+        }
+    }
+
+    /// Memory in the pool, unless the command is to have none.
+    fn pool(&self, common: &Common, instance: &Instance, cgroup: &str) -> Result<Option<Pool>> {
+        let mut note = leftovers::Note { cgroup: cgroup.to_owned(), volume: None };
+        note.leave(instance)?;
+        if self.remote == Some(Bytes::ZERO) {
+            return Ok(None);
+        }
+        let bytes = self.remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)));
+        let pool = Pool::borrow(self.socket.clone().agent(common)?, bytes)?;
+        note.volume = Some(pool.volume());
+        note.leave(instance)?;
+        Ok(Some(pool))
+    }
+
+    /// Runs the command inside the cgroup to its end.
+    fn run_in(&self, cgroup: &Cgroup, supervisor: &mut Supervisor) -> Result<ExitCode> {
+        let what = || format!("running {}", self.command[0].display());
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).arg0(&self.command[0]);
+        crate::sys::start_in_cgroup(&mut command, cgroup.entrance().or_fail(what)?);
+        crate::sys::die_with_parent(&mut command);
+        let status = match supervisor.run(&mut command) {
+            Ok(status) => status,
+            Err(error) => {
+                let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+                Failure::new(what(), error).report(false);
+                return Ok(ExitCode::from(code));
+            }
+        };
+        if let Ok(kills @ 1..) = cgroup.oom_kills() {
+            let why =
+                format!("the kernel killed {kills} of its processes: out of memory at {} of RAM", self.local);
+            Failure::new(what(), why).help("give it more by --local or --remote").report(false);
+        }
+        Ok(exit_code(status))
+    }
+}
+
+/// A name that is one directory and no other.
+fn cgroup_name(text: &str) -> Result<String, String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let good = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && text.chars().all(allowed);
+    if good { Ok(text.to_owned()) } else { Err("use 1 to 64 of a-z, A-Z, 0-9, '-', '_' and '.'".to_owned()) }
+}

@@ -1,0 +1,183 @@
+//! The demo's side of a load process: started, told, listened to, and ended in any case.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::load::{Event, Plan, Verdict};
+use crate::failure::{Failure, OrFail, Result};
+
+/// A running load. Dropping it kills it.
+#[derive(Debug)]
+pub struct Loader {
+    child: Child,
+    orders: Option<ChildStdin>,
+    events: Receiver<Event>,
+    pages: usize,
+}
+
+impl Loader {
+    /// Starts a load that holds its memory until it is told otherwise; `prepare` puts it where it belongs (a cgroup, a
+    /// network).
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(plan: Plan, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
+        let what = || "starting a load";
+        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        command
+            .arg("load")
+            .arg("--bytes")
+            .arg(plan.bytes.0.to_string())
+            .arg("--seed")
+            .arg(plan.seed.to_string());
+        if let Some(rate) = plan.rate {
+            command.arg("--rate").arg(rate.0.to_string());
+        }
+        command.arg("--hold").stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self::spawn(command, prepare)
+    }
+
+    fn spawn(mut command: Command, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
+        prepare(&mut command)?;
+        crate::sys::die_with_parent(&mut command);
+        let mut child = command.spawn().or_fail(|| "starting a load")?;
+        let orders = child.stdin.take();
+        let (sender, events) = mpsc::channel();
+        if let Some(reports) = child.stdout.take() {
+            // Ends with the load, or when nobody listens any more.
+            thread::spawn(move || {
+                let events = BufReader::new(reports).lines().map_while(std::io::Result::ok);
+                let mut events = events.filter_map(|line| serde_json::from_str::<Event>(&line).ok());
+                events.try_for_each(|event| sender.send(event))
+            });
+        }
+        Ok(Self { child, orders, events, pages: 0 })
+    }
+
+    /// How many of its pages it has written or verified, by its latest report. Does not wait.
+    ///
+    /// # Errors
+    /// If the load has died.
+    pub fn pages(&mut self) -> Result<usize> {
+        loop {
+            match self.events.try_recv() {
+                Ok(event) => self.note(&event),
+                Err(mpsc::TryRecvError::Empty) => return Ok(self.pages),
+                Err(mpsc::TryRecvError::Disconnected) => return Err(self.died()),
+            }
+        }
+    }
+
+    /// Waits until all its memory is filled, at most until `deadline`; `None` if it is not by then.
+    ///
+    /// # Errors
+    /// If the load has died.
+    pub fn filled(&mut self, deadline: Instant) -> Result<Option<u64>> {
+        self.wait(deadline, |event| match event {
+            Event::Filled { pages_written } => Some(pages_written),
+            _ => None,
+        })
+    }
+
+    /// Has it verify every page it has written, which may take until `deadline`; `None` if it does not end by then.
+    ///
+    /// # Errors
+    /// If the load has died.
+    pub fn verify(&mut self, deadline: Instant) -> Result<Option<Verdict>> {
+        self.order("verify")?;
+        self.verified(deadline)
+    }
+
+    /// Waits for the verdict of a verification that was ordered.
+    ///
+    /// # Errors
+    /// If the load has died.
+    pub fn verified(&mut self, deadline: Instant) -> Result<Option<Verdict>> {
+        self.wait(deadline, |event| match event {
+            Event::Verified(verdict) => Some(verdict),
+            _ => None,
+        })
+    }
+
+    /// Gives it an order: `verify`, `rewrite`, `free` or `quit`.
+    ///
+    /// # Errors
+    /// If the load has died.
+    pub fn order(&mut self, order: &str) -> Result<()> {
+        let written =
+            self.orders.as_mut().map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
+        match written {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.died()),
+        }
+    }
+
+    /// Ends it in order, at most until `deadline`.
+    ///
+    /// # Errors
+    /// If it died before, or does not end by then.
+    pub fn quit(mut self, deadline: Instant) -> Result<()> {
+        self.order("quit")?;
+        self.orders = None;
+        match self.wait(deadline, |_| None::<()>) {
+            // It ended: its reports have.
+            Err(_) if self.child.wait().is_ok_and(|status| status.success()) => Ok(()),
+            Err(failure) => Err(failure),
+            Ok(_) => Err(Failure::new("ending a load", "it goes on")),
+        }
+    }
+
+    /// Waits for an event that `wanted` makes something of.
+    fn wait<T>(&mut self, deadline: Instant, wanted: impl Fn(Event) -> Option<T>) -> Result<Option<T>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(event) => {
+                    self.note(&event);
+                    if let Some(found) = wanted(event) {
+                        return Ok(Some(found));
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.died()),
+            }
+        }
+    }
+
+    fn note(&mut self, event: &Event) {
+        if let Event::Progress { pages, .. } = event {
+            self.pages = *pages;
+        }
+    }
+
+    /// Why there are no more reports.
+    fn died(&mut self) -> Failure {
+        let failure = |why: String| Failure::new("running a load", why);
+        match wait_at_most(&mut self.child, Duration::from_secs(5)) {
+            Some(status) => failure(format!("it ended with {status}")),
+            None => failure("it stopped reporting".to_owned()),
+        }
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // It may have ended already; either way it is waited for, so that no zombie holds its cgroup.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait_at_most(child: &mut Child, limit: Duration) -> Option<std::process::ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            _ => return None,
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What runs that were killed left behind: processes, a cgroup, swap.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::pool::{self, Volume};
+use crate::agent_call::Agent;
+use crate::cgroup::{Cgroup, Hierarchy};
+use crate::failure::{Failure, OrFail, Result};
+use crate::instance::Instance;
+
+/// What has to go should a run be killed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Note {
+    /// The cgroup it made.
+    pub cgroup: String,
+    /// The swap it had made.
+    pub volume: Option<Volume>,
+}
+
+impl Note {
+    /// Leaves the note with the run's mark.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn leave(&self, instance: &Instance) -> Result<()> {
+        let what = || "noting what the command needs";
+        let text = serde_json::to_string(self).or_fail(what)?;
+        instance.note(&text).or_fail(what)
+    }
+
+    fn read(instance: &Instance) -> Result<Option<Self>> {
+        let text = instance.read_note().or_fail(|| "reading a note")?;
+        // A run that was killed before it noted anything had made nothing.
+        Ok(serde_json::from_str(&text).ok())
+    }
+}
+
+/// Removes what runs that were killed left. What cannot be removed is told on standard error and tried again next time.
+pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, agent: &Agent) {
+    let dead = match Instance::dead(marks, "run") {
+        Ok(dead) => dead,
+        Err(error) => return Failure::new("looking for what killed runs left", error).report(false),
+    };
+    for instance in dead {
+        if let Err(failure) = clean_up_after(&instance, hierarchy, agent) {
+            failure.report(false);
+            instance.keep();
+        }
+    }
+}
+
+fn clean_up_after(instance: &Instance, hierarchy: &Hierarchy, agent: &Agent) -> Result<()> {
+    let Some(note) = Note::read(instance)? else { return Ok(()) };
+    let what = || format!("cleaning up after {}, which was killed", instance.name());
+    if let Some(cgroup) = Cgroup::adopt(hierarchy, &note.cgroup) {
+        cgroup.remove().or_fail(what)?;
+    }
+    match note.volume {
+        // Without an agent its volumes are the next agent's business.
+        Some(Volume::Borrowed(volume)) if agent.is_there() => pool::give_back(agent, volume),
+        _ => Ok(()),
+    }
+}
