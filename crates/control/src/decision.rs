@@ -18,12 +18,13 @@ pub struct Decision {
     /// T_lower, a share.
     pub lower: f64,
     /// What was decided.
+    #[serde(flatten)]
     pub what: What,
 }
 
 /// Why a borrow by hand is not even tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "refusal", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// This host lends, and no host does both.
     Lending,
@@ -299,6 +300,8 @@ mod tests {
             What::Asks { lender: "b".parse().unwrap(), bytes: Bytes::mib(512), cause: Some(Cause::Overload) };
         let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
         assert_eq!(decision.to_string(), "asks b for 512MiB: used 213MiB of 256MiB is above 80 % (204.8MiB)");
+        let json = serde_json::to_value(&decision).unwrap();
+        assert_eq!((&json["what"], &json["lender"]), (&"asks".into(), &"b".into()));
     }
 
     #[test]

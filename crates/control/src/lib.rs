@@ -7,7 +7,7 @@
 //! # What holds whatever the network does
 //! Messages may be lost, doubled and reordered, and either agent may be restarted at any moment:
 //! - **No direct step between Borrower and Lender.** Only the four edges of Fig. 3 are written down
-//!   ([`Role`] changes in one function), and a host grants nothing while it asks, nor asks while it lends.
+//!   (`controller::next_role`), and a host grants nothing while it asks, nor asks while it lends.
 //! - **A lender frees a lease only when its borrower said `mem_bor_fin`**, or gave no sign at all for
 //!   [`Config::grace`]. A borrower says `mem_bor_fin` only for a lease that no volume of its uses.
 //! - **No fin is lost, no lease leaks.** Each fin is repeated until the other side has it. `mem_bor_ack` doubles as
@@ -21,9 +21,9 @@
 //! | lines | what | code | test in `tests/algorithms.rs` |
 //! |---|---|---|---|
 //! | 1: 1 | every monitoring period | `Controller::step`, [`Event::Tick`] | `algorithm_1_line_1_…` |
-//! | 1: 2-3 | Neutral runs Algorithm 2 | `Controller::tick` | `algorithm_1_lines_2_3_…` |
-//! | 1: 4-5 | Borrower runs Algorithm 3 | `Controller::tick` | `algorithm_1_lines_4_5_…` |
-//! | 1: 6-8 | Lender runs Algorithm 4 | `Controller::tick` | `algorithm_1_lines_6_8_…` |
+//! | 1: 2-3 | Neutral runs Algorithm 2 | `controller::tick` | `algorithm_1_lines_2_3_…` |
+//! | 1: 4-5 | Borrower runs Algorithm 3 | `controller::tick` | `algorithm_1_lines_4_5_…` |
+//! | 1: 6-8 | Lender runs Algorithm 4 | `controller::tick` | `algorithm_1_lines_6_8_…` |
 //! | 2: 1 | no request: stay Neutral | `neutral::tick` | `algorithm_2_line_1_…` |
 //! | 2: 2-3 | M_req > M_s: `mem_bor_rej` | `lender::Lender::requested` | `algorithm_2_lines_2_3_…` |
 //! | 2: 4-5 | M_u > T_upper M_t: `mem_bor_req` | `neutral::tick` | `algorithm_2_lines_4_5_…` |

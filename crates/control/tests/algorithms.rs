@@ -445,6 +445,55 @@ fn a_recall_that_overtakes_its_ack_leaves_nothing_in_use() {
     assert_eq!(host.role(), Role::Neutral);
 }
 
+/// A host that wants 1 GiB, has half of it from `b` as lease 1, and has asked `c` for the rest.
+fn half_way() -> (Host, RequestId) {
+    let mut host = Host::new(config());
+    let offers = vec![("b", 640), ("c", 512)];
+    let lenders =
+        offers.into_iter().map(|(host, mib)| Offer { host: name(host), spare: Bytes::mib(mib) }).collect();
+    let memory = Memory { total: TOTAL, used: Bytes::gib(9), ..Memory::default() };
+    let (_, request, bytes) =
+        host.event(Event::Tick { memory, stored: BTreeMap::new(), lenders }).request_sent();
+    let (to, next, missing) = host.receive("b", ack(request, 1, bytes)).request_sent();
+    assert_eq!((to.as_str(), missing), ("c", Bytes::mib(384)));
+    host.receive("b", ack(request, 1, bytes)).does_nothing();
+    (host, next)
+}
+
+#[test]
+fn what_one_lender_lacks_another_gives_and_all_leases_are_under_one_volume() {
+    let (mut host, request) = half_way();
+    let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
+    let leases: Vec<_> = volume.leases.iter().map(|lease| (lease.lender.as_str(), lease.bytes)).collect();
+    assert_eq!(leases, [("b", Bytes::mib(640)), ("c", Bytes::mib(384))]);
+    assert_eq!(volume.bytes, Bytes::gib(1));
+}
+
+#[test]
+fn a_lease_recalled_while_others_are_still_asked_goes_back_at_once() {
+    let (mut host, request) = half_way();
+    host.receive("b", len_fin(1));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
+    assert_eq!(volume.leases.len(), 1);
+}
+
+#[test]
+fn a_round_given_up_gives_back_what_it_has_got() {
+    let (mut host, request) = half_way();
+    host.tick(20, &[]);
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    host.receive("c", ack(request, 2, Bytes::mib(384)));
+    assert_eq!(host.sent(), [("c", &bor_fin(LeaseId(2)))]);
+}
+
+#[test]
+fn what_was_got_is_used_although_nobody_has_the_rest() {
+    let (mut host, request) = half_way();
+    let volume = host.receive("c", rej(request, Bytes::ZERO, Reason::Borrowing)).activates();
+    assert_eq!(volume.bytes, Bytes::mib(640));
+}
+
 #[test]
 fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
     let mut host = Host::new(config());

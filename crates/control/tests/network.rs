@@ -89,6 +89,10 @@ fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
 
 const GRACE: u64 = 10_000;
 
+/// So small that one lender seldom has what a borrower asks for.
+const SMALL: Bytes = Bytes::gib(1);
+const LARGE: Bytes = Bytes::gib(4);
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -98,7 +102,7 @@ proptest! {
         hosts in 2..=5usize,
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
-        let mut network = Network::new(hosts, config(GRACE));
+        let mut network = Network::new(hosts, SMALL, config(GRACE));
         happenings.into_iter().for_each(|happening| happen(&mut network, happening));
         // What a crash has forgotten is only found when the lender asks, a quarter of the grace later.
         if !comes_to_rest(&mut network, 60) {
@@ -113,7 +117,7 @@ proptest! {
         hosts in 2..=5usize,
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
-        let mut network = Network::new(hosts, config(GRACE));
+        let mut network = Network::new(hosts, SMALL, config(GRACE));
         let calm = happenings.into_iter().filter(|happening| !matches!(happening, Happening::Crash { .. }));
         calm.for_each(|happening| happen(&mut network, happening));
         prop_assert!(comes_to_rest(&mut network, 30), "{:#?}", network.decisions);
@@ -124,7 +128,7 @@ proptest! {
         hosts in 2..=5usize,
         happenings in prop::collection::vec(happening(), 0..300),
     ) {
-        let mut network = Network::new(hosts, config(20));
+        let mut network = Network::new(hosts, SMALL, config(20));
         happenings.into_iter().for_each(|happening| happen(&mut network, happening));
         prop_assert!(comes_to_rest(&mut network, 120), "{:#?}", network.decisions);
         prop_assert!(!network.unexpired_leases_in_use());
@@ -145,7 +149,7 @@ fn roles(network: &Network) -> Vec<Role> {
 
 #[test]
 fn two_hosts_borrow_and_lend_and_then_switch_roles() {
-    let mut network = Network::new(2, config(GRACE));
+    let mut network = Network::new(2, LARGE, config(GRACE));
     seconds(&mut network, 3, &[used(85), used(20)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender]);
     seconds(&mut network, 3, &[used(20), used(20)]);
@@ -158,7 +162,7 @@ fn two_hosts_borrow_and_lend_and_then_switch_roles() {
 
 #[test]
 fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
-    let mut network = Network::new(3, config(GRACE));
+    let mut network = Network::new(3, LARGE, config(GRACE));
     // 72 % of 4 GiB leave 327 MiB below T_upper (5 extents), 70 % leave 409 MiB (6 extents): 8 are wanted.
     seconds(&mut network, 2, &[used(85), used(72), used(70)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender, Role::Lender]);
@@ -174,7 +178,7 @@ fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
 
 #[test]
 fn one_lender_serves_several_borrowers_until_its_spare_is_promised() {
-    let mut network = Network::new(4, config(GRACE));
+    let mut network = Network::new(4, LARGE, config(GRACE));
     // 50 % of 4 GiB leave 1228 MiB below T_upper: two requests of 512 MiB, and three extents of the third.
     seconds(&mut network, 2, &[used(90), used(90), used(90), used(50)]);
     let lent = network.hosts[3].controller.lent();
@@ -186,7 +190,7 @@ fn one_lender_serves_several_borrowers_until_its_spare_is_promised() {
 
 #[test]
 fn the_leases_of_a_lender_in_need_move_to_another_lender() {
-    let mut network = Network::new(3, config(GRACE));
+    let mut network = Network::new(3, LARGE, config(GRACE));
     seconds(&mut network, 3, &[used(85), used(20), used(40)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender, Role::Neutral]);
     let need = Load { used: 90, filled: 50, pressure: false };
@@ -201,7 +205,7 @@ fn the_leases_of_a_lender_in_need_move_to_another_lender() {
 
 #[test]
 fn a_volume_whose_leases_are_all_spilled_goes_back_when_the_load_is_gone() {
-    let mut network = Network::new(2, config(GRACE));
+    let mut network = Network::new(2, LARGE, config(GRACE));
     seconds(&mut network, 2, &[used(85), used(20)]);
     seconds(&mut network, 3, &[used(85), used(90)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Neutral]);
@@ -213,7 +217,7 @@ fn a_volume_whose_leases_are_all_spilled_goes_back_when_the_load_is_gone() {
 
 #[test]
 fn two_hosts_that_ask_each_other_at_once_reject_each_other_and_can_ask_again() {
-    let mut network = Network::new(2, config(GRACE));
+    let mut network = Network::new(2, LARGE, config(GRACE));
     let borrow = Event::Borrow { bytes: Bytes::mib(64), group: Group::default() };
     seconds(&mut network, 2, &[used(50), used(50)]);
     network.step(0, borrow.clone());
@@ -227,7 +231,7 @@ fn two_hosts_that_ask_each_other_at_once_reject_each_other_and_can_ask_again() {
 
 #[test]
 fn what_the_operator_borrows_stays_until_the_operator_returns_it() {
-    let mut network = Network::new(2, config(GRACE));
+    let mut network = Network::new(2, LARGE, config(GRACE));
     let idle = [used(20), used(20)];
     seconds(&mut network, 2, &idle);
     network.step(0, Event::Borrow { bytes: Bytes::mib(100), group: Group::default() });
@@ -242,7 +246,7 @@ fn what_the_operator_borrows_stays_until_the_operator_returns_it() {
 
 #[test]
 fn a_borrower_in_use_is_asked_again_and_not_expired_while_its_agent_answers() {
-    let mut network = Network::new(2, config(40));
+    let mut network = Network::new(2, LARGE, config(40));
     seconds(&mut network, 200, &[used(85), used(20)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender]);
     assert!(!network.any_expired());
@@ -250,7 +254,7 @@ fn a_borrower_in_use_is_asked_again_and_not_expired_while_its_agent_answers() {
 
 #[test]
 fn the_lease_of_a_borrower_that_is_gone_is_freed_after_the_grace_and_not_before() {
-    let mut network = Network::new(2, config(40));
+    let mut network = Network::new(2, LARGE, config(40));
     seconds(&mut network, 2, &[used(85), used(20)]);
     for second in 0..40 {
         assert_eq!(network.hosts[1].store.len(), 1, "after {second} s");

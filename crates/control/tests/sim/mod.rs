@@ -12,8 +12,6 @@ use aquifer_control::{
 };
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
-pub const TOTAL: Bytes = Bytes::gib(4);
-
 /// How loaded a host is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
@@ -43,6 +41,8 @@ struct Packet {
 
 pub struct Network {
     pub config: Config,
+    /// M_t of every host.
+    pub total: Bytes,
     pub hosts: Vec<Host>,
     wire: Vec<Packet>,
     pub now: Duration,
@@ -51,7 +51,7 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(hosts: usize, config: Config) -> Self {
+    pub fn new(hosts: usize, total: Bytes, config: Config) -> Self {
         config.validate().expect("the test's configuration makes sense");
         let host = |index: usize| {
             let name: HostName =
@@ -69,6 +69,7 @@ impl Network {
         Self {
             hosts: (0..hosts).map(host).collect(),
             config: config.clone(),
+            total,
             wire: Vec::new(),
             now: Duration::from_secs(1),
             expired: BTreeSet::new(),
@@ -119,9 +120,15 @@ impl Network {
         }
     }
 
-    /// Every lease under a volume, or about to be, exists at its lender; and no request has two leases.
+    /// Every lease under a volume, or about to be, exists at its lender; no request has two leases; no host does both.
     fn check(&self) {
         for host in &self.hosts {
+            let (borrows, lends) = (host.controller.volumes(), host.controller.lent());
+            assert!(
+                borrows.is_empty() || lends.is_empty(),
+                "{} borrows {borrows:?}, lends {lends:?}",
+                host.name
+            );
             for lease in host.leases_in_use().into_iter().filter(|l| !self.expired.contains(&l.lease)) {
                 let lender = &self.hosts[self.index(&lease.lender)];
                 assert!(
@@ -142,8 +149,8 @@ impl Network {
         let host = &self.hosts[index];
         let capacity: Bytes = host.volumes.values().map(|volume| volume.bytes).sum();
         let memory = Memory {
-            total: TOTAL,
-            used: Bytes(TOTAL.0 * load.used / 100),
+            total: self.total,
+            used: Bytes(self.total.0 * load.used / 100),
             swap_used: Bytes(capacity.0 * load.filled / 100),
             pressure: load.pressure,
         };
