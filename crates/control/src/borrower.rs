@@ -7,12 +7,10 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::Serialize;
 
 use crate::fins::Fins;
-use crate::placement::{in_whole_extents, whole_extents};
+use crate::placement::whole_extents;
 use crate::round::{Purpose, Round, Wait};
 use crate::turn::Turn;
-use crate::{
-    Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, Reason, Refusal, RequestId, What,
-};
+use crate::{Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, What};
 
 /// Where a volume is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -93,7 +91,7 @@ pub(crate) struct Borrower {
     /// No round for overload before this.
     paused_until: Duration,
     /// Not said again before this that nobody has anything to spare.
-    silent_until: Duration,
+    pub(crate) silent_until: Duration,
 }
 
 impl Borrower {
@@ -175,125 +173,19 @@ impl Borrower {
         whole_extents(turn.config().max_borrowed.saturating_sub(self.borrowed()))
     }
 
-    fn borrowed(&self) -> Bytes {
+    pub(crate) fn borrowed(&self) -> Bytes {
         let staying = self.holdings.values().filter(|holding| holding.leaving == Leaving::No);
         staying.map(|holding| holding.borrowed.bytes).sum()
     }
 
-    /// Starts a round for a new volume.
-    ///
-    /// For overload, what `max_borrowed` leaves is enough; the operator gets all that was asked for or a refusal.
-    pub(crate) fn borrow(
+    pub(crate) fn add_volume(
         &mut self,
-        cause: Cause,
+        id: VolumeId,
         bytes: Bytes,
         group: Group,
-        turn: &mut Turn<'_>,
-    ) -> Result<(), Refusal> {
-        if self.round.is_some() {
-            return Err(Refusal::Asking);
-        }
-        if bytes == Bytes::ZERO {
-            return Err(Refusal::Nothing);
-        }
-        let room = self.room(turn);
-        let wanted = bytes.round_up_to_extents();
-        if room == Bytes::ZERO || (cause == Cause::ByHand && wanted > room) {
-            return Err(Refusal::OverMax { borrowed: self.borrowed(), max: turn.config().max_borrowed });
-        }
-        let wanted = wanted.min(room);
-        let candidates = self.candidates(cause == Cause::Overload, turn);
-        if candidates.is_empty() {
-            self.tell_nobody_lends(wanted, cause, turn);
-            return Ok(());
-        }
-        self.round = Some(Round::new(Purpose::Volume(cause), group, wanted, candidates));
-        self.proceed(turn);
-        Ok(())
-    }
-
-    /// Nobody has an extent to spare. The next reading may bring an offer, so there is no pause, only no word at each reading.
-    fn tell_nobody_lends(&mut self, wanted: Bytes, cause: Cause, turn: &mut Turn<'_>) {
-        if cause == Cause::ByHand || turn.now() >= self.silent_until {
-            turn.decide(What::NobodyLends { wanted, cause, retry: None });
-            self.silent_until = turn.now().saturating_add(turn.config().cooldown);
-        }
-    }
-
-    /// Asks the next lender if no request is in flight, and ends the round when there is no next.
-    pub(crate) fn proceed(&mut self, turn: &mut Turn<'_>) {
-        let mut waits = |round: &mut Round| round.status().is_some() || round.ask_next(turn);
-        let Some(round) = self.round.take_if(|round| !waits(round)) else { return };
-        match round.purpose {
-            Purpose::Volume(cause) => self.activate(cause, round, turn),
-            Purpose::Replace { .. } => self.evacuate(round, turn),
-        }
-    }
-
-    /// `mem_bor_ack` (Algorithm 2 lines 6-8): takes the lease if it is wanted. It may also be a repetition, or the lender's
-    /// question whether the lease is still held: what is held needs no answer, what is not is finished.
-    pub(crate) fn acknowledged(&mut self, request: RequestId, lease: BorrowedLease, turn: &mut Turn<'_>) {
-        let in_volumes = self.holdings.get(&lease.lease).map(|holding| &holding.borrowed);
-        let in_round = self.round.iter().flat_map(|round| &round.got).find(|got| got.lease == lease.lease);
-        if let Some(held) = in_volumes.or(in_round) {
-            if held.lender != lease.lender {
-                turn.decide(What::Stranger { from: lease.lender, lease: lease.lease });
-            }
-            return;
-        }
-        match &mut self.round {
-            Some(round) if round.awaits(&lease.lender, request) && in_whole_extents(lease.bytes) => {
-                round.acknowledged(lease, turn);
-                self.proceed(turn);
-            }
-            _ => {
-                let BorrowedLease { lease, lender, .. } = lease;
-                if !self.fins.contains(&lender, lease) {
-                    turn.decide(What::Unwanted { lender: lender.clone(), lease });
-                }
-                self.fins.add(&lender, lease, turn);
-            }
-        }
-    }
-
-    /// `mem_bor_rej`: asks the next lender.
-    pub(crate) fn rejected(
-        &mut self,
-        from: &HostName,
-        request: RequestId,
-        spare: Bytes,
-        reason: Reason,
-        turn: &mut Turn<'_>,
+        cause: Cause,
+        state: VolumeState,
     ) {
-        let Some(round) = self.round.as_mut().filter(|round| round.awaits(from, request)) else { return };
-        if round.rejected(spare, reason, turn) {
-            self.skip(from, turn);
-        }
-        self.proceed(turn);
-    }
-
-    /// The round is over: makes a volume of what it brought (Algorithm 2 line 7).
-    fn activate(&mut self, cause: Cause, round: Round, turn: &mut Turn<'_>) {
-        let (bytes, wanted) = (round.got_bytes(), round.wanted);
-        if round.got.is_empty() {
-            let retry = round.pause(turn.config().cooldown);
-            turn.decide(What::NobodyLends { wanted, cause, retry: Some(retry) });
-            return self.pause(retry, turn);
-        }
-        let volume = turn.ids.volume();
-        self.add_volume(volume, bytes, round.group.clone(), cause, VolumeState::Activating);
-        round.got.iter().for_each(|lease| self.hold(volume, lease.clone()));
-        turn.decide(What::Activates { volume, leases: round.got.len(), bytes, wanted, cause });
-        turn.act(Action::Activate(LiveVolume {
-            volume,
-            bytes,
-            group: round.group,
-            cause,
-            leases: round.got,
-        }));
-    }
-
-    fn add_volume(&mut self, id: VolumeId, bytes: Bytes, group: Group, cause: Cause, state: VolumeState) {
         let volume = Volume { bytes, group, cause, state, returned: false, retry_at: Duration::ZERO };
         self.volumes.insert(id, volume);
     }
@@ -390,29 +282,6 @@ impl Borrower {
     pub(crate) fn finish(&mut self, lease: LeaseId, turn: &mut Turn<'_>) {
         if let Some(holding) = self.holdings.remove(&lease) {
             self.fins.add(&holding.borrowed.lender, lease, turn);
-        }
-    }
-
-    /// Gives back what a round brought.
-    pub(crate) fn give_back(&mut self, round: &Round, turn: &mut Turn<'_>) {
-        for got in &round.got {
-            self.fins.add(&got.lender, got.lease, turn);
-        }
-    }
-
-    /// Ends the round without using what it brought. The answer to its request in flight will not be wanted.
-    fn abandon(&mut self, turn: &mut Turn<'_>) {
-        if let Some(round) = self.round.take() {
-            turn.decide(What::Abandons { wanted: round.wanted, got: round.got_bytes() });
-            self.give_back(&round, turn);
-        }
-    }
-
-    /// Ends the round if it is for a recalled lease of this volume.
-    fn abandon_replacement(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
-        let purpose = self.round.as_ref().map(|round| round.purpose);
-        if matches!(purpose, Some(Purpose::Replace { volume, .. }) if volume == id) {
-            self.abandon(turn);
         }
     }
 

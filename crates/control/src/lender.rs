@@ -4,110 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
-use serde::Serialize;
 
+use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
 use crate::turn::Turn;
-use crate::{Action, Lent, LentLease, Message, Reason, RequestId, What, recall};
+use crate::{Action, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall};
 
 /// How many requests whose leases have come and gone are remembered. They only keep a straggling copy of a request from
 /// being granted again for nothing; it would be given back at once.
 const REMEMBERED: usize = 256;
-
-/// Where a lease is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LoanState {
-    /// Being set up; the borrower does not know of it yet.
-    Opening,
-    /// Set up, but the borrower has not shown that it knows.
-    Offered,
-    /// Held by the borrower.
-    Held,
-    /// Asked back.
-    Recalled,
-    /// Being dropped.
-    Freeing,
-}
-
-/// For the status: one lease that this host gave.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LentStatus {
-    /// The lease.
-    #[serde(flatten)]
-    pub lease: LentLease,
-    /// What is stored in it.
-    pub stored: Bytes,
-    /// Where it is in its life.
-    pub state: LoanState,
-    /// When the borrower last gave a sign of it.
-    pub seen: Duration,
-}
-
-#[derive(Clone, Debug)]
-struct Loan {
-    lease: LentLease,
-    address: String,
-    stored: Bytes,
-    state: LoanState,
-    seen: Duration,
-    /// When the last message or action that this loan waits for went out.
-    sent: Duration,
-}
-
-impl Loan {
-    /// Set up, so that it makes this host a lender.
-    fn exists(&self) -> bool {
-        self.state != LoanState::Opening
-    }
-
-    fn ack(&self) -> Message {
-        let LentLease { lease, bytes, request, .. } = self.lease;
-        Message::MemBorAck { request, lease, bytes, address: self.address.clone() }
-    }
-
-    fn send(&mut self, message: Message, turn: &mut Turn<'_>) {
-        self.sent = turn.now();
-        turn.send(&self.lease.borrower, message);
-    }
-
-    fn free(&mut self, turn: &mut Turn<'_>) {
-        self.state = LoanState::Freeing;
-        self.sent = turn.now();
-        turn.act(Action::FreeLease { lease: self.lease.lease });
-    }
-
-    /// The borrower knows of the lease.
-    fn seen(&mut self, now: Duration) {
-        self.seen = now;
-        if self.state == LoanState::Offered {
-            self.state = LoanState::Held;
-        }
-    }
-
-    /// Sends again what is not settled; frees the lease when the grace is over.
-    fn tick(&mut self, turn: &mut Turn<'_>) {
-        let silent = turn.now().saturating_sub(self.seen);
-        let grace = turn.config().grace;
-        let due = turn.passed(turn.config().resend, self.sent);
-        let asks = match self.state {
-            LoanState::Opening => return,
-            LoanState::Freeing if due => return self.free(turn),
-            LoanState::Freeing => return,
-            LoanState::Offered | LoanState::Recalled => due,
-            LoanState::Held => due && silent >= grace / 4,
-        };
-        if silent >= grace {
-            let LentLease { lease, borrower, .. } = self.lease.clone();
-            turn.decide(What::Expires { borrower, lease, stored: self.stored, silent });
-            self.free(turn);
-        } else if asks && self.state == LoanState::Recalled {
-            self.send(Message::MemLenFin { lease: self.lease.lease }, turn);
-        } else if asks {
-            self.send(self.ack(), turn);
-        }
-    }
-}
 
 /// The lender's half of the controller.
 #[derive(Clone, Debug, Default)]

@@ -27,18 +27,20 @@
 //! | 2: 1 | no request: stay Neutral | `neutral::tick` | `algorithm_2_line_1_…` |
 //! | 2: 2-3 | M_req > M_s: `mem_bor_rej` | `lender::Lender::requested` | `algorithm_2_lines_2_3_…` |
 //! | 2: 4-5 | M_u > T_upper M_t: `mem_bor_req` | `neutral::tick` | `algorithm_2_lines_4_5_…` |
-//! | 2: 6-8 | ack: activate, Borrower | `borrower::Borrower::acknowledged` | `algorithm_2_lines_6_8_…` |
+//! | 2: 6-8 | ack: activate, Borrower | `borrowing`: `acknowledged`, `activate` | `algorithm_2_lines_6_8_…` |
 //! | 2: 9-13 | grant: activate, ack, Lender | `lender::Lender::{requested, opened}` | `algorithm_2_lines_9_13_…` |
 //! | 3: 1-2 | needed and feasible: stay Borrower | `borrower::Borrower::tick` | `algorithm_3_lines_1_2_…` |
-//! | 3: 1 | `mem_len_fin`: not feasible | `borrower::Borrower::recalled` | `algorithm_3_line_1_…` |
+//! | 3: 1 | `mem_len_fin`: not feasible | `evacuation`: `recalled` | `algorithm_3_line_1_…` |
 //! | 3: 3-6 | deactivate, `mem_bor_fin`, Neutral | `borrower::Borrower::{tick, deactivated}` | `algorithm_3_lines_3_6_…` |
 //! | 4: 1-2 | no `mem_bor_fin`: stay Lender | `lender::Lender::tick` | `algorithm_4_lines_1_2_…` |
 //! | 4: 3-4 | M_u > T_upper M_t: `mem_len_fin` | `lender::Lender::recall` | `algorithm_4_lines_3_4_…` |
 //! | 4: 5-7 | `mem_bor_fin`: deactivate, Neutral | `lender::Lender::{finished, freed}` | `algorithm_4_lines_5_7_…` |
 //!
-//! Equations 1 and 2: [`Memory::shareable`], tested in `memory.rs`. Orders, losses and crashes: `tests/network.rs`.
+//! Equations 1 and 2: [`Memory::shareable`], tested in `memory.rs`. Several lenders, failures, restarts: `tests/protocol.rs`.
+//! Any order, loss, doubling and crash: `tests/network.rs`.
 
 mod borrower;
+mod borrowing;
 mod config;
 mod controller;
 mod decision;
@@ -46,6 +48,7 @@ mod evacuation;
 mod event;
 mod fins;
 mod lender;
+mod loan;
 mod memory;
 mod message;
 mod neutral;
@@ -59,7 +62,7 @@ pub use config::{Config, ConfigError, Shareable};
 pub use controller::{Controller, Restored};
 pub use decision::{Decision, Refusal, What};
 pub use event::{Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Step};
-pub use lender::{LentStatus, LoanState};
+pub use loan::{LentStatus, LoanState};
 pub use memory::{Lent, Memory};
 pub use message::{Message, Reason, RequestId, Role};
 pub use placement::{Candidates, Offer};

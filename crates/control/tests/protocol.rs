@@ -1,0 +1,368 @@
+//! What the paper leaves open: who may do what when, several lenders, messages that go astray, failures, restarts.
+
+mod host;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use aquifer_control::{
+    Action, Cause, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Message, Offer,
+    Reason, Refusal, RequestId, Restored, Role, What,
+};
+use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
+use host::{Host, TOTAL, ack, bor_fin, config, len_fin, name, rej, req};
+
+#[test]
+fn a_borrower_and_a_host_that_asks_and_one_that_is_overloaded_grant_nothing() {
+    let mut host = Host::new(config());
+    host.receive("c", req(9, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Starting));
+    host.tick(85, &[]).receive("c", req(9, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Overloaded));
+    host.tick(50, &[("b", 4)]).event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
+    let (_, request, bytes) = host.request_sent();
+    host.receive("c", req(9, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Asking));
+    host.receive("b", ack(request, 1, bytes)).receive("c", req(9, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Borrowing));
+}
+
+#[test]
+fn a_host_that_is_setting_up_a_lease_does_not_ask() {
+    let mut host = Host::new(config());
+    host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened();
+    host.tick(90, &[("c", 4)]).does_nothing();
+    host.event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
+    let refused = What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::Lending };
+    assert_eq!(host.step.decisions[0].what, refused);
+}
+
+#[test]
+fn of_two_hosts_that_ask_each_other_the_first_by_name_asks_again_first() {
+    for (other, wait) in [("a", 60), ("z", 30)] {
+        let mut host = Host::new(config());
+        let (_, request, _) = host.tick(85, &[(other, 4)]).request_sent();
+        host.receive(other, rej(request, Bytes::ZERO, Reason::Asking));
+        let retry = Some(Duration::from_secs(wait));
+        let expected = What::NobodyLends { wanted: Bytes::gib(1), cause: Cause::Overload, retry };
+        assert_eq!(host.step.decisions.last().map(|decision| &decision.what), Some(&expected));
+        host.now += Duration::from_secs(wait - 2);
+        host.tick(85, &[(other, 4)]).does_nothing();
+        host.tick(85, &[(other, 4)]).request_sent();
+    }
+}
+
+#[test]
+fn a_repeated_request_has_one_lease_and_is_answered_with_it_again() {
+    let mut host = Host::new(config());
+    let lease = host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened().lease;
+    host.receive("b", req(1, Bytes::gib(1))).does_nothing();
+    host.event(Event::LeaseOpened { lease, address: "there".to_owned() });
+    host.receive("b", req(1, Bytes::gib(1)));
+    assert_eq!(host.sent(), [("b", &ack(RequestId(1), lease.0, Bytes::gib(1)))]);
+    // The same number from another host is another request.
+    assert_ne!(host.receive("c", req(1, Bytes::gib(1))).opened().lease, lease);
+    host.receive("b", bor_fin(lease)).event(Event::LeaseFreed { lease });
+    host.receive("b", req(1, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent().1, Reason::Settled);
+}
+
+#[test]
+fn only_the_holder_of_a_lease_can_end_it() {
+    let mut host = Host::new(config());
+    let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
+    host.receive("c", bor_fin(lease));
+    assert_eq!(host.step.decisions[0].what, What::Stranger { from: name("c"), lease });
+    assert!(host.step.actions.is_empty());
+    let mut host = Host::new(config());
+    host.borrow();
+    host.receive("c", len_fin(1));
+    assert!(host.step.actions.is_empty(), "not by a host that is not the lender either");
+}
+
+#[test]
+fn an_unanswered_request_is_sent_again_and_then_the_next_lender_is_asked() {
+    let mut host = Host::new(config());
+    let offers = [("b", 4), ("c", 3)];
+    let (_, first, bytes) = host.tick(85, &offers).request_sent();
+    assert_eq!(host.tick(85, &offers).request_sent(), ("b".to_owned(), first, bytes));
+    (0..3).for_each(|_| drop(host.tick(85, &offers).request_sent()));
+    let (to, second, _) = host.tick(85, &offers).request_sent();
+    assert_eq!(to, "c");
+    host.receive("b", ack(first, 1, bytes));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))], "too late");
+    host.receive("c", ack(second, 2, bytes)).activates();
+}
+
+#[test]
+fn a_lender_with_less_room_than_thought_is_asked_again_for_what_it_has() {
+    let mut host = Host::new(config());
+    let (_, request, _) = host.tick(85, &[("b", 4), ("c", 3)]).request_sent();
+    let (to, request, bytes) =
+        host.receive("b", rej(request, Bytes::mib(200), Reason::NoRoom)).request_sent();
+    assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)), "the other one has more now");
+    let (to, _, bytes) = host.receive("c", rej(request, Bytes::ZERO, Reason::NoRoom)).request_sent();
+    assert_eq!((to.as_str(), bytes), ("b", Bytes::mib(192)));
+}
+
+#[test]
+fn a_request_whose_need_is_gone_is_forgotten_and_a_late_ack_is_answered_with_the_fin() {
+    let mut host = Host::new(config());
+    let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
+    host.tick(50, &[("b", 4)]);
+    assert!(matches!(host.step.decisions[0].what, What::Abandons { .. }));
+    host.receive("b", ack(request, 1, bytes));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    assert_eq!(host.role(), Role::Neutral);
+}
+
+#[test]
+fn a_fin_is_repeated_until_it_is_delivered() {
+    let mut host = Host::new(config());
+    let volume = host.borrow();
+    host.tick(20, &[]).event(Event::Deactivated { volume });
+    for _ in 0..3 {
+        assert_eq!(host.tick(20, &[]).sent(), [("b", &bor_fin(LeaseId(1)))]);
+    }
+    host.event(Event::Delivered { to: name("b"), message: bor_fin(LeaseId(1)) });
+    host.tick(20, &[]).does_nothing();
+}
+
+#[test]
+fn a_recall_is_repeated_until_the_borrower_is_done() {
+    let mut host = Host::new(config());
+    let lease = host.tick(20, &[]).lend("b", 1, Bytes::gib(1));
+    let recall = Message::MemLenFin { lease };
+    for _ in 0..3 {
+        assert_eq!(host.tick(85, &[]).sent(), [("b", &recall)]);
+        host.event(Event::Delivered { to: name("b"), message: recall.clone() });
+    }
+    host.receive("b", bor_fin(lease));
+    assert_eq!(host.step.actions, [Action::FreeLease { lease }]);
+}
+
+#[test]
+fn a_recall_that_overtakes_its_ack_leaves_nothing_in_use() {
+    let mut host = Host::new(config());
+    let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
+    host.receive("b", len_fin(1));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    host.receive("b", ack(request, 1, bytes));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))], "the lease may be freed already");
+    assert_eq!(host.role(), Role::Neutral);
+}
+
+/// A host that wants 1 GiB, has half of it from `b` as lease 1, and has asked `c` for the rest.
+fn half_way() -> (Host, RequestId) {
+    let mut host = Host::new(config());
+    let offers = vec![("b", 640), ("c", 512)];
+    let lenders =
+        offers.into_iter().map(|(host, mib)| Offer { host: name(host), spare: Bytes::mib(mib) }).collect();
+    let memory = Memory { total: TOTAL, used: Bytes::gib(9), ..Memory::default() };
+    let (_, request, bytes) =
+        host.event(Event::Tick { memory, stored: BTreeMap::new(), lenders }).request_sent();
+    let (to, next, missing) = host.receive("b", ack(request, 1, bytes)).request_sent();
+    assert_eq!((to.as_str(), missing), ("c", Bytes::mib(384)));
+    host.receive("b", ack(request, 1, bytes)).does_nothing();
+    (host, next)
+}
+
+#[test]
+fn what_one_lender_lacks_another_gives_and_all_leases_are_under_one_volume() {
+    let (mut host, request) = half_way();
+    let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
+    let leases: Vec<_> = volume.leases.iter().map(|lease| (lease.lender.as_str(), lease.bytes)).collect();
+    assert_eq!(leases, [("b", Bytes::mib(640)), ("c", Bytes::mib(384))]);
+    assert_eq!(volume.bytes, Bytes::gib(1));
+}
+
+#[test]
+fn a_lease_recalled_while_others_are_still_asked_goes_back_at_once() {
+    let (mut host, request) = half_way();
+    host.receive("b", len_fin(1));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
+    assert_eq!(volume.leases.len(), 1);
+}
+
+#[test]
+fn a_round_given_up_gives_back_what_it_has_got() {
+    let (mut host, request) = half_way();
+    host.tick(20, &[]);
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    host.receive("c", ack(request, 2, Bytes::mib(384)));
+    assert_eq!(host.sent(), [("c", &bor_fin(LeaseId(2)))]);
+}
+
+#[test]
+fn what_was_got_is_used_although_nobody_has_the_rest() {
+    let (mut host, request) = half_way();
+    let volume = host.receive("c", rej(request, Bytes::ZERO, Reason::Borrowing)).activates();
+    assert_eq!(volume.bytes, Bytes::mib(640));
+}
+
+#[test]
+fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
+    let mut host = Host::new(config());
+    let volume = host.borrow();
+    host.tick(70, &[("b", 4), ("c", 2)]);
+    let (to, request, bytes) = host.receive("b", len_fin(1)).request_sent();
+    assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)));
+    host.receive("c", ack(request, 2, bytes));
+    match &host.step.actions[..] {
+        [Action::Evacuate { volume: of, lease, onto }] => {
+            assert_eq!((*of, *lease, onto[0].lease), (volume, LeaseId(1), LeaseId(2)));
+        }
+        other => panic!("an evacuation was expected, not {other:?}"),
+    }
+    // It fails, and the new lease was not used: it goes back, and the next recall starts another try.
+    let (lease, unused, why) = (LeaseId(1), vec![LeaseId(2)], "no".to_owned());
+    host.event(Event::EvacuationFailed { lease, unused, why });
+    assert_eq!(host.sent(), [("c", &bor_fin(LeaseId(2)))]);
+    host.receive("b", len_fin(1));
+    assert_eq!(host.step.actions, [Action::Evacuate { volume, lease, onto: Vec::new() }]);
+}
+
+#[test]
+fn a_borrower_whose_borrowed_swap_is_nearly_full_borrows_again_up_to_the_limit() {
+    let mut host = Host::new(Config { max_borrowed: Bytes::mib(1536), ..config() });
+    host.borrow();
+    host.read(85, Bytes::mib(768), &[("b", 4)]).does_nothing();
+    let (_, request, bytes) = host.read(85, Bytes::mib(769), &[("b", 4)]).request_sent();
+    assert_eq!(bytes, Bytes::mib(512), "what max_borrowed leaves");
+    let volume = host.receive("b", ack(request, 2, bytes)).activates().volume;
+    host.event(Event::Activated { volume });
+    host.read(85, Bytes::mib(1500), &[("b", 4)]);
+    let (borrowed, max) = (Bytes::mib(1536), Bytes::mib(1536));
+    let refused = What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::OverMax { borrowed, max } };
+    assert_eq!(host.step.decisions[0].what, refused);
+}
+
+#[test]
+fn a_volume_that_cannot_be_made_gives_its_leases_back() {
+    let mut host = Host::new(config());
+    let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
+    let volume = host.receive("b", ack(request, 1, bytes)).activates().volume;
+    host.event(Event::ActivationFailed { volume, why: "no loop device".to_owned() });
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))]);
+    assert_eq!(host.role(), Role::Neutral);
+    assert!(host.step.decisions[0].to_string().contains("no loop device"));
+}
+
+#[test]
+fn a_volume_that_cannot_be_given_back_serves_on_and_is_tried_again_after_the_cooldown() {
+    let mut host = Host::new(config());
+    let volume = host.borrow();
+    host.tick(20, &[]).event(Event::DeactivationFailed { volume, why: "swapoff: no memory".to_owned() });
+    assert_eq!(host.role(), Role::Borrower);
+    assert!(host.tick(20, &[]).step.actions.is_empty());
+    host.now += config().cooldown;
+    assert_eq!(host.tick(20, &[]).step.actions, [Action::Deactivate { volume }]);
+}
+
+#[test]
+fn a_lease_that_cannot_be_set_up_is_rejected_and_leaves_nothing() {
+    let mut host = Host::new(config());
+    let lease = host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened().lease;
+    host.event(Event::LeaseFailed { lease, why: "tmpfs is full".to_owned() });
+    assert_eq!(host.rejection_sent().1, Reason::Failed);
+    assert_eq!(host.role(), Role::Neutral);
+    assert!(host.controller.lent().is_empty());
+}
+
+#[test]
+fn the_early_signal_makes_a_host_ask_and_a_lender_take_back_one_lease() {
+    let pressure = Memory { total: TOTAL, used: Bytes::gib(2), pressure: true, ..Memory::default() };
+    let reading = |lenders| Event::Tick { memory: pressure, stored: BTreeMap::new(), lenders };
+    let mut host = Host::new(config());
+    host.event(reading(vec![Offer { host: name("b"), spare: Bytes::gib(4) }])).request_sent();
+    let mut host = Host::new(config());
+    host.tick(20, &[]);
+    host.lend("b", 1, Bytes::gib(1));
+    host.lend("c", 2, Bytes::gib(1));
+    host.event(reading(Vec::new()));
+    assert_eq!(host.sent().len(), 1);
+}
+
+#[test]
+fn a_restarted_lender_goes_on_with_the_leases_it_finds() {
+    let mut before = Host::new(config());
+    let lease = before.tick(20, &[]).lend("b", 1, Bytes::gib(1));
+    let lent = vec![(before.controller.lent()[0].lease.clone(), "elsewhere".to_owned())];
+    let found = Restored { lent, ..Restored::default() };
+    let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
+    assert_eq!(host.role(), Role::Lender);
+    host.tick(20, &[]);
+    assert!(matches!(host.sent()[..], [("b", Message::MemBorAck { .. })]), "do you still hold it?");
+    host.receive("b", req(1, Bytes::gib(1)));
+    assert!(matches!(host.sent()[..], [("b", Message::MemBorAck { lease: same, .. })] if *same == lease));
+    host.event(Event::BorrowerSeen { lease });
+    assert_eq!(host.controller.lent()[0].state, LoanState::Held);
+    host.receive("b", bor_fin(lease)).event(Event::LeaseFreed { lease });
+    assert_eq!(host.role(), Role::Neutral);
+}
+
+#[test]
+fn a_restarted_borrower_goes_on_with_the_volumes_it_finds_and_gives_back_what_it_does_not_hold() {
+    let mut before = Host::new(config());
+    let (_, request, bytes) = before.tick(85, &[("b", 4)]).request_sent();
+    let volume = before.receive("b", ack(request, 1, bytes)).activates();
+    let found = Restored { volumes: vec![volume.clone()], ..Restored::default() };
+    let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
+    assert_eq!(host.role(), Role::Borrower);
+    host.receive("b", ack(request, 1, bytes)).does_nothing();
+    host.receive("b", ack(RequestId(77), 2, bytes));
+    assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(2)))]);
+    host.tick(20, &[]);
+    assert!(host.step.actions.contains(&Action::Deactivate { volume: volume.volume }));
+}
+
+#[test]
+fn a_host_found_both_borrowing_and_lending_takes_its_leases_back_and_only_then_is_neutral() {
+    let lease = LentLease {
+        lease: LeaseId(5),
+        borrower: name("c"),
+        group: Group::default(),
+        bytes: Bytes::gib(1),
+        request: RequestId(5),
+    };
+    let volume = LiveVolume {
+        volume: VolumeId(6),
+        bytes: Bytes::gib(1),
+        group: Group::default(),
+        cause: Cause::Overload,
+        leases: Vec::new(),
+    };
+    let found = Restored { lent: vec![(lease, "there".to_owned())], volumes: vec![volume] };
+    let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
+    host.tick(70, &[]);
+    assert!(host.sent().contains(&("c", &Message::MemLenFin { lease: LeaseId(5) })));
+    host.event(Event::Deactivated { volume: VolumeId(6) });
+    assert_eq!(host.role(), Role::Borrower);
+    host.receive("c", bor_fin(LeaseId(5))).event(Event::LeaseFreed { lease: LeaseId(5) });
+    assert_eq!(host.role(), Role::Neutral);
+}
+
+#[test]
+fn the_operator_s_request_is_refused_with_the_reason() {
+    let mut host = Host::new(config());
+    host.tick(20, &[("b", 9)]);
+    let borrow = |bytes| Event::Borrow { bytes, group: Group::default() };
+    for (bytes, words) in [(Bytes::ZERO, "at least one byte"), (Bytes::gib(4), "max_borrowed is 3GiB")] {
+        let text = host.event(borrow(bytes)).step.decisions[0].to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    host.event(borrow(Bytes::gib(1))).request_sent();
+    let text = host.event(borrow(Bytes::gib(1))).step.decisions[0].to_string();
+    assert!(text.contains("asking for memory already"), "{text}");
+}
+
+#[test]
+fn a_return_by_hand_while_the_volume_is_in_the_making_is_done_when_it_is_made() {
+    let mut host = Host::new(config());
+    let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
+    let volume = host.receive("b", ack(request, 1, bytes)).activates().volume;
+    assert!(host.event(Event::Return { volume: None }).step.actions.is_empty());
+    host.event(Event::Activated { volume });
+    assert_eq!(host.step.actions, [Action::Deactivate { volume }]);
+}
