@@ -52,6 +52,8 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,
+    /// The latest changes of the role, oldest first.
+    pub role_changes: Vec<RoleChange>,
     /// Seconds between two readings.
     pub period_s: f64,
 }
@@ -184,4 +186,15 @@ pub struct Decision {
     pub at: f64,
     /// One sentence.
     pub what: String,
+}
+
+/// The host had one role and has another now.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RoleChange {
+    /// Seconds since the epoch.
+    pub at: f64,
+    /// The role that it had.
+    pub from: Role,
+    /// The role that it has since.
+    pub to: Role,
 }

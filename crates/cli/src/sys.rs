@@ -30,14 +30,14 @@ pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
     }
 }
 
-/// Makes the kernel kill `command` when the thread that starts it dies: with the process, or by returning.
-pub(crate) fn die_with_parent(command: &mut Command) {
+/// Makes the kernel send `signal` to `command` when the thread that starts it dies: with the process, or by returning.
+pub(crate) fn signal_with_parent(command: &mut Command, signal: Signal) {
     let parent = rustix::process::getpid();
     // SAFETY: between fork and exec the closure only calls prctl(2), getppid(2) and kill(2), which are
     // async-signal-safe; it neither allocates nor takes locks.
     unsafe {
         command.pre_exec(move || {
-            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            rustix::process::set_parent_process_death_signal(Some(signal))?;
             // The parent may have died before the request was made.
             if rustix::process::getppid() == Some(parent) {
                 Ok(())

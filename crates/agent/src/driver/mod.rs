@@ -61,6 +61,7 @@ pub struct Driver {
     started: Instant,
     memory: Memory,
     decisions: VecDeque<status::Decision>,
+    role_changes: VecDeque<status::RoleChange>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
     /// What is being carried out: the controller may ask for it again meanwhile.
@@ -98,6 +99,7 @@ impl Driver {
             started: now,
             memory: Memory::default(),
             decisions: VecDeque::new(),
+            role_changes: VecDeque::new(),
             outcomes,
             finished,
             busy: HashSet::new(),

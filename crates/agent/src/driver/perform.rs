@@ -1,15 +1,16 @@
 //! Carrying out what the controller decides.
 
+use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use aquifer_api::status;
-use aquifer_control::{self as control, Action, Controller, Event, Message, Offer, Restored, Shareable};
+use aquifer_api::status::{self, RoleChange};
+use aquifer_control::{self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, What};
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::{Driver, Parts};
 
 /// How many decisions `status` shows.
-const DECISIONS: usize = 200;
+const REMEMBERED: usize = 200;
 
 /// What is being carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,22 @@ pub(super) fn controller(parts: &Parts) -> Controller {
     Controller::restore(parts.config.host.clone(), config, LeaseId::random().0, Duration::ZERO, found)
 }
 
+/// The role in the words of the API.
+pub(super) fn role(role: control::Role) -> status::Role {
+    match role {
+        control::Role::Neutral => status::Role::Neutral,
+        control::Role::Borrower => status::Role::Borrower,
+        control::Role::Lender => status::Role::Lender,
+    }
+}
+
+fn remember<T>(latest: &mut VecDeque<T>, new: T) {
+    if latest.len() == REMEMBERED {
+        latest.pop_front();
+    }
+    latest.push_back(new);
+}
+
 impl Driver {
     /// Lets the controller take one event and carries out what comes of it.
     pub(super) fn step(&mut self, event: Event) {
@@ -60,11 +77,11 @@ impl Driver {
         for decision in &step.decisions {
             tracing::info!(role = %self.controller.role(), "{decision}");
             self.orders.note(&decision.what);
-            if self.decisions.len() == DECISIONS {
-                self.decisions.pop_front();
-            }
             let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            self.decisions.push_back(status::Decision { at, what: decision.to_string() });
+            if let What::RoleChanged { from, to } = decision.what {
+                remember(&mut self.role_changes, RoleChange { at, from: role(from), to: role(to) });
+            }
+            remember(&mut self.decisions, status::Decision { at, what: decision.to_string() });
         }
         for action in step.actions {
             self.perform(action);

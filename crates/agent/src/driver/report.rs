@@ -1,10 +1,11 @@
 //! What `status` shows.
 
-use aquifer_api::status::{Lent, Memory, Role, Status};
+use aquifer_api::status::{Lent, Memory, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
 use super::Driver;
+use super::perform::role;
 
 impl Driver {
     /// Answers with everything about this host. Volumes are asked beside the driver, because they are other processes.
@@ -15,11 +16,7 @@ impl Driver {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.started.elapsed().as_secs_f64(),
-            role: match self.controller.role() {
-                control::Role::Neutral => Role::Neutral,
-                control::Role::Borrower => Role::Borrower,
-                control::Role::Lender => Role::Lender,
-            },
+            role: role(self.controller.role()),
             memory: Memory {
                 source: self.parts.source.name(),
                 total: self.memory.total,
@@ -35,6 +32,7 @@ impl Driver {
             borrowed: Vec::new(),
             peers: self.parts.peers.status(),
             decisions: self.decisions.iter().cloned().collect(),
+            role_changes: self.role_changes.iter().copied().collect(),
             period_s: config.memory.period.as_secs_f64(),
         };
         let borrower = self.parts.borrower.clone();

@@ -42,7 +42,7 @@ impl Loader {
 
     fn spawn(mut command: Command, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
         prepare(&mut command)?;
-        crate::sys::die_with_parent(&mut command);
+        crate::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
         let mut child = command.spawn().or_fail(|| "starting a load")?;
         let orders = child.stdin.take();
         let (sender, events) = mpsc::channel();

@@ -1,0 +1,231 @@
+//! `aquifer demo sharing`: two hosts on this machine, overloaded one after the other, each helped by the other's memory.
+//!
+//! Everything is real: two agents in network namespaces of their own, each managing a memory cgroup as its machine; loads
+//! that fill 1.5 times that with content which is verified byte by byte while a third of it is in the other host's RAM.
+
+mod host;
+mod report;
+mod watch;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+
+use super::load::{Plan, Verdict};
+use super::loader::Loader;
+use super::netns::Network;
+use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use crate::failure::{Failure, OrFail, Result};
+use crate::init::{Cluster, Member};
+use crate::instance::Instance;
+use host::Host;
+pub use report::{Phase, Summary};
+use watch::Watch;
+
+/// What a demo is told.
+#[derive(Debug)]
+pub struct Options {
+    /// RAM of each host.
+    pub memory: Bytes,
+    /// Where marks, sockets and logs are kept while it runs.
+    pub run_dir: PathBuf,
+}
+
+/// What is left of a demo.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures.
+    pub summary: Summary,
+    /// The picture, as PNG.
+    pub picture: Vec<u8>,
+}
+
+/// How much more than its RAM a host's load fills (the paper's mock application).
+const OVERLOAD: f64 = 1.5;
+
+/// T_upper and T_lower of both agents.
+const THRESHOLDS: (f64, f64) = (0.8, 0.6);
+
+/// How long each step may take before the demo gives up.
+const STEP: Duration = Duration::from_secs(25);
+
+/// Marks of demos have this kind.
+const KIND: &str = "demo";
+
+/// Runs the demo from nothing to nothing.
+///
+/// # Errors
+/// What this machine lacks, or which step failed and what the agents' logs say.
+pub fn run(options: &Options) -> Result<Outcome> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
+    }
+    let hierarchy = Hierarchy::find().or_fail(|| "making a cgroup for each host")?;
+    clean_up_dead(&options.run_dir, &hierarchy)?;
+    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
+    let stage = Stage::set(options, &instance, &hierarchy)?;
+    let watch = Watch::start(&stage.hosts, options.memory);
+    let played = stage.play(options, &watch, &interrupted);
+    let seen = watch.stop();
+    let ended = stage.clear(played.is_err());
+    let phases = played.map_err(|failure| if ended.logs.is_empty() { failure } else { failure.help(ended.logs) })?;
+    ended.result?;
+    Ok(Outcome { summary: Summary::new(&phases, &seen), picture: seen.picture(options.memory)? })
+}
+
+/// The hosts and all that they stand on. Dropping it takes everything away, in the order of the fields.
+#[derive(Debug)]
+struct Stage {
+    hosts: Vec<Host>,
+    network: Network,
+    dir: PathBuf,
+}
+
+struct Ended {
+    result: Result<()>,
+    /// What the agents last logged, where that may help.
+    logs: String,
+}
+
+impl Stage {
+    fn set(options: &Options, instance: &Instance, hierarchy: &Hierarchy) -> Result<Self> {
+        let dir = options.run_dir.join(instance.name());
+        let network = Network::create(instance)?;
+        let mut stage = Self { hosts: Vec::new(), network, dir };
+        let members: Vec<_> = ["a", "b"]
+            .iter()
+            .zip(stage.network.hosts())
+            .map(|(name, namespace)| {
+                let name = name.parse().or_fail(|| "naming a host")?;
+                Member::new(&name, &namespace.address().to_string())
+            })
+            .collect::<Result<_>>()?;
+        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }.make(&members, false)?;
+        for (index, name) in ["a", "b"].into_iter().enumerate() {
+            let [own, other] = [index, 1 - index].map(|i| &stage.network.hosts()[i]);
+            let limits = Limits { memory: options.memory, swap: Swap::Unlimited };
+            let cgroup = Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
+                .or_fail(|| format!("making the cgroup that plays host {name}"))?;
+            let peer = (["b", "a"][index], other.address());
+            stage.hosts.push(Host::start(name, &stage.dir, own, cgroup, peer)?);
+        }
+        for host in &stage.hosts {
+            host.wait_until_ready()?;
+        }
+        Ok(stage)
+    }
+
+    /// Overloads one host, then the other.
+    fn play(&self, options: &Options, watch: &Watch, interrupted: &AtomicBool) -> Result<[Verdict; 2]> {
+        let mut verdicts = [Verdict::default(); 2];
+        for (turn, verdict) in verdicts.iter_mut().enumerate() {
+            let play = Play { stage: self, watch, interrupted, host: &self.hosts[turn], turn };
+            *verdict = play.overload(options)?;
+        }
+        Ok(verdicts)
+    }
+
+    /// Ends the agents and takes everything away.
+    fn clear(mut self, failed: bool) -> Ended {
+        let logs = if failed { self.hosts.iter().map(Host::last_words).collect() } else { String::new() };
+        let hosts = std::mem::take(&mut self.hosts);
+        let result = hosts.into_iter().try_for_each(Host::end);
+        Ended { result, logs }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.hosts.clear();
+        // Nobody is left to tell; the next demo removes what is left.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// One host's overload, from its beginning to the moment when all that was borrowed is given back.
+struct Play<'a> {
+    stage: &'a Stage,
+    watch: &'a Watch,
+    interrupted: &'a AtomicBool,
+    host: &'a Host,
+    turn: usize,
+}
+
+impl Play<'_> {
+    fn overload(&self, options: &Options) -> Result<Verdict> {
+        let name = self.host.name();
+        let other = self.stage.hosts[1 - self.turn].name();
+        self.watch.begin(self.turn);
+        self.stage_is(&format!("host {name} is overloaded: a process fills {OVERLOAD} times its RAM"));
+        let plan = Plan {
+            bytes: options.memory.scaled(OVERLOAD),
+            rate: Some(options.memory.scaled(0.2)),
+            seed: 1 + self.turn as u64,
+            hold: true,
+        };
+        let mut load = Loader::start(plan, |command| {
+            let entrance = self.host.cgroup().entrance().or_fail(|| "starting a load in a cgroup")?;
+            crate::sys::start_in_cgroup(command, entrance);
+            Ok(())
+        })?;
+        self.wait("filling memory", || load.filled(soon()))?;
+        self.stage_is(&format!("every byte is verified, through the memory of host {other}"));
+        load.order("verify")?;
+        let verdict = self.wait("verifying memory", || load.verified(soon()))?;
+        self.stage_is(&format!("the load of host {name} ends: it returns what it borrowed"));
+        load.order("free")?;
+        self.watch.freed(self.turn);
+        self.wait("returning what was borrowed", || Ok(self.watch.has_returned(self.turn).then_some(())))?;
+        load.quit(Instant::now() + STEP)?;
+        Ok(verdict)
+    }
+
+    fn stage_is(&self, what: &str) {
+        self.watch.stage(what);
+    }
+
+    /// Waits for something that is looked for in short steps.
+    fn wait<T>(&self, what: &str, mut step: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        let deadline = Instant::now() + STEP;
+        loop {
+            if self.interrupted.load(Ordering::Relaxed) {
+                return Err(Failure::new("showing memory sharing", "interrupted"));
+            }
+            for host in &self.stage.hosts {
+                host.is_alive()?;
+            }
+            if let Some(found) = step()? {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                let name = self.host.name();
+                return Err(Failure::new(what, format!("host {name} is not done with it after {} s", STEP.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The end of a short step of a wait.
+fn soon() -> Instant {
+    Instant::now() + Duration::from_millis(50)
+}
+
+/// Removes what demos left that were killed.
+fn clean_up_dead(run_dir: &Path, hierarchy: &Hierarchy) -> Result<()> {
+    for dead in Instance::dead(run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
+        for name in ["a", "b"] {
+            drop(Cgroup::adopt(hierarchy, &format!("aquifer-{}-{name}", dead.name())));
+        }
+        let dir = run_dir.join(dead.name());
+        host::clean_up(&dir);
+        Network::clean_up(&dead)?;
+        let _ = fs::remove_dir_all(&dir);
+    }
+    Ok(())
+}

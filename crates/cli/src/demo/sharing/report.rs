@@ -1,0 +1,167 @@
+//! The figures of the demo.
+
+use std::fmt;
+use std::time::Duration;
+
+use aquifer_api::status::Role;
+use aquifer_page::Bytes;
+use serde::Serialize;
+
+use super::watch::{Seen, Turn};
+use crate::demo::load::Verdict;
+
+/// What `aquifer demo sharing --json` prints. The figures of memory and time are those of the first overload, in which host
+/// A borrows from host B; `phases` has them for both.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Pages written by both loads.
+    pub pages_written: u64,
+    /// Pages whose every byte was found to be what was written last.
+    pub pages_verified: u64,
+    /// Pages of which a byte was not.
+    pub pages_lost: u64,
+    /// The most that was swapped out to the other host at a time.
+    pub borrowed_peak_bytes: Bytes,
+    /// RSS of the lender's agent before anything was lent.
+    pub lender_rss_before_bytes: Bytes,
+    /// The most it was.
+    pub lender_rss_peak_bytes: Bytes,
+    /// And when everything was given back.
+    pub lender_rss_after_bytes: Bytes,
+    /// From memory above the upper threshold to swap on.
+    pub activation_ms: u64,
+    /// From the end of the load to swap off and the lender's memory free.
+    pub deactivation_ms: u64,
+    /// Every change of a role, of both hosts, in order of time.
+    pub roles: Vec<RoleChanged>,
+    /// The same figures for each overload.
+    pub phases: Vec<Phase>,
+}
+
+/// One overload.
+#[derive(Clone, Debug, Serialize)]
+pub struct Phase {
+    /// The host that was overloaded.
+    pub borrower: &'static str,
+    /// The host that helped.
+    pub lender: &'static str,
+    /// As in [`Summary`].
+    pub pages_written: u64,
+    /// As in [`Summary`].
+    pub pages_verified: u64,
+    /// As in [`Summary`].
+    pub pages_lost: u64,
+    /// As in [`Summary`].
+    pub borrowed_peak_bytes: Bytes,
+    /// As in [`Summary`].
+    pub lender_rss_before_bytes: Bytes,
+    /// As in [`Summary`].
+    pub lender_rss_peak_bytes: Bytes,
+    /// As in [`Summary`].
+    pub lender_rss_after_bytes: Bytes,
+    /// As in [`Summary`].
+    pub activation_ms: u64,
+    /// As in [`Summary`].
+    pub deactivation_ms: u64,
+}
+
+/// A role that changed.
+#[derive(Clone, Debug, Serialize)]
+pub struct RoleChanged {
+    /// Seconds since the first change.
+    pub at_s: f64,
+    /// The host.
+    pub host: &'static str,
+    /// What it was.
+    pub from: Role,
+    /// What it is since.
+    pub to: Role,
+}
+
+impl Summary {
+    pub(super) fn new(verdicts: &[Verdict; 2], seen: &Seen) -> Self {
+        let phase = |turn: usize| {
+            let (borrower, lender) = (&seen.hosts[turn], &seen.hosts[1 - turn]);
+            let Turn { borrowed_peak, lender_rss_peak, lender_rss_after, .. } = seen.turns[turn];
+            let Verdict { pages_written, pages_verified, pages_lost, .. } = verdicts[turn];
+            Phase {
+                borrower: borrower.name,
+                lender: lender.name,
+                pages_written,
+                pages_verified,
+                pages_lost,
+                borrowed_peak_bytes: borrowed_peak,
+                lender_rss_before_bytes: lender.rss_before,
+                lender_rss_peak_bytes: lender_rss_peak,
+                lender_rss_after_bytes: lender_rss_after,
+                activation_ms: millis(seen.turns[turn].activation()),
+                deactivation_ms: millis(seen.turns[turn].deactivation()),
+            }
+        };
+        let phases = vec![phase(0), phase(1)];
+        let first = phases[0].clone();
+        Self {
+            pages_written: phases.iter().map(|phase| phase.pages_written).sum(),
+            pages_verified: phases.iter().map(|phase| phase.pages_verified).sum(),
+            pages_lost: phases.iter().map(|phase| phase.pages_lost).sum(),
+            borrowed_peak_bytes: first.borrowed_peak_bytes,
+            lender_rss_before_bytes: first.lender_rss_before_bytes,
+            lender_rss_peak_bytes: first.lender_rss_peak_bytes,
+            lender_rss_after_bytes: first.lender_rss_after_bytes,
+            activation_ms: first.activation_ms,
+            deactivation_ms: first.deactivation_ms,
+            roles: roles(seen),
+            phases,
+        }
+    }
+}
+
+fn millis(time: Option<Duration>) -> u64 {
+    time.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn roles(seen: &Seen) -> Vec<RoleChanged> {
+    let of_host = |host: &super::watch::Watched| {
+        let name = host.name;
+        host.role_changes
+            .iter()
+            .map(move |change| RoleChanged { at_s: change.at, host: name, from: change.from, to: change.to })
+            .collect::<Vec<_>>()
+    };
+    let mut roles: Vec<_> = seen.hosts.iter().flat_map(of_host).collect();
+    roles.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
+    let first = roles.first().map_or(0.0, |change| change.at_s);
+    for change in &mut roles {
+        change.at_s = ((change.at_s - first) * 1000.0).round() / 1000.0;
+    }
+    roles
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for phase in &self.phases {
+            let Phase { borrower, lender, .. } = phase;
+            let (borrower, lender) = (borrower.to_uppercase(), lender.to_uppercase());
+            writeln!(f, "Host {borrower} overloaded, helped by host {lender}:")?;
+            writeln!(
+                f,
+                "  {} pages verified of {} written, {} lost",
+                phase.pages_verified, phase.pages_written, phase.pages_lost
+            )?;
+            writeln!(
+                f,
+                "  {} swapped out at most; agent of {lender}: {} before, {} at most, {} after",
+                phase.borrowed_peak_bytes,
+                phase.lender_rss_before_bytes,
+                phase.lender_rss_peak_bytes,
+                phase.lender_rss_after_bytes
+            )?;
+            writeln!(f, "  {} ms to borrow, {} ms to return", phase.activation_ms, phase.deactivation_ms)?;
+        }
+        writeln!(f, "Roles:")?;
+        for RoleChanged { at_s, host, from, to } in &self.roles {
+            writeln!(f, "  {at_s:7.2} s  host {}  {from:8} -> {to}", host.to_uppercase())?;
+        }
+        Ok(())
+    }
+}

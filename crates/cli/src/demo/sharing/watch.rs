@@ -1,0 +1,262 @@
+//! Watches both hosts while the demo runs, from outside: cgroups, /proc and the store's files; only roles come from the
+//! agents.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use aquifer_api::client::Client;
+use aquifer_api::path;
+use aquifer_api::status::{Role, RoleChange, Status};
+use aquifer_page::Bytes;
+use tokio::runtime::Runtime;
+
+use super::THRESHOLDS;
+use super::host::{Host, stored};
+use crate::cgroup::Cgroup;
+use crate::demo::live::Live;
+use crate::demo::picture::{self, History, Sample};
+use crate::failure::Result;
+
+/// How often memory is looked at: what activation and deactivation are timed by.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Agents are asked for their roles in every so many periods.
+const ASK: u32 = 5;
+
+/// A thread that watches.
+#[derive(Debug)]
+pub(super) struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+/// What has been seen.
+#[derive(Debug)]
+pub(super) struct Seen {
+    memory: Bytes,
+    pub(super) hosts: Vec<Watched>,
+    pub(super) turns: [Turn; 2],
+    stage: String,
+    turn: usize,
+}
+
+/// What has been seen of one host.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) name: &'static str,
+    samples: Vec<Sample>,
+    /// RSS of its agent when nothing was lent yet.
+    pub(super) rss_before: Bytes,
+    pub(super) role_changes: Vec<RoleChange>,
+}
+
+/// One host's overload: moments, and extremes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    overloaded: Option<Instant>,
+    activated: Option<Instant>,
+    freed: Option<Instant>,
+    returned: Option<Instant>,
+    pub(super) borrowed_peak: Bytes,
+    pub(super) lender_rss_peak: Bytes,
+    pub(super) lender_rss_after: Bytes,
+}
+
+impl Turn {
+    /// From M_u above T_upper to swap on.
+    pub(super) fn activation(&self) -> Option<Duration> {
+        Some(self.activated?.duration_since(self.overloaded?))
+    }
+
+    /// From the end of the load to swap off and the lender's memory free.
+    pub(super) fn deactivation(&self) -> Option<Duration> {
+        Some(self.returned?.duration_since(self.freed?))
+    }
+}
+
+/// Where the watcher looks.
+struct Eyes {
+    cgroup: Arc<Cgroup>,
+    store: PathBuf,
+    pid: i32,
+    client: Client,
+    role: Role,
+}
+
+impl Watch {
+    pub(super) fn start(hosts: &[Host], memory: Bytes) -> Self {
+        let watched = |host: &Host| Watched {
+            name: host.name(),
+            samples: Vec::new(),
+            rss_before: rss(host.pid().as_raw_pid()),
+            role_changes: Vec::new(),
+        };
+        let seen = Arc::new(Mutex::new(Seen {
+            memory,
+            hosts: hosts.iter().map(watched).collect(),
+            turns: [Turn::default(); 2],
+            stage: String::new(),
+            turn: 0,
+        }));
+        let eyes = hosts.iter().map(|host| Eyes {
+            cgroup: host.cgroup().clone(),
+            store: host.store().to_owned(),
+            pid: host.pid().as_raw_pid(),
+            client: host.client(),
+            role: Role::Neutral,
+        });
+        let stop = Arc::new(AtomicBool::new(false));
+        let eyes: Vec<_> = eyes.collect();
+        let thread = {
+            let (seen, stop) = (seen.clone(), stop.clone());
+            std::thread::spawn(move || watch(eyes, &seen, &stop))
+        };
+        Self { seen, stop, thread }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A host's overload begins.
+    pub(super) fn begin(&self, turn: usize) {
+        self.seen().turn = turn;
+    }
+
+    /// Its load has been told to free its memory.
+    pub(super) fn freed(&self, turn: usize) {
+        self.seen().turns[turn].freed = Some(Instant::now());
+    }
+
+    /// Whether what it borrowed is given back and free again.
+    pub(super) fn has_returned(&self, turn: usize) -> bool {
+        self.seen().turns[turn].returned.is_some()
+    }
+
+    /// What happens now.
+    pub(super) fn stage(&self, what: &str) {
+        what.clone_into(&mut self.seen().stage);
+    }
+
+    /// Ends watching.
+    pub(super) fn stop(self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let empty = Seen { hosts: Vec::new(), stage: String::new(), ..*seen };
+        std::mem::replace(&mut *seen, empty)
+    }
+}
+
+impl Seen {
+    /// Both hosts over time.
+    pub(super) fn picture(&self, memory: Bytes) -> Result<Vec<u8>> {
+        let (upper, lower) = THRESHOLDS;
+        let history = |watched: &Watched| History {
+            title: format!("Host {}", watched.name.to_uppercase()),
+            limit: memory,
+            upper: memory.scaled(upper),
+            lower: memory.scaled(lower),
+            samples: watched.samples.clone(),
+        };
+        let histories: Vec<_> = self.hosts.iter().map(history).collect();
+        picture::png("Two hosts share memory: what one swaps out lies in the other's RAM", &histories)
+    }
+}
+
+fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let began = Instant::now();
+    let lock = || seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let live = {
+        let seen = lock();
+        let names: Vec<_> = seen.hosts.iter().map(|host| (host.name, seen.memory)).collect();
+        Live::new(&names)
+    };
+    let swaps_before = swaps();
+    let mut period = 0;
+    while !stop.load(Ordering::Relaxed) {
+        if period % ASK == 0 {
+            for (index, eye) in eyes.iter_mut().enumerate() {
+                ask(eye, &runtime, &mut |changes| lock().hosts[index].role_changes = changes);
+            }
+        }
+        period += 1;
+        let samples: Vec<_> = eyes.iter().map(|eye| look(eye, began)).collect();
+        let swap_on = !swaps().is_subset(&swaps_before);
+        let rss: Vec<_> = eyes.iter().map(|eye| rss(eye.pid)).collect();
+        {
+            let mut seen = lock();
+            seen.note(&samples, &rss, swap_on);
+            live.stage(&seen.stage);
+        }
+        for (index, sample) in samples.iter().enumerate() {
+            live.show(index, sample);
+        }
+        std::thread::sleep(PERIOD);
+    }
+    // The last word on roles, after everything was given back.
+    for (index, eye) in eyes.iter_mut().enumerate() {
+        ask(eye, &runtime, &mut |changes| lock().hosts[index].role_changes = changes);
+    }
+}
+
+impl Seen {
+    fn note(&mut self, samples: &[Sample], rss: &[Bytes], swap_on: bool) {
+        let upper = self.memory.scaled(THRESHOLDS.0);
+        let now = Instant::now();
+        let (borrower, lender) = (self.turn, 1 - self.turn);
+        let turn = &mut self.turns[self.turn];
+        if samples[borrower].ram > upper {
+            turn.overloaded.get_or_insert(now);
+        }
+        if swap_on && turn.overloaded.is_some() {
+            turn.activated.get_or_insert(now);
+        }
+        turn.borrowed_peak = turn.borrowed_peak.max(samples[borrower].swap);
+        if turn.returned.is_none() {
+            turn.lender_rss_peak = turn.lender_rss_peak.max(rss[lender]);
+            turn.lender_rss_after = rss[lender];
+        }
+        let over = turn.freed.is_some() && !swap_on && samples.iter().all(|sample| sample.lent == Bytes::ZERO);
+        if over && samples.iter().all(|sample| sample.role == Role::Neutral) {
+            turn.returned.get_or_insert(now);
+        }
+        for (watched, sample) in self.hosts.iter_mut().zip(samples) {
+            watched.samples.push(*sample);
+        }
+    }
+}
+
+fn ask(eye: &mut Eyes, runtime: &Runtime, changes: &mut dyn FnMut(Vec<RoleChange>)) {
+    if let Ok(status) = runtime.block_on(eye.client.get::<Status>(path::STATUS)) {
+        eye.role = status.role;
+        changes(status.role_changes);
+    }
+}
+
+fn look(eye: &Eyes, began: Instant) -> Sample {
+    let lent = stored(&eye.store);
+    let used = eye.cgroup.memory_used().unwrap_or_default();
+    let swap = eye.cgroup.swap_used().unwrap_or_default();
+    Sample { at: began.elapsed().as_secs_f64(), ram: used + lent, swap, lent, role: eye.role }
+}
+
+/// The swap devices of the whole kernel.
+fn swaps() -> BTreeSet<PathBuf> {
+    aquifer_device::swap::swaps().unwrap_or_default().into_iter().map(|swap| swap.path).collect()
+}
+
+/// RAM that a process holds.
+fn rss(pid: i32) -> Bytes {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
+    Bytes::kib(kib.unwrap_or_default())
+}
