@@ -3,6 +3,7 @@
 pub mod borrow;
 pub mod completions;
 pub mod doctor;
+pub mod export;
 pub mod init;
 pub mod load;
 pub mod man;
@@ -66,6 +67,7 @@ pub struct Common {
 pub enum Command {
     Doctor(doctor::Doctor),
     Init(init::Init),
+    Export(export::Export),
     Status(status::Status),
     Borrow(borrow::Borrow),
     Return(return_::Return),
@@ -85,6 +87,7 @@ impl Cli {
         match self.command {
             Command::Doctor(command) => command.run(common),
             Command::Init(command) => command.run(common),
+            Command::Export(command) => command.run(common),
             Command::Status(command) => command.run(common),
             Command::Borrow(command) => command.run(common),
             Command::Return(command) => command.run(common),
@@ -103,6 +106,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("status", &status::MANUAL),
     ("borrow", &borrow::MANUAL),
     ("return", &return_::MANUAL),
+    ("export", &export::MANUAL),
     ("run", &run::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),

@@ -137,7 +137,7 @@ impl Run {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).arg0(&self.command[0]);
         crate::sys::start_in_cgroup(&mut command, cgroup.entrance().or_fail(what)?);
-        crate::sys::die_with_parent(&mut command);
+        crate::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
         let status = match supervisor.run(&mut command) {
             Ok(status) => status,
             Err(error) => {

@@ -1,0 +1,160 @@
+//! `aquifer export` as a program: what real clients find, and that nothing outlives it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::{aquifer, eventually, stderr, stdout};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A running export, which has said that it is ready.
+struct Export {
+    child: Child,
+    ready: Value,
+}
+
+impl Export {
+    fn start(run_dir: &Path, words: &[&str]) -> Self {
+        let mut command = aquifer(run_dir);
+        let mut child =
+            command.args(["export", "--json"]).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap();
+        Self { child, ready }
+    }
+
+    fn uri(&self) -> &str {
+        self.ready["uri"].as_str().unwrap()
+    }
+
+    fn pages(&self) -> PathBuf {
+        Path::new("/dev/shm/aquifer").join(format!("export-{}", self.child.id()))
+    }
+
+    fn end(&mut self, signal: Signal) -> Option<i32> {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(self.pages());
+    }
+}
+
+/// Whether a program is not installed here.
+fn lacks(program: &str) -> bool {
+    let lacks = Command::new(program).arg("--version").output().is_err();
+    if lacks {
+        eprintln!("skipped: needs {program}");
+    }
+    lacks
+}
+
+#[test]
+fn a_real_client_finds_the_device_it_was_promised() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let export = Export::start(dir.path(), &["100M"]);
+    assert_eq!(export.ready["capacity"], 100 << 20);
+    let output = Command::new("nbdinfo").args(["--size", export.uri()]).output().unwrap();
+    assert_eq!(stdout(&output).trim(), (100 << 20).to_string(), "{}", stderr(&output));
+}
+
+#[test]
+fn several_addresses_and_a_name_lead_to_the_same_device() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", dir.path().join("a.sock").display());
+    let export =
+        Export::start(dir.path(), &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"]);
+    let uris: Vec<_> =
+        export.ready["uris"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap()).collect();
+    assert_eq!(uris.len(), 2);
+    for uri in uris {
+        let output = Command::new("nbdinfo").args(["--size", uri]).output().unwrap();
+        assert_eq!(stdout(&output).trim(), "1048576", "{uri}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn nothing_outlives_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut export = Export::start(dir.path(), &["64M"]);
+        assert!(export.pages().exists());
+        assert_eq!(export.end(signal), Some(0));
+        assert!(!export.pages().exists() && !dir.path().join("export.sock").exists());
+    }
+}
+
+#[test]
+fn what_a_killed_export_left_is_removed_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut killed = Export::start(dir.path(), &["64M"]);
+    killed.end(Signal::KILL);
+    assert!(killed.pages().exists());
+    let next = Export::start(dir.path(), &["64M"]);
+    assert!(!killed.pages().exists() && next.pages().exists());
+}
+
+#[test]
+fn strangers_on_the_network_get_nothing_without_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", "0.0.0.0:0"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("help: give --tls DIR"), "{}", stderr(&output));
+}
+
+#[test]
+fn with_tls_a_client_without_a_certificate_gets_nothing() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = dir.path().join("cluster");
+    let mut init = aquifer(dir.path());
+    init.args(["init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
+    assert!(init.output().unwrap().status.success());
+    let tls = cluster.join("a/tls");
+    let export = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
+    assert!(export.uri().starts_with("nbds://127.0.0.1:"), "{}", export.uri());
+    let plain = export.uri().replacen("nbds", "nbd", 1);
+    assert!(!Command::new("nbdinfo").arg(plain).output().unwrap().status.success());
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0"]);
+    let address = first.uri().trim_start_matches("nbd://").trim_end_matches('/');
+    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", address]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(address), "{}", stderr(&output));
+    eventually("the refused one removed its memory", || {
+        std::fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
+    });
+}
+
+#[test]
+fn it_says_nothing_more_after_it_is_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut export = Export::start(dir.path(), &["1M"]);
+    assert_eq!(export.end(Signal::TERM), Some(0));
+    let mut rest = String::new();
+    export.child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}
