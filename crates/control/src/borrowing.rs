@@ -3,7 +3,6 @@
 use aquifer_page::{Bytes, Group, HostName, VolumeId};
 
 use crate::borrower::{Borrower, VolumeState};
-use crate::placement::in_whole_extents;
 use crate::round::{Purpose, Round};
 use crate::turn::Turn;
 use crate::{Action, BorrowedLease, Cause, LiveVolume, Reason, Refusal, RequestId, What};
@@ -26,11 +25,10 @@ impl Borrower {
             return Err(Refusal::Nothing);
         }
         let room = self.room(turn);
-        let wanted = bytes.round_up_to_extents();
-        if room == Bytes::ZERO || (cause == Cause::ByHand && wanted > room) {
+        if room == Bytes::ZERO || (cause == Cause::ByHand && bytes > room) {
             return Err(Refusal::OverMax { borrowed: self.borrowed(), max: turn.config().max_borrowed });
         }
-        let wanted = wanted.min(room);
+        let wanted = bytes.min(room).round_up_to_extents();
         let candidates = self.candidates(cause == Cause::Overload, turn);
         if candidates.is_empty() {
             self.tell_nobody_lends(wanted, cause, turn);
@@ -71,7 +69,7 @@ impl Borrower {
             return;
         }
         match &mut self.round {
-            Some(round) if round.awaits(&lease.lender, request) && in_whole_extents(lease.bytes) => {
+            Some(round) if round.awaits(&lease.lender, request) && round.fits(lease.bytes) => {
                 round.acknowledged(lease, turn);
                 self.proceed(turn);
             }

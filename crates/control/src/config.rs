@@ -3,6 +3,8 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group};
 
+use crate::placement::whole_extents;
+
 /// How M_s, the memory that this host may lend, is reckoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shareable {
@@ -73,7 +75,7 @@ pub enum ConfigError {
     MaxBorrowed {
         /// `max_borrowed` as given.
         max_borrowed: Bytes,
-        /// `request` in whole extents.
+        /// `request` as given.
         request: Bytes,
     },
     /// `resend` is zero, or a time that must be longer than another is not.
@@ -96,7 +98,7 @@ impl fmt::Display for ConfigError {
             }
             Self::MaxBorrowed { max_borrowed, request } => write!(
                 f,
-                "max_borrowed = {max_borrowed} has no room for one request of {request} (whole extents of {}): \
+                "max_borrowed = {max_borrowed} has no room for one request of {request} in whole extents of {}: \
                  raise max_borrowed or lower request",
                 Bytes(EXTENT_SIZE)
             ),
@@ -120,8 +122,8 @@ impl Config {
         if self.request == Bytes::ZERO {
             return Err(ConfigError::Request);
         }
-        let (max_borrowed, request) = (self.max_borrowed, self.request.round_up_to_extents());
-        if max_borrowed < request {
+        let (max_borrowed, request) = (self.max_borrowed, self.request);
+        if whole_extents(max_borrowed) < request {
             return Err(ConfigError::MaxBorrowed { max_borrowed, request });
         }
         let rules = [
@@ -148,11 +150,12 @@ mod tests {
     #[test]
     fn a_setting_that_makes_no_sense_is_refused_by_name() {
         let second = Duration::from_secs(1);
-        let cases: [(Config, &str); 7] = [
+        let cases: [(Config, &str); 8] = [
             (Config { lower: 0.9, ..Config::default() }, "lower = 0.9"),
             (Config { upper: 1.5, ..Config::default() }, "upper = 1.5"),
             (Config { lower: f64::NAN, ..Config::default() }, "lower = NaN"),
             (Config { request: Bytes::ZERO, ..Config::default() }, "request is zero"),
+            (Config { request: Bytes(u64::MAX), ..Config::default() }, "max_borrowed = 64GiB"),
             (Config { max_borrowed: Bytes::mib(64), ..Config::default() }, "max_borrowed = 64MiB"),
             (Config { resend: Duration::ZERO, ..Config::default() }, "resend"),
             (Config { grace: second, ..Config::default() }, "grace"),

@@ -3,6 +3,7 @@ use std::time::Duration;
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::Serialize;
 
+use crate::placement::{in_whole_extents, whole_extents};
 use crate::turn::Turn;
 use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Reason, RequestId, What};
 
@@ -105,6 +106,11 @@ impl Round {
         self.ask.as_ref().is_some_and(|ask| ask.lender == *from && ask.request == request)
     }
 
+    /// Whether a lease of this size may answer the request in flight: whole extents, and no more than was asked for.
+    pub(crate) fn fits(&self, bytes: Bytes) -> bool {
+        in_whole_extents(bytes) && self.ask.as_ref().is_some_and(|ask| bytes <= ask.bytes)
+    }
+
     /// Whether a request to this lender is in flight.
     pub(crate) fn asks(&self, lender: &HostName) -> bool {
         self.ask.as_ref().is_some_and(|ask| ask.lender == *lender)
@@ -126,7 +132,7 @@ impl Round {
         turn.decide(What::Rejected { lender: lender.clone(), bytes, spare, reason });
         // Two hosts that ask each other must not do so again at the same moment.
         self.yields |= reason == Reason::Asking && lender < turn.facts.host;
-        if reason == Reason::NoRoom && crate::placement::whole_extents(spare) < bytes {
+        if reason == Reason::NoRoom && whole_extents(spare) < bytes {
             let offer = Offer { host: lender, spare };
             let asked_again = offer.spare >= Bytes(aquifer_page::EXTENT_SIZE);
             self.candidates.add(offer);

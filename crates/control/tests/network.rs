@@ -93,8 +93,13 @@ const GRACE: u64 = 10_000;
 const SMALL: Bytes = Bytes::gib(1);
 const LARGE: Bytes = Bytes::gib(4);
 
+/// Few enough for every run; `PROPTEST_CASES=10000` for a long search.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// The invariants are checked at each step by [`Network`].
     #[test]

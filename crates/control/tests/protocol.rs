@@ -106,6 +106,22 @@ fn a_lender_with_less_room_than_thought_is_asked_again_for_what_it_has() {
 }
 
 #[test]
+fn sizes_that_no_honest_peer_sends_are_turned_down() {
+    for bytes in [Bytes::ZERO, Bytes(1), Bytes::gib(2), Bytes(u64::MAX), Bytes(u64::MAX << 26)] {
+        let mut host = Host::new(config());
+        host.tick(20, &[]).receive("b", req(1, Bytes(bytes.0 | 1)));
+        assert_eq!(host.rejection_sent().1, Reason::Invalid);
+        let (_, request, _) = host.tick(85, &[("b", 4)]).request_sent();
+        host.receive("b", ack(request, 1, bytes));
+        assert_eq!(host.sent(), [("b", &bor_fin(LeaseId(1)))], "{bytes} for 1GiB");
+        assert_eq!(host.role(), Role::Neutral);
+    }
+    let mut host = Host::new(config());
+    host.tick(20, &[]).receive("b", req(1, Bytes(u64::MAX << 26)));
+    assert_eq!(host.rejection_sent().1, Reason::NoRoom);
+}
+
+#[test]
 fn a_request_whose_need_is_gone_is_forgotten_and_a_late_ack_is_answered_with_the_fin() {
     let mut host = Host::new(config());
     let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
@@ -348,7 +364,11 @@ fn the_operator_s_request_is_refused_with_the_reason() {
     let mut host = Host::new(config());
     host.tick(20, &[("b", 9)]);
     let borrow = |bytes| Event::Borrow { bytes, group: Group::default() };
-    for (bytes, words) in [(Bytes::ZERO, "at least one byte"), (Bytes::gib(4), "max_borrowed is 3GiB")] {
+    for (bytes, words) in [
+        (Bytes::ZERO, "at least one byte"),
+        (Bytes::gib(4), "max_borrowed is 3GiB"),
+        (Bytes(u64::MAX), "max_borrowed"),
+    ] {
         let text = host.event(borrow(bytes)).step.decisions[0].to_string();
         assert!(text.contains(words), "{text}");
     }
