@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -193,4 +193,29 @@ fn a_senseless_command_line_is_misuse() {
     }
     let words = ["run", "--local", "1M", "--name", "../x", "--", "true"];
     assert_eq!(aquifer(dir.path()).args(words).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn the_terminals_interrupt_ends_the_command_and_cleans_up() {
+    if lacks_cgroups() {
+        return;
+    }
+    if std::process::Command::new("script").arg("--version").output().is_err() {
+        eprintln!("skipped: needs script(1)");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let line = format!(
+        "{} run --local 64M --remote 0 -- sh -c 'echo ready; exec sleep 600'",
+        env!("CARGO_BIN_EXE_aquifer")
+    );
+    let mut terminal = std::process::Command::new("script");
+    terminal.args(["-q", "-e", "-c", &line, "/dev/null"]).env("AQUIFER_RUN_DIR", dir.path());
+    let mut terminal = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut shown = String::new();
+    BufReader::new(terminal.stdout.as_mut().unwrap()).read_line(&mut shown).unwrap();
+    assert_eq!(shown.trim(), "ready");
+    terminal.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    assert_eq!(terminal.wait().unwrap().code(), Some(128 + 2));
+    assert!(no_marks(dir.path()));
 }
