@@ -138,6 +138,18 @@ impl Connection {
         self.agreement.allocation.is_some()
     }
 
+    /// Changes how long an operation waits for a server that says nothing.
+    ///
+    /// # Errors
+    /// Where the socket is gone; the connection is then of no further use.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<(), NbdError> {
+        self.patience = patience;
+        self.channel.set_timeouts(Some(patience), Some(patience)).map_err(|error| {
+            self.broken = true;
+            NbdError::new(&self.target, Failure::Lost(error))
+        })
+    }
+
     fn can(&self, flag: u16) -> bool {
         self.agreement.flags & flag != 0
     }

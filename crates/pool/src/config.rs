@@ -1,0 +1,48 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::tls::Identity;
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+
+/// A lease to lay a volume over: whose it is and where its pages are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseTarget {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Who lends; with `secure`, also who the server must prove to be.
+    pub lender: HostName,
+    /// The lender's NBD server.
+    pub address: Address,
+    /// The lease's export there.
+    pub export: String,
+    /// How much of it may be used; whole extents of it will be.
+    pub capacity: Bytes,
+    /// Whether to use mutual TLS.
+    pub secure: bool,
+}
+
+/// What a volume is made with.
+#[derive(Clone, Debug)]
+pub struct VolumeConfig {
+    /// Its id.
+    pub id: VolumeId,
+    /// Its size, which may be more or less than that of its leases.
+    pub capacity: Bytes,
+    /// How many threads will use it at a time. Each is known by a number below this and has connections of its own.
+    pub workers: usize,
+    /// How long I/O waits for a lender that cannot be reached before it fails.
+    pub patience: Duration,
+    /// This host's certificate; needed for leases that are `secure`.
+    pub tls: Option<Identity>,
+    /// A directory on a disk for the spill file, which takes extents when no lender has room.
+    pub spill: Option<PathBuf>,
+}
+
+impl VolumeConfig {
+    /// How long I/O waits for an unreachable lender unless configured otherwise: long enough for its agent to be
+    /// restarted, below the ten seconds after which people take a machine for dead.
+    pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(8);
+}

@@ -1,0 +1,238 @@
+//! A lease: an export of a lender, by NBD.
+
+use std::array;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Operation, Run, Target};
+use aquifer_page::{Bytes, EXTENT_SIZE};
+
+use super::{Holder, HolderError, Piece, write_zeroes};
+use crate::lock;
+
+/// How many pieces [`Holder::write_many`] has under way.
+const MANY: usize = 64;
+/// The most that one discard asks for: a server's 32 bits hold it.
+const LONGEST_DISCARD: u64 = 1 << 30;
+/// Between two attempts to connect: at first, and at most.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// What an attempt to connect gets at least, also when patience is all but over.
+const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
+
+/// An export of a lender, with a connection for each worker.
+///
+/// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
+/// patience lasts. From then on operations fail after one attempt, until one succeeds.
+pub struct RemoteHolder {
+    target: Arc<Target>,
+    links: Box<[Mutex<Option<Connection>>]>,
+    patience: Duration,
+    /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
+    lost_at: AtomicU64,
+    started: Instant,
+    closed: AtomicBool,
+}
+
+impl fmt::Debug for RemoteHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteHolder").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl RemoteHolder {
+    /// Connects `workers` times.
+    ///
+    /// # Errors
+    /// When the lender cannot be reached, or does not let us in.
+    pub fn connect(target: Target, workers: usize, patience: Duration) -> Result<Self, NbdError> {
+        let target = Arc::new(target);
+        let connect = || Connection::connect(target.clone(), patience / 2).map(|link| Mutex::new(Some(link)));
+        let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<_, _>>()?;
+        let (lost_at, closed) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { target, links, patience, lost_at, started: Instant::now(), closed })
+    }
+
+    /// The size of the export, and whether it is read-only.
+    ///
+    /// # Errors
+    /// When it cannot be reached any more.
+    pub fn facts(&self) -> Result<(Bytes, bool), HolderError> {
+        let mut facts = (Bytes::ZERO, false);
+        self.with(0, |link| {
+            facts = (link.size(), link.is_read_only());
+            Ok(())
+        })?;
+        Ok(facts)
+    }
+
+    /// Whether all of a range is known to take no room and read as zeroes.
+    ///
+    /// # Errors
+    /// When it cannot be reached any more.
+    pub fn is_hole(&self, offset: u64, length: u32) -> Result<bool, HolderError> {
+        let mut runs: Vec<Run> = Vec::new();
+        self.with(0, |link| {
+            runs.clear();
+            if link.knows_holes() { link.block_status(offset, length, &mut runs) } else { Ok(()) }
+        })?;
+        let holes = runs.iter().take_while(|run| run.hole).map(|run| u64::from(run.length)).sum::<u64>();
+        Ok(holes >= u64::from(length))
+    }
+
+    /// Does `operation` on the worker's connection, and again on a new one if that breaks.
+    fn with(
+        &self,
+        worker: usize,
+        mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
+    ) -> Result<(), HolderError> {
+        let mut link = lock(&self.links[worker % self.links.len()]);
+        let started = Instant::now();
+        if let Some(connection) = &mut *link {
+            match operation(connection) {
+                Ok(()) => {
+                    self.found();
+                    return Ok(());
+                }
+                Err(error) if error.ends_connection() => *link = None,
+                Err(error) => return Err(answer(error)),
+            }
+        }
+        self.persist(&mut link, started, operation)
+    }
+
+    fn persist(
+        &self,
+        link: &mut Option<Connection>,
+        started: Instant,
+        mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
+    ) -> Result<(), HolderError> {
+        // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
+        let lost = self.lost(started);
+        let deadline = (lost + self.patience).max(Instant::now() + SHORTEST_ATTEMPT);
+        let mut backoff = BACKOFF.0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
+            let attempt = Connection::connect(self.target.clone(), left).and_then(|mut connection| {
+                let done = operation(&mut connection);
+                let keep = done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
+                if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
+                    *link = Some(connection);
+                }
+                done
+            });
+            match attempt {
+                Ok(()) => {
+                    self.found();
+                    return Ok(());
+                }
+                Err(error) if !error.ends_connection() => return Err(answer(error)),
+                Err(source)
+                    if Instant::now() + backoff >= deadline || self.closed.load(Ordering::Relaxed) =>
+                {
+                    let source = Box::new(source);
+                    return Err(HolderError::Unreachable { waited: started.elapsed(), source });
+                }
+                Err(_) => {}
+            }
+            thread::sleep(backoff);
+            backoff = (backoff * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Takes note that the lender answers.
+    fn found(&self) {
+        if self.lost_at.load(Ordering::Relaxed) != 0 {
+            self.lost_at.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes note that the lender does not answer, and tells since when.
+    fn lost(&self, now: Instant) -> Instant {
+        let mark = now.duration_since(self.started).as_millis() as u64 + 1;
+        match self.lost_at.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => now,
+            Err(before) => self.started + Duration::from_millis(before - 1),
+        }
+    }
+}
+
+/// The meaning of an error that the lender answered with.
+fn answer(error: NbdError) -> HolderError {
+    match error.failure {
+        Failure::NoSpace(_) => HolderError::Full(Box::new(error)),
+        _ => HolderError::Failed(Box::new(error)),
+    }
+}
+
+impl Holder for RemoteHolder {
+    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        self.with(worker, |link| link.read(offset, into))
+    }
+
+    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        self.with(worker, |link| link.write(offset, data))
+    }
+
+    /// Write-zeroes and not trim: what trimmed bytes read as is up to the server.
+    fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            if !link.can_write_zeroes() {
+                return write_zeroes(offset, length, |at, zeroes| link.write(at, zeroes));
+            }
+            let mut at = offset;
+            while at < offset + length {
+                let some = (offset + length - at).min(LONGEST_DISCARD);
+                link.write_zeroes(at, some as u32)?;
+                at += some;
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self, worker: usize) -> Result<(), HolderError> {
+        self.with(worker, |link| if link.can_flush() { link.flush() } else { Ok(()) })
+    }
+
+    fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            pieces.chunks(MANY).try_for_each(|some| {
+                let mut operations: [_; MANY] = array::from_fn(|at| match some.get(at) {
+                    Some(&(offset, from)) => Operation::Write { offset, from },
+                    None => Operation::Write { offset: 0, from: &[] },
+                });
+                link.run(&mut operations[..some.len()])
+            })
+        })
+    }
+
+    fn unreachable_for(&self) -> Option<Duration> {
+        let mark = self.lost_at.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_millis(mark)))
+    }
+
+    fn probe(&self) {
+        if self.lost_at.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // Whoever has the link is finding out already.
+        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock)
+            && let Ok(mut connection) = Connection::connect(self.target.clone(), SHORTEST_ATTEMPT)
+            && connection.set_patience(self.patience / 2).is_ok()
+        {
+            *link = Some(connection);
+            self.found();
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        for link in &self.links {
+            *lock(link) = None;
+        }
+    }
+}
+
+const _: () = assert!(EXTENT_SIZE <= LONGEST_DISCARD);

@@ -1,0 +1,186 @@
+//! A lease (or the spill file) as a row of slots, each the size of an extent.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use aquifer_page::EXTENT_SIZE;
+
+use crate::config::LeaseTarget;
+use crate::holder::{Holder, HolderError, Piece};
+use crate::lock;
+
+/// Something that holds extents, and which of its slots are taken.
+pub(crate) struct Lease {
+    /// The lease; nothing for the spill file.
+    pub(crate) target: Option<LeaseTarget>,
+    pub(crate) holder: Box<dyn Holder>,
+    /// How many slots there are.
+    pub(crate) total: u64,
+    /// The lender said that it has no room, though slots are free: it promised more than it has.
+    pub(crate) full: AtomicBool,
+    /// Extents to move out, and extents that have been, while it is being evacuated.
+    pub(crate) leaving: (AtomicU64, AtomicU64),
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug)]
+struct Slots {
+    /// Free, and all zeroes.
+    clean: Vec<u32>,
+    /// Free, but with leftovers in them.
+    dirty: Vec<u32>,
+    /// Whether slots are given out; not while the lease is evacuated.
+    open: bool,
+}
+
+/// The place of an extent, taken until it is [given back](Slot::give_back).
+#[derive(Clone)]
+pub(crate) struct Slot {
+    pub(crate) lease: Arc<Lease>,
+    index: u32,
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.target {
+            Some(target) => write!(f, "lender {}, lease {}", target.lender, target.lease),
+            None => f.write_str("the spill file"),
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("target", &self.target)
+            .field("slots", &self.slots)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {} of {}", self.index, self.lease)
+    }
+}
+
+impl Lease {
+    /// All `total` slots are free; `is_clean` tells which are known to be all zeroes.
+    pub(crate) fn new(
+        target: Option<LeaseTarget>,
+        holder: Box<dyn Holder>,
+        total: u32,
+        mut is_clean: impl FnMut(u32) -> bool,
+    ) -> Self {
+        // The lowest is taken first. Room for all is kept, so that giving back does not allocate.
+        let mut slots = Slots { clean: Vec::new(), dirty: Vec::new(), open: true };
+        slots.clean.reserve_exact(total as usize);
+        slots.dirty.reserve_exact(total as usize);
+        for index in (0..total).rev() {
+            if is_clean(index) { slots.clean.push(index) } else { slots.dirty.push(index) }
+        }
+        Self {
+            target,
+            holder,
+            total: u64::from(total),
+            full: AtomicBool::new(false),
+            leaving: (AtomicU64::new(0), AtomicU64::new(0)),
+            slots: Mutex::new(slots),
+        }
+    }
+
+    /// Slots that can be taken.
+    pub(crate) fn free(&self) -> u64 {
+        let slots = lock(&self.slots);
+        if slots.open { (slots.clean.len() + slots.dirty.len()) as u64 } else { 0 }
+    }
+
+    /// Slots that extents are in.
+    pub(crate) fn taken(&self) -> u64 {
+        let slots = lock(&self.slots);
+        self.total - (slots.clean.len() + slots.dirty.len()) as u64
+    }
+
+    /// Whether it takes part in placement as far as is known.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.holder.unreachable_for().is_none() && !self.full.load(Ordering::Relaxed)
+    }
+
+    /// Takes a free slot and sees to it that it is all zeroes.
+    pub(crate) fn take(self: &Arc<Self>, worker: usize) -> Result<Option<Slot>, HolderError> {
+        let (index, clean) = {
+            let mut slots = lock(&self.slots);
+            if !slots.open {
+                return Ok(None);
+            }
+            match (slots.clean.pop(), slots.dirty.is_empty()) {
+                (Some(index), _) => (index, true),
+                (None, true) => return Ok(None),
+                (None, false) => (slots.dirty.remove(0), false),
+            }
+        };
+        let slot = Slot { lease: self.clone(), index };
+        if !clean && let Err(error) = slot.discard(worker, 0, EXTENT_SIZE) {
+            slot.give_back(false);
+            return Err(error);
+        }
+        Ok(Some(slot))
+    }
+
+    /// Starts or stops giving out slots. Returns whether that changed anything.
+    pub(crate) fn set_open(&self, open: bool) -> bool {
+        let mut slots = lock(&self.slots);
+        std::mem::replace(&mut slots.open, open) != open
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        lock(&self.slots).open
+    }
+}
+
+impl Slot {
+    fn offset(&self) -> u64 {
+        u64::from(self.index) * EXTENT_SIZE
+    }
+
+    /// Ends the slot's use; `clean` says whether it is all zeroes. No other handle to the slot may be used afterwards.
+    pub(crate) fn give_back(&self, clean: bool) {
+        let mut slots = lock(&self.lease.slots);
+        if clean {
+            slots.clean.push(self.index);
+        } else {
+            slots.dirty.push(self.index);
+        }
+    }
+
+    pub(crate) fn read(&self, worker: usize, at: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        self.lease.holder.read(worker, self.offset() + at, into)
+    }
+
+    pub(crate) fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), HolderError> {
+        let result = self.lease.holder.write(worker, self.offset() + at, data);
+        self.note(&result);
+        result
+    }
+
+    pub(crate) fn discard(&self, worker: usize, at: u64, length: u64) -> Result<(), HolderError> {
+        self.lease.holder.discard(worker, self.offset() + at, length)
+    }
+
+    /// Writes runs, whose offsets are made absolute in place.
+    pub(crate) fn write_many(&self, worker: usize, pieces: &mut [Piece<'_>]) -> Result<(), HolderError> {
+        for (offset, _) in &mut *pieces {
+            *offset += self.offset();
+        }
+        let result = self.lease.holder.write_many(worker, pieces);
+        self.note(&result);
+        result
+    }
+
+    fn note(&self, result: &Result<(), HolderError>) {
+        if matches!(result, Err(HolderError::Full(_))) {
+            self.lease.full.store(true, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Moving extents between holders while they are read and written.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, is_zero};
+use serde::{Deserialize, Serialize};
+
+use crate::error::PoolError;
+use crate::extent::{Extent, Move, Place};
+use crate::holder::{HolderError, Piece};
+use crate::lease::{Lease, Slot};
+use crate::lock;
+use crate::volume::Volume;
+
+/// How much is copied while I/O on the extent waits: 4 ms at 1 Gb/s.
+const CHUNK: u64 = 512 << 10;
+const PAGE: u64 = PAGE_SIZE as u64;
+const PAGES_PER_CHUNK: usize = (CHUNK / PAGE) as usize;
+
+/// How far an evacuation is, in extents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Extents that have moved.
+    pub moved: u64,
+    /// Extents that had to, when it began.
+    pub total: u64,
+}
+
+/// What came of an evacuation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evacuated {
+    /// Where the extents went, to leases.
+    pub to: Vec<Moved>,
+    /// What went to the spill file: pages that hold something.
+    pub spilled: Bytes,
+}
+
+/// What one lease took in an evacuation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Whose it is.
+    pub lender: HostName,
+    /// How many extents it took.
+    pub extents: u64,
+    /// The pages in them that hold something.
+    pub bytes: Bytes,
+}
+
+/// What copying ended with, other than well.
+enum Halt {
+    /// The source failed: there is nowhere else to copy from.
+    Source(HolderError),
+    /// The destination failed: there may be others.
+    Destination(Option<HolderError>),
+}
+
+impl Volume {
+    /// Moves all extents of a lease to other leases with room, else to the spill file, while I/O goes on; then closes the
+    /// connections to it, and it is no part of the volume any more. New extents are not placed on it meanwhile.
+    ///
+    /// `progress` is told after each extent. Several leases may be evacuated at a time, by different threads.
+    ///
+    /// # Errors
+    /// When the lender fails, or there is no room for what it holds. Nothing is lost: what has moved stays moved, the
+    /// rest stays, and the lease is in use again.
+    pub fn evacuate(
+        &self,
+        lease: LeaseId,
+        mut progress: impl FnMut(Progress),
+    ) -> Result<Evacuated, PoolError> {
+        let unknown = || PoolError::UnknownLease(self.id(), lease);
+        let source = self.leases.find(lease).ok_or_else(unknown)?;
+        if !source.set_open(false) {
+            return Err(PoolError::Evacuating(self.id(), lease));
+        }
+        let result = self.empty(&source, &mut progress);
+        match &result {
+            Ok(_) => {
+                self.leases.list_mut().retain(|other| !Arc::ptr_eq(other, &source));
+                source.holder.close();
+            }
+            Err(_) => {
+                source.set_open(true);
+            }
+        }
+        result
+    }
+
+    fn empty(&self, source: &Arc<Lease>, progress: &mut dyn FnMut(Progress)) -> Result<Evacuated, PoolError> {
+        let total = source.taken();
+        let (of, done) = &source.leaving;
+        of.store(total, Ordering::Relaxed);
+        done.store(0, Ordering::Relaxed);
+        let mut evacuated = Evacuated::default();
+        // Once through is enough: slots are not given out any more, and whoever took one before holds the extent's
+        // lock until the extent is there to be found.
+        for index in 0..self.extents.len() {
+            if !self.extents[index].is_on(source) {
+                continue;
+            }
+            if let Some((destination, bytes)) = self.relocate(index, source)? {
+                evacuated.add(&destination, bytes);
+            }
+            let moved = done.fetch_add(1, Ordering::Relaxed) + 1;
+            progress(Progress { moved, total: total.max(moved) });
+        }
+        Ok(evacuated)
+    }
+
+    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more.
+    pub(crate) fn relocate(
+        &self,
+        index: usize,
+        source: &Arc<Lease>,
+    ) -> Result<Option<(Arc<Lease>, Bytes)>, PoolError> {
+        let mut buffer = lock(&self.mover_buffer);
+        let worker = self.mover_worker();
+        let extent = &self.extents[index];
+        let mut tried = vec![source.clone()];
+        let mut last = None;
+        loop {
+            let to = match self.leases.take(worker, &mut tried) {
+                Ok(Some(to)) => to,
+                Ok(None) => return Err(last.unwrap_or_else(|| self.no_room())),
+                Err((lease, error)) => return Err(self.holder_error(index, 0, &lease, error)),
+            };
+            let Some(from) = begin(extent, source, &to) else {
+                to.give_back(true);
+                return Ok(None);
+            };
+            match copy(extent, worker, &mut buffer).and_then(|()| finish(extent)) {
+                Ok(bytes) => {
+                    let clean = from.discard(worker, 0, EXTENT_SIZE).is_ok();
+                    from.give_back(clean);
+                    return Ok(Some((to.lease, bytes)));
+                }
+                Err(halt) => {
+                    call_off(extent);
+                    let clean = to.discard(worker, 0, EXTENT_SIZE).is_ok();
+                    to.give_back(clean);
+                    match halt {
+                        Halt::Source(error) => return Err(self.holder_error(index, 0, source, error)),
+                        Halt::Destination(error) => {
+                            last = error.map(|error| self.holder_error(index, 0, &to.lease, error)).or(last);
+                        }
+                    }
+                    tried.push(to.lease);
+                }
+            }
+        }
+    }
+}
+
+impl Evacuated {
+    fn add(&mut self, destination: &Lease, bytes: Bytes) {
+        let Some(target) = &destination.target else {
+            self.spilled += bytes;
+            return;
+        };
+        let known = self.to.iter_mut().find(|moved| moved.lease == target.lease);
+        match known {
+            Some(moved) => {
+                moved.extents += 1;
+                moved.bytes += bytes;
+            }
+            None => {
+                let (lease, lender) = (target.lease, target.lender.clone());
+                self.to.push(Moved { lease, lender, extents: 1, bytes });
+            }
+        }
+    }
+}
+
+/// Starts the move, if the extent is still on `source`. Returns the slot that it leaves.
+fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
+    let mut place = extent.alone();
+    let Place::At(from) = &*place else { return None };
+    if !Arc::ptr_eq(&from.lease, source) {
+        return None;
+    }
+    let from = from.clone();
+    *place = Place::Moving(Move::new(from.clone(), to.clone()));
+    Some(from)
+}
+
+/// Ends the move where it led. Returns how much the extent holds.
+fn finish(extent: &Extent) -> Result<Bytes, Halt> {
+    let mut place = extent.alone();
+    match &*place {
+        Place::Moving(moving) if moving.copied == EXTENT_SIZE && !moving.is_abandoned() => {
+            let to = moving.to.clone();
+            *place = Place::At(to);
+            Ok(Bytes(extent.written.count() * PAGE))
+        }
+        _ => Err(Halt::Destination(None)),
+    }
+}
+
+/// Ends the move where it began.
+fn call_off(extent: &Extent) {
+    let mut place = extent.alone();
+    if let Place::Moving(moving) = &*place {
+        let from = moving.from.clone();
+        *place = Place::At(from);
+    }
+}
+
+/// Copies the extent piece by piece, letting I/O in between.
+fn copy(extent: &Extent, worker: usize, buffer: &mut [u8]) -> Result<(), Halt> {
+    loop {
+        let mut place = extent.alone();
+        let Place::Moving(moving) = &mut *place else { return Err(Halt::Destination(None)) };
+        if moving.is_abandoned() {
+            return Err(Halt::Destination(None));
+        }
+        // What was never written, and what was discarded since, is in neither place: nothing to copy.
+        let rest = extent.written.trim(&(moving.copied..EXTENT_SIZE));
+        if rest.is_empty() {
+            moving.copied = EXTENT_SIZE;
+            return Ok(());
+        }
+        let chunk = rest.start..(rest.start + CHUNK).min(rest.end);
+        copy_chunk(extent, moving, worker, &chunk, buffer)?;
+        moving.copied = chunk.end;
+    }
+}
+
+fn copy_chunk(
+    extent: &Extent,
+    moving: &Move,
+    worker: usize,
+    chunk: &Range<u64>,
+    buffer: &mut [u8],
+) -> Result<(), Halt> {
+    let data = &mut buffer[..(chunk.end - chunk.start) as usize];
+    moving.from.read(worker, chunk.start, data).map_err(Halt::Source)?;
+    let mut pieces: [Piece<'_>; PAGES_PER_CHUNK] = [(0, &[]); PAGES_PER_CHUNK];
+    let mut used = 0;
+    let holds = |page: &[u8], number: u64| extent.written.is_set(number) && !is_zero(page);
+    let mut start = 0;
+    // The new lender is to store only what there is: runs of pages that hold something, in between nothing.
+    for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
+        let at = at * PAGE_SIZE;
+        if !holds(page, (chunk.start + at as u64) / PAGE) {
+            start = at + page.len();
+            continue;
+        }
+        let next = at + page.len();
+        let goes_on = data
+            .get(next..data.len().min(next + PAGE_SIZE))
+            .is_some_and(|page| !page.is_empty() && holds(page, (chunk.start + next as u64) / PAGE));
+        if !goes_on {
+            pieces[used] = (chunk.start + start as u64, &data[start..next]);
+            used += 1;
+            start = next;
+        }
+    }
+    moving.to.write_many(worker, &mut pieces[..used]).map_err(|error| Halt::Destination(Some(error)))
+}
+
+/// The buffer that a move needs.
+pub(crate) fn buffer() -> Box<[u8]> {
+    vec![0; CHUNK as usize].into_boxed_slice()
+}

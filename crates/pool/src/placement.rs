@@ -1,0 +1,73 @@
+//! Which lease takes an extent: worst-fit, the one with the most room.
+
+use std::cmp::Reverse;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use aquifer_page::LeaseId;
+
+use crate::holder::HolderError;
+use crate::lease::{Lease, Slot};
+
+/// The leases of a volume, and its spill file.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    list: RwLock<Vec<Arc<Lease>>>,
+    pub(crate) spill: Option<Arc<Lease>>,
+}
+
+impl Leases {
+    pub(crate) fn new(spill: Option<Lease>) -> Self {
+        Self { list: RwLock::new(Vec::new()), spill: spill.map(Arc::new) }
+    }
+
+    pub(crate) fn list(&self) -> RwLockReadGuard<'_, Vec<Arc<Lease>>> {
+        self.list.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn list_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Lease>>> {
+        self.list.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn find(&self, id: LeaseId) -> Option<Arc<Lease>> {
+        self.list().iter().find(|lease| lease_id(lease) == Some(id)).cloned()
+    }
+
+    /// Takes a slot on the best lease but those in `tried`, to which are added those found not to work. With
+    /// `None`, there is nothing left to try; the error is that of the last lease that did not work in this call.
+    ///
+    /// The best is the healthy lease with the most free slots; then the spill file; then a lease that is said to be
+    /// unreachable or full, because it may have recovered.
+    pub(crate) fn take(
+        &self,
+        worker: usize,
+        tried: &mut Vec<Arc<Lease>>,
+    ) -> Result<Option<Slot>, (Arc<Lease>, HolderError)> {
+        let mut last = None;
+        while let Some(lease) = self.best(tried) {
+            match lease.take(worker) {
+                Ok(Some(slot)) => return Ok(Some(slot)),
+                // Others took what was left of it.
+                Ok(None) => {}
+                Err(error) => last = Some((lease.clone(), error)),
+            }
+            tried.push(lease);
+        }
+        last.map_or(Ok(None), Err)
+    }
+
+    fn best(&self, tried: &[Arc<Lease>]) -> Option<Arc<Lease>> {
+        let list = self.list();
+        let candidates = || {
+            let all = list.iter().chain(&self.spill);
+            all.filter(|lease| !tried.iter().any(|other| Arc::ptr_eq(lease, other)) && lease.free() > 0)
+        };
+        let rank = |lease: &&Arc<Lease>| {
+            (lease.is_healthy(), lease.target.is_some(), lease.free(), Reverse(lease_id(lease)))
+        };
+        candidates().max_by_key(rank).cloned()
+    }
+}
+
+pub(crate) fn lease_id(lease: &Lease) -> Option<LeaseId> {
+    lease.target.as_ref().map(|target| target.lease)
+}

@@ -1,0 +1,129 @@
+//! A volume's state, for people and programs.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_fabric::Address;
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use crate::lock;
+
+/// The state of a volume at some moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// The volume.
+    pub id: VolumeId,
+    /// Its size.
+    pub capacity: Bytes,
+    /// Extents that have a place.
+    pub placed_extents: u64,
+    /// Pages that were written and not discarded since.
+    pub written: Bytes,
+    /// What went through it.
+    pub traffic: Traffic,
+    /// Its leases.
+    pub leases: Vec<LeaseStatus>,
+    /// Its spill file, if it has one.
+    pub spill: Option<SpillStatus>,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Why the last one did.
+    pub last_error: Option<String>,
+}
+
+/// Bytes that went through a volume since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Read.
+    pub read: Bytes,
+    /// Written.
+    pub written: Bytes,
+    /// Discarded, or zeroed.
+    pub discarded: Bytes,
+}
+
+/// The state of one lease of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseStatus {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Whose it is.
+    pub lender: HostName,
+    /// Where its pages are.
+    pub address: Address,
+    /// What it can hold.
+    pub extents: u64,
+    /// What it holds.
+    pub used_extents: u64,
+    /// How it is.
+    #[serde(flatten)]
+    pub state: LeaseState,
+}
+
+/// How a lease is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum LeaseState {
+    /// In use.
+    Ok,
+    /// In use, but the lender said that it has no room for more.
+    Full,
+    /// The lender cannot be reached.
+    Unreachable {
+        /// For how long.
+        for_ms: u64,
+    },
+    /// Its extents are moving elsewhere.
+    Evacuating {
+        /// Extents that have.
+        moved: u64,
+        /// Extents that had to, when it began.
+        total: u64,
+    },
+}
+
+/// The state of a spill file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpillStatus {
+    /// What it holds.
+    pub used_extents: u64,
+}
+
+/// What a volume counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    read: AtomicU64,
+    written: AtomicU64,
+    discarded: AtomicU64,
+    errors: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Counters {
+    pub(crate) fn read(&self, bytes: usize) {
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn written(&self, bytes: usize) {
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn discarded(&self, bytes: u64) {
+        self.discarded.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn failed(&self, error: String) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        *lock(&self.last_error) = Some(error);
+    }
+
+    pub(crate) fn traffic(&self) -> Traffic {
+        let bytes = |counter: &AtomicU64| Bytes(counter.load(Ordering::Relaxed));
+        Traffic { read: bytes(&self.read), written: bytes(&self.written), discarded: bytes(&self.discarded) }
+    }
+
+    pub(crate) fn errors(&self) -> (u64, Option<String>) {
+        (self.errors.load(Ordering::Relaxed), lock(&self.last_error).clone())
+    }
+}

@@ -1,0 +1,350 @@
+//! The volume: requests cut at extents, extents placed when first written.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use aquifer_fabric::nbd::client::Target;
+use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE, VolumeId};
+
+use crate::config::{LeaseTarget, VolumeConfig};
+use crate::error::PoolError;
+use crate::extent::{Extent, Fault, Place};
+use crate::holder::{FileHolder, HolderError, RemoteHolder};
+use crate::lease::Lease;
+use crate::placement::Leases;
+use crate::status::{Counters, LeaseState, LeaseStatus, SpillStatus, VolumeStatus};
+use crate::{lock, mover};
+
+/// How many lenders in a row may turn out to be full at one write.
+const MOST_RELOCATIONS: usize = 4;
+
+/// A linear address space over extents of leases.
+///
+/// All of it reads as zeroes until it is written. Any range of bytes may be read, written and discarded, by as many threads
+/// at a time as it was made for, each under a number of its own below that (a number beyond is taken modulo). Nothing
+/// allocates while all is well.
+pub struct Volume {
+    config: VolumeConfig,
+    pub(crate) extents: Box<[Extent]>,
+    pub(crate) leases: Leases,
+    /// Held by whoever moves an extent: one at a time.
+    pub(crate) mover_buffer: Mutex<Box<[u8]>>,
+    /// Held while a lease joins.
+    joining: Mutex<()>,
+    counters: Counters,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume")
+            .field("config", &self.config)
+            .field("leases", &self.leases)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// Makes a volume without leases: it reads as zeroes, and writes go to the spill file, if there is one.
+    ///
+    /// # Errors
+    /// [`PoolError::Spill`].
+    pub fn new(mut config: VolumeConfig) -> Result<Self, PoolError> {
+        config.workers = config.workers.max(1);
+        let extents = config.capacity.extents();
+        let spill = config.spill.as_ref().map(|path| {
+            let size = Bytes(extents * EXTENT_SIZE);
+            let file = FileHolder::create(path, size, config.workers + 1)
+                .map_err(|source| PoolError::Spill { path: path.clone(), source })?;
+            Ok(Lease::new(None, Box::new(file), extents as u32, |_| true))
+        });
+        Ok(Self {
+            extents: (0..extents).map(|_| Extent::new()).collect(),
+            leases: Leases::new(spill.transpose()?),
+            mover_buffer: Mutex::new(mover::buffer()),
+            joining: Mutex::new(()),
+            counters: Counters::default(),
+            config,
+        })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> VolumeId {
+        self.config.id
+    }
+
+    /// Its size.
+    pub fn capacity(&self) -> Bytes {
+        self.config.capacity
+    }
+
+    /// How many threads it was made for.
+    pub fn workers(&self) -> usize {
+        self.config.workers
+    }
+
+    /// Lays the volume over one more lease. Whatever it held is discarded when an extent is placed there.
+    ///
+    /// All connections are made now: one a worker, and one to move extents by.
+    ///
+    /// # Errors
+    /// When the lender cannot be reached or does not let us in, or the export is not what the lease says.
+    pub fn add_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
+        let _joining = lock(&self.joining);
+        if self.leases.find(target.lease).is_some() {
+            return Err(PoolError::LeaseInUse(self.id(), target.lease));
+        }
+        let unusable =
+            |why: String| PoolError::Unusable { lease: target.lease, lender: target.lender.to_string(), why };
+        let holder = self.connect(&target)?;
+        let (size, read_only) = holder.facts().map_err(|error| unusable(error.to_string()))?;
+        if read_only {
+            return Err(unusable("its export is read-only".to_owned()));
+        }
+        if size < target.capacity {
+            return Err(unusable(format!("its export has {size}, the lease says {}", target.capacity)));
+        }
+        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
+        if total == 0 {
+            return Err(unusable(format!(
+                "{} is less than one extent of {}",
+                target.capacity,
+                Bytes(EXTENT_SIZE)
+            )));
+        }
+        let mut clean = Vec::with_capacity(total as usize);
+        for index in 0..total {
+            let offset = u64::from(index) * EXTENT_SIZE;
+            clean.push(
+                holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
+            );
+        }
+        let lease = Lease::new(Some(target), Box::new(holder), total, |index| clean[index as usize]);
+        self.leases.list_mut().push(Arc::new(lease));
+        Ok(())
+    }
+
+    fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {
+        let lender = || target.lender.to_string();
+        let tls = match (&self.config.tls, target.secure) {
+            (_, false) => None,
+            (Some(identity), true) => Some((identity.client_config(), target.lender.clone())),
+            (None, true) => {
+                let why = "it demands TLS and this host has no certificate: see 'aquifer init'".to_owned();
+                return Err(PoolError::Unusable { lease: target.lease, lender: lender(), why });
+            }
+        };
+        let export = Target { address: target.address.clone(), export: target.export.clone(), tls };
+        RemoteHolder::connect(export, self.config.workers + 1, self.config.patience).map_err(|source| {
+            PoolError::Connect { lease: target.lease, lender: lender(), source: Box::new(source) }
+        })
+    }
+
+    /// Fills the buffer. What was never written, or discarded, is zeroes, without asking anybody.
+    ///
+    /// # Errors
+    /// [`PoolError`]; the buffer's contents are then unspecified.
+    pub fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), PoolError> {
+        self.check(offset, into.len() as u64)?;
+        let worker = worker % self.config.workers;
+        let mut rest = &mut *into;
+        for (index, bytes) in pieces(offset, rest.len() as u64) {
+            let (now, later) = rest.split_at_mut((bytes.end - bytes.start) as usize);
+            rest = later;
+            match self.extents[index].read(worker, bytes.start, now) {
+                Ok(()) => {}
+                Err(Fault::Nowhere) => now.fill(0),
+                Err(Fault::Holder(lease, error)) => {
+                    return Err(self.holder_error(index, bytes.start, &lease, error));
+                }
+            }
+        }
+        self.counters.read(into.len());
+        Ok(())
+    }
+
+    /// Writes the data. An extent is placed at its first write, and placed anew when its lender is full.
+    ///
+    /// # Errors
+    /// [`PoolError`]; any part may then have been written.
+    pub fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), PoolError> {
+        self.check(offset, data.len() as u64)?;
+        let worker = worker % self.config.workers;
+        let mut rest = data;
+        for (index, bytes) in pieces(offset, data.len() as u64) {
+            let (now, later) = rest.split_at((bytes.end - bytes.start) as usize);
+            self.write_piece(worker, index, bytes.start, now)?;
+            rest = later;
+        }
+        self.counters.written(data.len());
+        Ok(())
+    }
+
+    fn write_piece(&self, worker: usize, index: usize, at: u64, data: &[u8]) -> Result<(), PoolError> {
+        let mut relocations = 0;
+        loop {
+            match self.extents[index].write(worker, at, data) {
+                Ok(()) => return Ok(()),
+                Err(Fault::Nowhere) => self.place(worker, index)?,
+                Err(Fault::Holder(lease, error @ HolderError::Full(_))) if relocations < MOST_RELOCATIONS => {
+                    relocations += 1;
+                    // Without room elsewhere, that the lender is full says more.
+                    if self.relocate(index, &lease).is_err() {
+                        return Err(self.holder_error(index, at, &lease, error));
+                    }
+                }
+                Err(Fault::Holder(lease, error)) => return Err(self.holder_error(index, at, &lease, error)),
+            }
+        }
+    }
+
+    /// Gives the extent a place, if it has none.
+    fn place(&self, worker: usize, index: usize) -> Result<(), PoolError> {
+        let mut place = self.extents[index].alone();
+        if matches!(*place, Place::Nowhere) {
+            match self.leases.take(worker, &mut Vec::new()) {
+                Ok(Some(slot)) => *place = Place::At(slot),
+                Ok(None) => return Err(self.no_room()),
+                Err((lease, error)) => return Err(self.holder_error(index, 0, &lease, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the range read as zeroes and gives its room back to the lenders. Extents that hold nothing any more give
+    /// back their place.
+    ///
+    /// # Errors
+    /// [`PoolError`]; any part may then have been discarded.
+    pub fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), PoolError> {
+        self.check(offset, length)?;
+        let worker = worker % self.config.workers;
+        for (index, bytes) in pieces(offset, length) {
+            match self.extents[index].discard(worker, &bytes) {
+                Ok(()) | Err(Fault::Nowhere) => {}
+                Err(Fault::Holder(lease, error)) => {
+                    return Err(self.holder_error(index, bytes.start, &lease, error));
+                }
+            }
+        }
+        self.counters.discarded(length);
+        Ok(())
+    }
+
+    /// Makes the range read as zeroes: as cheap as, and the same as, [`discard`](Self::discard).
+    ///
+    /// # Errors
+    /// As `discard`.
+    pub fn write_zeroes(&self, worker: usize, offset: u64, length: u64) -> Result<(), PoolError> {
+        self.discard(worker, offset, length)
+    }
+
+    /// Makes what was acknowledged permanent, where lenders have anything more permanent than their RAM.
+    ///
+    /// # Errors
+    /// [`PoolError`], of the first lender that failed.
+    pub fn flush(&self, worker: usize) -> Result<(), PoolError> {
+        let worker = worker % self.config.workers;
+        let mut at = 0;
+        // Not under the list's lock: a lender may take its time.
+        while let Some(lease) = { self.leases.list().get(at).cloned() } {
+            at += 1;
+            lease.holder.flush(worker).map_err(|error| self.holder_error(0, 0, &lease, error))?;
+        }
+        Ok(())
+    }
+
+    /// How the volume is. Tries whether lenders that were unreachable are back, which takes about a second for one that
+    /// is not.
+    pub fn status(&self) -> VolumeStatus {
+        // Not under the list's lock: trying takes time.
+        let leases: Vec<_> = self.leases.list().clone();
+        let (errors, last_error) = self.counters.errors();
+        VolumeStatus {
+            id: self.id(),
+            capacity: self.capacity(),
+            placed_extents: self.extents.iter().filter(|extent| extent.shared().slot().is_some()).count()
+                as u64,
+            written: Bytes(
+                self.extents.iter().map(|extent| extent.written.count()).sum::<u64>() * PAGE_SIZE as u64,
+            ),
+            traffic: self.counters.traffic(),
+            leases: leases.iter().filter_map(|lease| lease_status(lease)).collect(),
+            spill: self.leases.spill.as_ref().map(|spill| SpillStatus { used_extents: spill.taken() }),
+            errors,
+            last_error,
+        }
+    }
+
+    fn check(&self, offset: u64, length: u64) -> Result<(), PoolError> {
+        if offset.checked_add(length).is_some_and(|end| end <= self.config.capacity.0) {
+            return Ok(());
+        }
+        Err(PoolError::OutOfRange { volume: self.id(), offset, length, capacity: self.config.capacity })
+    }
+
+    /// The number under which extents are moved.
+    pub(crate) fn mover_worker(&self) -> usize {
+        self.config.workers
+    }
+
+    pub(crate) fn no_room(&self) -> PoolError {
+        let error = PoolError::NoRoom(self.id());
+        self.counters.failed(error.to_string());
+        error
+    }
+
+    /// The error with all that is known about where it happened; it is what `status` shows from now on.
+    pub(crate) fn holder_error(
+        &self,
+        extent: usize,
+        at: u64,
+        lease: &Lease,
+        source: HolderError,
+    ) -> PoolError {
+        let page = (extent as u64 * EXTENT_SIZE + at) / PAGE_SIZE as u64;
+        let error = PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source };
+        self.counters.failed(error.to_string());
+        error
+    }
+}
+
+/// The range cut at extents: the extent, and the bytes within it.
+fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
+    let end = offset + length;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let index = at / EXTENT_SIZE;
+        let stop = end.min((index + 1) * EXTENT_SIZE);
+        let bytes = at - index * EXTENT_SIZE..stop - index * EXTENT_SIZE;
+        at = stop;
+        Some((index as usize, bytes))
+    })
+}
+
+fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
+    let target = lease.target.as_ref()?;
+    lease.holder.probe();
+    let (total, moved) = &lease.leaving;
+    let state = if !lease.is_open() {
+        LeaseState::Evacuating { moved: moved.load(Ordering::Relaxed), total: total.load(Ordering::Relaxed) }
+    } else if let Some(away) = lease.holder.unreachable_for() {
+        LeaseState::Unreachable { for_ms: away.as_millis() as u64 }
+    } else if lease.full.load(Ordering::Relaxed) {
+        LeaseState::Full
+    } else {
+        LeaseState::Ok
+    };
+    Some(LeaseStatus {
+        lease: target.lease,
+        lender: target.lender.clone(),
+        address: target.address.clone(),
+        extents: lease.total,
+        used_extents: lease.taken(),
+        state,
+    })
+}
