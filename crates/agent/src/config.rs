@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_device::BackendKind;
+use aquifer_device::backend::BackendKind;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
 
@@ -148,8 +148,8 @@ impl Config {
     /// # Errors
     /// See [`ConfigError`].
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|error| match error {
             Wrong::Parse(source) => ConfigError::Parse { path: path.to_owned(), source },
             Wrong::Invalid(why) => ConfigError::Invalid { path: path.to_owned(), why },
@@ -170,20 +170,30 @@ impl Config {
     fn validate(&self) -> Result<(), String> {
         let MemoryConfig { upper, lower, pressure, period, .. } = self.memory;
         if !(0.0 < lower && lower < upper && upper < 1.0) {
-            return Err(format!("[memory] lower = {lower} and upper = {upper} must be 0 < lower < upper < 1"));
+            return Err(format!(
+                "[memory] lower = {lower} and upper = {upper} must be 0 < lower < upper < 1"
+            ));
         }
         if self.memory.gate_swap && self.memory.cgroup.is_none() {
             return Err("[memory] gate_swap = true needs a cgroup: name one, or leave it out".to_owned());
         }
         if !(0.0..1.0).contains(&pressure) {
-            return Err(format!("[memory] pressure = {pressure} must be a share of time from 0 (off) to below 1"));
+            return Err(format!(
+                "[memory] pressure = {pressure} must be a share of time from 0 (off) to below 1"
+            ));
         }
         let millis = Duration::from_millis;
         if !(millis(50)..=millis(60_000)).contains(&period) {
-            return Err(format!("[memory] period = {} must be between 50ms and 1m", humantime::format_duration(period)));
+            return Err(format!(
+                "[memory] period = {} must be between 50ms and 1m",
+                humantime::format_duration(period)
+            ));
         }
         if self.borrow.request.0 < EXTENT_SIZE {
-            return Err(format!("[borrow] request = {} must be at least one extent, 64MiB", self.borrow.request));
+            return Err(format!(
+                "[borrow] request = {} must be at least one extent, 64MiB",
+                self.borrow.request
+            ));
         }
         if self.borrow.max < self.borrow.request {
             let BorrowConfig { max, request, .. } = &self.borrow;
@@ -214,7 +224,14 @@ enum Wrong {
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self { cgroup: None, gate_swap: false, period: Duration::from_secs(1), upper: 0.8, lower: 0.6, pressure: 0.1 }
+        Self {
+            cgroup: None,
+            gate_swap: false,
+            period: Duration::from_secs(1),
+            upper: 0.8,
+            lower: 0.6,
+            pressure: 0.1,
+        }
     }
 }
 
@@ -262,7 +279,9 @@ fn default_tls() -> PathBuf {
 fn duration<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text).map_err(|error| {
-        serde::de::Error::custom(format!("'{text}' is not a time ({error}); write for example \"250ms\" or \"10m\""))
+        serde::de::Error::custom(format!(
+            "'{text}' is not a time ({error}); write for example \"250ms\" or \"10m\""
+        ))
     })
 }
 
@@ -302,7 +321,10 @@ mod tests {
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
             ("host = 'a'\n[[peer]]\nname = 'a'\naddress = 'x:1'", "this host itself"),
-            ("host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n[[peer]]\nname = 'b'\naddress = 'y:1'", "twice"),
+            (
+                "host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n[[peer]]\nname = 'b'\naddress = 'y:1'",
+                "twice",
+            ),
             ("host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x'", "HOST:PORT"),
         ] {
             let error = refused(text);

@@ -35,7 +35,7 @@ impl Lender {
         let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
         let leases = Arc::new(Leases { store, connections: Mutex::default() });
         let security = Security::Tls(identity.server_config());
-        let address = Address::from(config.pages);
+        let address = Address::Tcp { host: config.pages.ip().to_string(), port: config.pages.port() };
         let server = Server::bind(&address, security, leases.clone()).map_err(|error| error.to_string())?;
         let address = server.address().to_string();
         Ok(Self { leases, server, address })
@@ -48,7 +48,12 @@ impl Lender {
 
     /// The leases that an agent before this one granted, each with its address.
     pub fn restored(&self) -> Vec<(LentLease, String)> {
-        self.leases.store.leases().iter().filter_map(|lease| Some((lent(lease)?, self.address.clone()))).collect()
+        self.leases
+            .store
+            .leases()
+            .iter()
+            .filter_map(|lease| Some((lent(lease)?, self.address.clone())))
+            .collect()
     }
 
     /// Sets a lease up; answers where its pages are reached.
@@ -110,7 +115,7 @@ impl Lender {
 
 /// The lease of a record that an agent wrote.
 fn lent(lease: &Arc<Lease>) -> Option<LentLease> {
-    let note: Note = serde_json::from_value(lease.note().clone()).ok()?;
+    let note: Note = serde_json::from_value(lease.record().note).ok()?;
     Some(LentLease {
         lease: lease.id(),
         borrower: lease.borrower().clone(),
@@ -136,7 +141,7 @@ impl Leases {
 impl Exports for Leases {
     fn open(&self, name: &str, peer: &Peer) -> Result<Arc<Lease>, Refused> {
         // One answer for what is not there and what is somebody else's: a host learns nothing of the leases of others.
-        let refused = || Refused::new(format!("there is no lease '{name}' for this host"));
+        let refused = || Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.store.get(id).ok_or_else(refused)?;
         if peer.host.as_ref() == Some(lease.borrower()) { Ok(lease) } else { Err(refused()) }

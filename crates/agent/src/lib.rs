@@ -16,6 +16,7 @@ pub mod http;
 pub mod lender;
 pub mod monitor;
 pub mod peers;
+mod sys;
 mod wire;
 
 use std::path::PathBuf;
@@ -90,7 +91,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let cgroup = config.memory.cgroup.as_deref();
     let source = Source::open(cgroup).map_err(start_error)?;
     let pressure = Pressure::open(cgroup, config.memory.pressure);
-    let gate = cgroup.filter(|_| config.memory.gate_swap).map(SwapGate::new).transpose().map_err(start_error)?;
+    let gate =
+        cgroup.filter(|_| config.memory.gate_swap).map(SwapGate::new).transpose().map_err(start_error)?;
     // The socket first: it is what keeps a second agent from taking the first one's leases.
     let endpoints =
         http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;

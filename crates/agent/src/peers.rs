@@ -93,7 +93,12 @@ impl Peers {
         self.peers.iter().map(status).collect()
     }
 
-    fn remember<T>(&self, host: &HostName, answer: &Result<T, CallError>, spare: impl Fn(&T) -> Option<Bytes>) {
+    fn remember<T>(
+        &self,
+        host: &HostName,
+        answer: &Result<T, CallError>,
+        spare: impl Fn(&T) -> Option<Bytes>,
+    ) {
         let Some(peer) = self.peers.get(host) else { return };
         let mut last = peer.last.lock().unwrap_or_else(PoisonError::into_inner);
         match answer {

@@ -53,7 +53,9 @@ pub async fn say(client: &Client, message: &Message) -> Result<Done, CallError> 
             client.post(path::MEM_BOR_REQ, &MemBorReq { request: request.into(), bytes, group }).await
         }
         Message::MemBorAck { request, lease, bytes, address } => {
-            client.post(path::MEM_BOR_ACK, &MemBorAck { request: request.into(), lease, bytes, address }).await
+            client
+                .post(path::MEM_BOR_ACK, &MemBorAck { request: request.into(), lease, bytes, address })
+                .await
         }
         Message::MemBorRej { request, spare, reason } => {
             let reason = serde_json::to_value(reason).ok().and_then(|v| v.as_str().map(str::to_owned));

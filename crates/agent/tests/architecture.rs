@@ -11,7 +11,8 @@ fn root() -> PathBuf {
 /// What each room may use, read from the table; "all above" means every room of an earlier line.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let rows = text.lines().skip_while(|line| !line.starts_with("|---")).skip(1).take_while(|l| l.starts_with('|'));
+    let rows =
+        text.lines().skip_while(|line| !line.starts_with("|---")).skip(1).take_while(|l| l.starts_with('|'));
     let mut rooms = BTreeMap::new();
     let mut above = BTreeSet::new();
     for row in rows {
@@ -19,7 +20,9 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
         let [room, _, uses] = cells[..] else { panic!("not three cells: {row}") };
         let uses = match uses {
             "all above" => above.clone(),
-            list => list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+            list => {
+                list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+            }
         };
         for used in &uses {
             assert!(above.contains(used), "the arrow from {room} to {used} does not point upwards");
@@ -48,7 +51,9 @@ fn every_crate_uses_only_the_rooms_that_the_architecture_gives_it() {
     for entry in fs::read_dir(root().join("crates")).unwrap() {
         let dir = entry.unwrap().path();
         let room = dir.file_name().unwrap().to_str().unwrap().to_owned();
-        let Some(may_use) = allowed.get(&room) else { panic!("ARCHITECTURE.md has no line for crates/{room}") };
+        let Some(may_use) = allowed.get(&room) else {
+            panic!("ARCHITECTURE.md has no line for crates/{room}")
+        };
         let uses = used(&dir.join("Cargo.toml"));
         let surplus: Vec<_> = uses.difference(may_use).collect();
         assert!(surplus.is_empty(), "crates/{room} uses {surplus:?}, which ARCHITECTURE.md does not give it");

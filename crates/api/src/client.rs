@@ -62,9 +62,9 @@ impl CallError {
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Refused { problem, .. } => problem.help.clone(),
-            Self::Unreachable { agent, .. } if agent.starts_with("unix:") => {
-                Some("start one with `aquifer agent --config FILE`, or name its socket with --socket".to_owned())
-            }
+            Self::Unreachable { agent, .. } if agent.starts_with("unix:") => Some(
+                "start one with `aquifer agent --config FILE`, or name its socket with --socket".to_owned(),
+            ),
             _ => None,
         }
     }
@@ -114,21 +114,33 @@ impl Client {
     ///
     /// # Errors
     /// See [`CallError`].
-    pub async fn post<B: Serialize, T: DeserializeOwned>(&self, path: &str, body: &B) -> Result<T, CallError> {
+    pub async fn post<B: Serialize, T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &B,
+    ) -> Result<T, CallError> {
         let body = serde_json::to_vec(body).map_err(|error| self.malformed(error))?;
         self.call(Method::POST, path, body.into()).await
     }
 
-    async fn call<T: DeserializeOwned>(&self, method: Method, path: &str, body: Body) -> Result<T, CallError> {
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Body,
+    ) -> Result<T, CallError> {
         let call = async {
             match &self.route {
                 Route::Unix(socket) => {
-                    let stream = UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                    let stream =
+                        UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
                     self.exchange(stream, method, path, body).await
                 }
                 Route::Tls { address, host, config } => {
-                    let stream = TcpStream::connect(address).await.map_err(|error| self.unreachable(error))?;
-                    let name = ServerName::try_from(host.to_string()).map_err(|error| self.unreachable(error))?;
+                    let stream =
+                        TcpStream::connect(address).await.map_err(|error| self.unreachable(error))?;
+                    let name =
+                        ServerName::try_from(host.to_string()).map_err(|error| self.unreachable(error))?;
                     let stream = TlsConnector::from(config.clone()).connect(name, stream).await;
                     self.exchange(stream.map_err(|error| self.unreachable(error))?, method, path, body).await
                 }

@@ -109,7 +109,7 @@ pub struct Lent {
     pub stored: Bytes,
     /// Open connections.
     pub connections: u32,
-    /// `granted`, or `asked back` after mem_len_fin.
+    /// `opening`, `offered` (the borrower has not shown that it knows), `held`, `asked back` (mem_len_fin), or `freeing`.
     pub state: String,
     /// Seconds since the borrower was last heard of.
     pub silent_s: f64,

@@ -217,13 +217,16 @@ impl Driver {
         match command {
             Command::Hear { from, message, reply } => self.hear(from, message, reply),
             Command::Renew { from, renew, reply } => {
-                for lease in renew.leases.into_iter().filter(|lease| self.parts.lender.is_of(*lease, &from)) {
-                    self.saw(lease);
+                for lease in renew.leases {
+                    if self.parts.lender.is_of(lease, &from) {
+                        self.saw(lease);
+                    }
                 }
                 let _ = reply.send(());
             }
             Command::Offer { reply } => {
-                let _ = reply.send(message::Offer { host: self.parts.config.host.clone(), spare: self.spare() });
+                let _ =
+                    reply.send(message::Offer { host: self.parts.config.host.clone(), spare: self.spare() });
             }
             Command::Status { reply } => self.report(reply),
             Command::Borrow { order, reply } => self.order_borrow(&order, reply),
@@ -236,7 +239,10 @@ impl Driver {
     fn hear(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Result<(), Problem>>) {
         if !self.parts.peers.knows(&from) {
             let error = format!("{from} is no peer of {}", self.parts.config.host);
-            let help = Some(format!("add a [[peer]] named {from} to the configuration of {}", self.parts.config.host));
+            let help = Some(format!(
+                "add a [[peer]] named {from} to the configuration of {}",
+                self.parts.config.host
+            ));
             let _ = reply.send(Err(Problem { error, help }));
             return;
         }

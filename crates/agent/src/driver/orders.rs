@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_api::Problem;
 use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
-use aquifer_control::{Cause, Event, What};
+use aquifer_control::{Cause, Decision, Event, What};
 use aquifer_page::VolumeId;
 use tokio::sync::oneshot;
 
@@ -33,8 +33,8 @@ struct Pending {
 
 impl Orders {
     /// Learns from a decision what has become of the borrowing.
-    pub(super) fn note(&mut self, what: &What) {
-        match what {
+    pub(super) fn note(&mut self, decision: &Decision) {
+        match &decision.what {
             What::Activates { volume, cause: Cause::ByHand, .. } => {
                 if let Some((awaited, _)) = &mut self.borrow {
                     *awaited = Some(*volume);
@@ -42,10 +42,12 @@ impl Orders {
             }
             What::NobodyLends { wanted, cause: Cause::ByHand, .. } => self.refuse_borrow(Problem {
                 error: format!("nobody lends {wanted} now"),
-                help: Some("`aquifer status` shows what each peer could spare, or why it does not answer".to_owned()),
+                help: Some(
+                    "`aquifer status` shows what each peer could spare, or why it does not answer".to_owned(),
+                ),
             }),
-            What::BorrowRefused { bytes, refusal } => {
-                let error = format!("cannot borrow {bytes}: {refusal}");
+            What::BorrowRefused { .. } => {
+                let error = format!("this host {decision}");
                 self.refuse_borrow(Problem { error, help: None });
             }
             _ => {}
@@ -137,6 +139,6 @@ impl Driver {
             return;
         }
         self.orders.returns.push(Pending { left, gone: Vec::new(), since: None, reply });
-        self.step(aquifer_control::Event::Return { volume: order.volume });
+        self.step(Event::Return { volume: order.volume });
     }
 }

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aquifer_api::status::{self, RoleChange};
-use aquifer_control::{self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, What};
+use aquifer_control::{
+    self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, What,
+};
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::{Driver, Parts};
@@ -76,7 +78,7 @@ impl Driver {
         let step = self.controller.step(self.started.elapsed(), event);
         for decision in &step.decisions {
             tracing::info!(role = %self.controller.role(), "{decision}");
-            self.orders.note(&decision.what);
+            self.orders.note(decision);
             let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             if let What::RoleChanged { from, to } = decision.what {
                 remember(&mut self.role_changes, RoleChange { at, from: role(from), to: role(to) });
@@ -190,7 +192,9 @@ impl Driver {
             let event = match said {
                 Ok(()) => Some(Event::Delivered { to, message }),
                 Err(why) => {
-                    tracing::warn!("{message:?} did not reach {to} and will be sent again if it still matters: {why}");
+                    tracing::warn!(
+                        "{message:?} did not reach {to} and will be sent again if it still matters: {why}"
+                    );
                     None
                 }
             };

@@ -52,9 +52,19 @@ impl Driver {
             capacity: lent.lease.bytes,
             stored: self.parts.lender.stored_in(lent.lease.lease),
             connections: connections.get(&lent.lease.lease).copied().unwrap_or_default(),
-            state: lent.state.to_string(),
+            state: state(lent.state).to_owned(),
             silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
         };
         self.controller.lent().into_iter().map(status).collect()
+    }
+}
+
+fn state(state: control::LoanState) -> &'static str {
+    match state {
+        control::LoanState::Opening => "opening",
+        control::LoanState::Offered => "offered",
+        control::LoanState::Held => "held",
+        control::LoanState::Recalled => "asked back",
+        control::LoanState::Freeing => "freeing",
     }
 }

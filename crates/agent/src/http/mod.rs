@@ -70,7 +70,10 @@ fn router(handle: Handle) -> Router {
     router
         .route(path::OPENAPI, routing::get(async || ([("content-type", "application/json")], openapi())))
         .fallback(async |request: Request| {
-            Failure::new(StatusCode::NOT_FOUND, format!("there is no {} {}", request.method(), request.uri().path()))
+            Failure::new(
+                StatusCode::NOT_FOUND,
+                format!("there is no {} {}", request.method(), request.uri().path()),
+            )
         })
         .with_state(handle)
 }
@@ -109,7 +112,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
             Ok(Json(body)) => Ok(Self(body)),
             Err(rejection) => {
                 let rejection: JsonRejection = rejection;
-                Err(Failure::new(rejection.status(), format!("bad request to {path}: {}", rejection.body_text())))
+                Err(Failure::new(
+                    rejection.status(),
+                    format!("bad request to {path}: {}", rejection.body_text()),
+                ))
             }
         }
     }
@@ -174,6 +180,9 @@ mod tests {
             std::fs::write(&file, openapi()).unwrap();
         }
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
-        assert!(kept == openapi(), "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent openapi");
+        assert!(
+            kept == openapi(),
+            "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent openapi"
+        );
     }
 }

@@ -4,57 +4,86 @@ use aquifer_api::message::{MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin
 use aquifer_api::{Done, Problem};
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer};
-use crate::driver::{Command, Handle, Heard};
+use crate::driver::{Command, Handle};
+use crate::wire::Heard;
 
 type Answer = Result<Json<Done>, Failure>;
 
 async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer {
-    handle.ask(|reply| Command::Hear { from, heard, reply }).await?;
+    let message =
+        heard.try_into().map_err(|why: String| Failure::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    handle.ask(|reply| Command::Hear { from, message, reply }).await??;
     Ok(Json(Done {}))
 }
 
 /// A borrower asks for memory. The grant or the refusal comes as a message of its own.
 #[utoipa::path(post, path = "/v1/mem_bor_req", tag = "peers", request_body = MemBorReq,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn mem_bor_req(State(handle): State<Handle>, from: FromPeer, Body(m): Body<MemBorReq>) -> Answer {
+pub(super) async fn mem_bor_req(
+    State(handle): State<Handle>,
+    from: FromPeer,
+    Body(m): Body<MemBorReq>,
+) -> Answer {
     hear(&handle, from, Heard::Req(m)).await
 }
 
 /// A lender grants a request.
 #[utoipa::path(post, path = "/v1/mem_bor_ack", tag = "peers", request_body = MemBorAck,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn mem_bor_ack(State(handle): State<Handle>, from: FromPeer, Body(m): Body<MemBorAck>) -> Answer {
+pub(super) async fn mem_bor_ack(
+    State(handle): State<Handle>,
+    from: FromPeer,
+    Body(m): Body<MemBorAck>,
+) -> Answer {
     hear(&handle, from, Heard::Ack(m)).await
 }
 
 /// A lender refuses a request.
 #[utoipa::path(post, path = "/v1/mem_bor_rej", tag = "peers", request_body = MemBorRej,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn mem_bor_rej(State(handle): State<Handle>, from: FromPeer, Body(m): Body<MemBorRej>) -> Answer {
+pub(super) async fn mem_bor_rej(
+    State(handle): State<Handle>,
+    from: FromPeer,
+    Body(m): Body<MemBorRej>,
+) -> Answer {
     hear(&handle, from, Heard::Rej(m)).await
 }
 
 /// A borrower gives a lease back.
 #[utoipa::path(post, path = "/v1/mem_bor_fin", tag = "peers", request_body = MemBorFin,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn mem_bor_fin(State(handle): State<Handle>, from: FromPeer, Body(m): Body<MemBorFin>) -> Answer {
+pub(super) async fn mem_bor_fin(
+    State(handle): State<Handle>,
+    from: FromPeer,
+    Body(m): Body<MemBorFin>,
+) -> Answer {
     hear(&handle, from, Heard::BorFin(m)).await
 }
 
 /// A lender wants a lease's memory back.
 #[utoipa::path(post, path = "/v1/mem_len_fin", tag = "peers", request_body = MemLenFin,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn mem_len_fin(State(handle): State<Handle>, from: FromPeer, Body(m): Body<MemLenFin>) -> Answer {
+pub(super) async fn mem_len_fin(
+    State(handle): State<Handle>,
+    from: FromPeer,
+    Body(m): Body<MemLenFin>,
+) -> Answer {
     hear(&handle, from, Heard::LenFin(m)).await
 }
 
 /// A borrower still needs these leases.
 #[utoipa::path(post, path = "/v1/renew", tag = "peers", request_body = Renew,
     responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
-pub(super) async fn renew(State(handle): State<Handle>, from: FromPeer, Body(m): Body<Renew>) -> Answer {
-    hear(&handle, from, Heard::Renew(m)).await
+pub(super) async fn renew(
+    State(handle): State<Handle>,
+    FromPeer(from): FromPeer,
+    Body(renew): Body<Renew>,
+) -> Answer {
+    handle.ask(|reply| Command::Renew { from, renew, reply }).await?;
+    Ok(Json(Done {}))
 }
 
 /// What this host would lend now.

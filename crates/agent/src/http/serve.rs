@@ -41,10 +41,14 @@ pub struct Endpoints {
 /// # Errors
 /// Names the address or the socket, and says when another agent is at it.
 pub async fn bind(socket: &Path, listen: SocketAddr, tls: Arc<ServerConfig>) -> io::Result<Endpoints> {
-    let named = |what: String| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    let named =
+        |what: String| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
     let tcp = TcpListener::bind(listen).await.map_err(named(format!("cannot listen on {listen}")))?;
     if UnixStream::connect(socket).await.is_ok() {
-        let why = format!("another agent answers at {}: stop it, or give this one another socket", socket.display());
+        let why = format!(
+            "another agent answers at {}: stop it, or give this one another socket",
+            socket.display()
+        );
         return Err(io::Error::new(io::ErrorKind::AddrInUse, why));
     }
     let cannot = format!("cannot listen on {}", socket.display());
@@ -98,7 +102,9 @@ async fn welcome(stream: TcpStream, from: SocketAddr, router: Router, tls: Arc<S
     let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(PATIENCE, TlsAcceptor::from(tls).accept(stream)).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}"),
+        Ok(Err(error)) => {
+            return tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
+        }
         Err(_) => return tracing::warn!(%from, "hung up on a caller that did not say who it is"),
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -108,7 +114,11 @@ async fn welcome(stream: TcpStream, from: SocketAddr, router: Router, tls: Arc<S
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router, caller: Caller) {
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    router: Router,
+    caller: Caller,
+) {
     let service = TowerToHyperService::new(router.layer(Extension(caller)));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -31,7 +31,10 @@ impl Cgroup {
             } else {
                 "does not exist: make it first, with its limit"
             };
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("the cgroup {} {why}", path.display())));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("the cgroup {} {why}", path.display()),
+            ));
         };
         Ok(Self { path: path.to_owned(), version })
     }
@@ -125,7 +128,10 @@ mod tests {
             ),
         ]);
         let reading = cgroup.read().unwrap();
-        assert_eq!(reading, Reading { total: Bytes(1_000_000), used: Bytes(500_000), swap_used: Bytes(4096) });
+        assert_eq!(
+            reading,
+            Reading { total: Bytes(1_000_000), used: Bytes(500_000), swap_used: Bytes(4096) }
+        );
     }
 
     #[test]

@@ -32,7 +32,11 @@ impl SwapGate {
         let v1 = path.join("memory.memsw.limit_in_bytes");
         let v2 = path.join("memory.swap.max");
         if v1.exists() {
-            return Ok(Self { file: v1, open: "-1", shut: Shut::AsMuchAs(path.join("memory.limit_in_bytes")) });
+            return Ok(Self {
+                file: v1,
+                open: "-1",
+                shut: Shut::AsMuchAs(path.join("memory.limit_in_bytes")),
+            });
         }
         if v2.exists() {
             return Ok(Self { file: v2, open: "max", shut: Shut::Zero });

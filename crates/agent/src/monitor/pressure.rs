@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::read_file;
+use crate::sys::watch_priority;
 
 /// Watches one pressure file.
 #[derive(Debug)]
@@ -45,7 +46,8 @@ impl Pressure {
     pub fn is_high(&mut self) -> bool {
         let Ok(stalled) = stalled(&self.path) else { return false };
         let now = Instant::now();
-        let share = (stalled.saturating_sub(self.last.1)).as_secs_f64() / (now - self.last.0).as_secs_f64().max(1e-3);
+        let share =
+            (stalled.saturating_sub(self.last.1)).as_secs_f64() / (now - self.last.0).as_secs_f64().max(1e-3);
         self.last = (now, stalled);
         share > self.threshold
     }
@@ -68,14 +70,15 @@ fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<File>> {
     let mut file = OpenOptions::new().read(true).write(true).open(path)?;
     let stall_us = (f64::from(WINDOW_US) * threshold) as u32;
     file.write_all(format!("some {stall_us} {WINDOW_US}\0").as_bytes())?;
-    AsyncFd::with_interest(file, Interest::PRIORITY)
+    watch_priority(file)
 }
 
 fn stalled(path: &Path) -> io::Result<Duration> {
     let text = read_file(path)?;
-    let total = text.lines().find(|line| line.starts_with("some ")).and_then(|line| line.rsplit_once("total="));
+    let total =
+        text.lines().find(|line| line.starts_with("some ")).and_then(|line| line.rsplit_once("total="));
     let total = total.and_then(|(_, us)| us.trim().parse().ok());
-    total
-        .map(Duration::from_micros)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{} has no 'some' line", path.display())))
+    total.map(Duration::from_micros).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{} has no 'some' line", path.display()))
+    })
 }
