@@ -1,7 +1,9 @@
 //! The commands: one file each, with its arguments, its manual and what it does.
 
+pub mod agent;
 pub mod borrow;
 pub mod completions;
+pub mod demo;
 pub mod doctor;
 pub mod export;
 pub mod init;

@@ -90,7 +90,7 @@ impl Run {
         let hierarchy = Hierarchy::find().or_fail(what)?;
         // From here on no signal ends this program before it has removed what it makes.
         let mut supervisor = Supervisor::new().or_fail(what)?;
-        leftovers::clean_up(&marks, &hierarchy, &self.socket.clone().agent(common)?);
+        leftovers::clean_up(&marks, &hierarchy, &self.socket.clone().agent(common)?, common.json);
         let instance = Instance::claim(&marks, "run").or_fail(what)?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
@@ -100,7 +100,7 @@ impl Run {
         let cgroup = Cgroup::create(&hierarchy, &name, limits).or_fail(what)?;
         let ended = match supervisor.asked_to_end() {
             Some(signal) => Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))),
-            None => self.run_in(&cgroup, &mut supervisor),
+            None => self.run_in(&cgroup, &mut supervisor, common.json),
         };
         // In this order: what is swapped out belongs to processes of the cgroup, and must be gone before the swap is.
         let removed = cgroup.remove().or_fail(what);
@@ -132,7 +132,7 @@ impl Run {
     }
 
     /// Runs the command inside the cgroup to its end.
-    fn run_in(&self, cgroup: &Cgroup, supervisor: &mut Supervisor) -> Result<ExitCode> {
+    fn run_in(&self, cgroup: &Cgroup, supervisor: &mut Supervisor, json: bool) -> Result<ExitCode> {
         let what = || format!("running {}", self.command[0].display());
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).arg0(&self.command[0]);
@@ -142,14 +142,14 @@ impl Run {
             Ok(status) => status,
             Err(error) => {
                 let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-                Failure::new(what(), error).report(false);
+                Failure::new(what(), error).report(json);
                 return Ok(ExitCode::from(code));
             }
         };
         if let Ok(kills @ 1..) = cgroup.oom_kills() {
             let why =
                 format!("the kernel killed {kills} of its processes: out of memory at {} of RAM", self.local);
-            Failure::new(what(), why).help("give it more by --local or --remote").report(false);
+            Failure::new(what(), why).help("give it more by --local or --remote").report(json);
         }
         Ok(exit_code(status))
     }

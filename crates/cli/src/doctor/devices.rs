@@ -1,7 +1,36 @@
 //! How a volume can become a block device here.
 
+use aquifer_device::BackendKind;
+use aquifer_device::backend::{Probe, choose, probe};
+
 use super::Check;
 
 pub(super) fn checks() -> Vec<Check> {
-    Vec::new()
+    let mut checks = vec![chosen()];
+    checks.extend(probe().into_iter().map(backend));
+    checks
+}
+
+fn chosen() -> Check {
+    const NAME: &str = "block device";
+    match choose(BackendKind::Auto) {
+        Ok(backend) => Check::ok(NAME, format!("{} would be used", backend.kind())),
+        Err(error) => {
+            let help =
+                "give the kernel one of these: FUSE and loop devices, the nbd module, or the ublk_drv module";
+            Check::missing(NAME, error.to_string(), help).essential()
+        }
+    }
+}
+
+/// One backend. Without it there may be others, so it is never essential by itself.
+fn backend(probe: Probe) -> Check {
+    let name = format!("backend {}", probe.kind);
+    match probe.missing {
+        None => Check::ok(name, "can be used"),
+        Some(missing) => {
+            let (found, help) = missing.split_once("; ").unwrap_or((&missing, "no way out is known"));
+            Check::missing(name, found, help)
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// The thing.
-    pub name: &'static str,
+    pub name: String,
     /// How good it is.
     pub verdict: Verdict,
     /// Whether Aquifer cannot do its work without it.
@@ -35,19 +35,19 @@ pub struct Check {
 }
 
 impl Check {
-    fn new(name: &'static str, verdict: Verdict, found: impl Into<String>) -> Self {
-        Self { name, verdict, essential: false, found: found.into(), help: None }
+    fn new(name: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict, essential: false, found: found.into(), help: None }
     }
 
-    fn ok(name: &'static str, found: impl Into<String>) -> Self {
+    fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
         Self::new(name, Verdict::Ok, found)
     }
 
-    fn warn(name: &'static str, found: impl Into<String>, help: impl Into<String>) -> Self {
+    fn warn(name: impl Into<String>, found: impl Into<String>, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..Self::new(name, Verdict::Warn, found) }
     }
 
-    fn missing(name: &'static str, found: impl Into<String>, help: impl Into<String>) -> Self {
+    fn missing(name: impl Into<String>, found: impl Into<String>, help: impl Into<String>) -> Self {
         Self { help: Some(help.into()), ..Self::new(name, Verdict::Missing, found) }
     }
 

@@ -38,14 +38,14 @@ impl Note {
 }
 
 /// Removes what runs that were killed left. What cannot be removed is told on standard error and tried again next time.
-pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, agent: &Agent) {
+pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, agent: &Agent, json: bool) {
     let dead = match Instance::dead(marks, "run") {
         Ok(dead) => dead,
-        Err(error) => return Failure::new("looking for what killed runs left", error).report(false),
+        Err(error) => return Failure::new("looking for what killed runs left", error).report(json),
     };
     for instance in dead {
         if let Err(failure) = clean_up_after(&instance, hierarchy, agent) {
-            failure.report(false);
+            failure.report(json);
             instance.keep();
         }
     }
