@@ -78,3 +78,56 @@ pages = "{pages}"
 pub(super) fn peer(host: &HostName, address: &str) -> String {
     format!("[[peer]]\nname = \"{host}\"\naddress = \"{address}\"\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use aquifer_agent::config::Config;
+
+    use super::*;
+
+    fn load(text: &str) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::load(&path).unwrap_or_else(|error| panic!("{error}\n{text}"))
+    }
+
+    fn text() -> String {
+        let member = Member::new(&"a".parse().unwrap(), "192.0.2.1").unwrap();
+        config(&member, &peer(&"b".parse().unwrap(), "192.0.2.2:7070"))
+    }
+
+    /// The text with every commented key in force, but for those that have no default.
+    fn uncommented() -> String {
+        let in_force = |line: &str| match line.strip_prefix("# ") {
+            Some(rest)
+                if rest
+                    .split_once(" = ")
+                    .is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_')) =>
+            {
+                rest.to_owned()
+            }
+            _ => line.to_owned(),
+        };
+        let without_default =
+            |line: &String| line.starts_with("cgroup = ") || line.starts_with("reserved = ");
+        text().lines().map(in_force).filter(|line| !without_default(line)).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn an_agent_understands_what_a_new_host_gets() {
+        let config = load(&text());
+        assert_eq!((config.host.as_str(), config.peers.len()), ("a", 1));
+        assert_eq!(config.listen.to_string(), "192.0.2.1:7070");
+    }
+
+    #[test]
+    fn what_is_commented_out_is_the_default() {
+        assert!(uncommented().lines().filter(|line| line.contains(" = ")).count() > 20, "{}", uncommented());
+        let as_is = format!("{:?}", load(&text()));
+        // The default store is named by the host only when it is asked for.
+        let spelled = format!("{:?}", load(&uncommented()))
+            .replace("store: Some(\"/dev/shm/aquifer/a\")", "store: None");
+        assert_eq!(spelled, as_is);
+    }
+}
