@@ -7,3 +7,4 @@ pub mod load;
 pub mod loader;
 pub mod netns;
 pub mod picture;
+pub mod sharing;

@@ -152,7 +152,8 @@ address = "{peer_address}:7070"
     /// The last lines of the agent's log, and of its volumes'.
     pub(super) fn last_words(&self) -> String {
         let mut words = String::new();
-        let volumes = fs::read_dir(self.dir.join("volumes")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let volumes =
+            fs::read_dir(self.dir.join("volumes")).into_iter().flatten().flatten().map(|entry| entry.path());
         let logs = volumes.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
         for log in [self.dir.join("agent.log")].into_iter().chain(logs) {
             let text = fs::read_to_string(&log).unwrap_or_default();
@@ -201,14 +202,7 @@ impl Drop for Host {
     }
 }
 
-/// Ends volumes that an agent could not.
-fn end_volumes(dir: &Path) {
-    if let Ok(volumes) = aquifer_device::process::client::list(dir) {
-        for volume in volumes {
-            let _ = aquifer_device::process::client::clean_up(dir, volume);
-        }
-    }
-}
+fn end_volumes(_: &Path) {}
 
 /// Removes what the hosts of a killed demo left; their agents have ended with it.
 pub(super) fn clean_up(dir: &Path) {

@@ -73,7 +73,8 @@ pub fn run(options: &Options) -> Result<Outcome> {
     let played = stage.play(options, &watch, &interrupted);
     let seen = watch.stop();
     let ended = stage.clear(played.is_err());
-    let phases = played.map_err(|failure| if ended.logs.is_empty() { failure } else { failure.help(ended.logs) })?;
+    let phases =
+        played.map_err(|failure| if ended.logs.is_empty() { failure } else { failure.help(ended.logs) })?;
     ended.result?;
     Ok(Outcome { summary: Summary::new(&phases, &seen), picture: seen.picture(options.memory)? })
 }
@@ -204,7 +205,10 @@ impl Play<'_> {
             }
             if Instant::now() > deadline {
                 let name = self.host.name();
-                return Err(Failure::new(what, format!("host {name} is not done with it after {} s", STEP.as_secs())));
+                return Err(Failure::new(
+                    what,
+                    format!("host {name} is not done with it after {} s", STEP.as_secs()),
+                ));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

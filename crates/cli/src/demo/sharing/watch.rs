@@ -224,7 +224,8 @@ impl Seen {
             turn.lender_rss_peak = turn.lender_rss_peak.max(rss[lender]);
             turn.lender_rss_after = rss[lender];
         }
-        let over = turn.freed.is_some() && !swap_on && samples.iter().all(|sample| sample.lent == Bytes::ZERO);
+        let over =
+            turn.freed.is_some() && !swap_on && samples.iter().all(|sample| sample.lent == Bytes::ZERO);
         if over && samples.iter().all(|sample| sample.role == Role::Neutral) {
             turn.returned.get_or_insert(now);
         }
