@@ -130,7 +130,7 @@ mod tests {
     fn a_status_shows_everything_that_an_operator_asks_for() {
         let text = status(
             &serde_json::from_value(serde_json::json!({
-                "host": "a", "pid": 7, "version": "0.1.0", "uptime_s": 1.0, "role": "borrower", "period_s": 1.0,
+                "host": "a", "pid": 7, "version": "0.1.0", "uptime_s": 1.0, "role": "borrower", "period_s": 1.0, "role_changes": [],
                 "memory": {"source": "host", "total": 1 << 30, "used": 1 << 29, "swap_used": 1 << 20, "upper": 1 << 29,
                     "lower": 1 << 28, "shareable": 0, "spare": 0, "pressure": true},
                 "lent": [],
