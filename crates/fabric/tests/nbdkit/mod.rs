@@ -16,6 +16,7 @@ use tempfile::TempDir;
 
 pub struct Nbdkit {
     child: Child,
+    arguments: Vec<String>,
     dir: TempDir,
 }
 
@@ -39,21 +40,24 @@ impl Nbdkit {
     }
 
     fn run(dir: TempDir, arguments: Vec<String>) -> Self {
-        let child = Command::new("nbdkit")
-            .args(["--foreground", "--exit-with-parent", "--unix"])
-            .arg(dir.path().join("nbd"))
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("nbdkit is installed");
-        let server = Self { child, dir };
+        let server = Self { child: spawn(&dir, &arguments), arguments, dir };
+        server.wait();
+        server
+    }
+
+    /// Starts it again after [`kill`](Self::kill), at the same address.
+    pub fn restart(&mut self) {
+        let _ = fs::remove_file(self.socket());
+        self.child = spawn(&self.dir, &self.arguments);
+        self.wait();
+    }
+
+    fn wait(&self) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while UnixStream::connect(server.socket()).is_err() {
+        while UnixStream::connect(self.socket()).is_err() {
             assert!(Instant::now() < deadline, "nbdkit does not listen");
             thread::yield_now();
         }
-        server
     }
 
     fn socket(&self) -> PathBuf {
@@ -76,6 +80,22 @@ impl Nbdkit {
         let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
         assert!(status.stopped());
     }
+
+    /// Lets it go on after [`freeze`](Self::freeze).
+    pub fn thaw(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+}
+
+fn spawn(dir: &TempDir, arguments: &[String]) -> Child {
+    Command::new("nbdkit")
+        .args(["--foreground", "--exit-with-parent", "--unix"])
+        .arg(dir.path().join("nbd"))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("nbdkit is installed")
 }
 
 impl Drop for Nbdkit {

@@ -1,7 +1,7 @@
 //! Lenders for volumes to borrow from, and content that is known wherever it is.
 
 // Each test program uses the part of it that it needs.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 #[path = "../../../fabric/tests/certificates/mod.rs"]
 pub mod certificates;
