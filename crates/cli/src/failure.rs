@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 
 use serde::Serialize;
 
@@ -61,10 +62,20 @@ pub trait OrFail<T> {
     fn or_fail<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T>;
 }
 
-impl<T, E: Error> OrFail<T> for Result<T, E> {
+impl<T, E: Error + 'static> OrFail<T> for Result<T, E> {
     fn or_fail<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T> {
-        self.map_err(|error| Failure::new(what(), causes(&error)))
+        self.map_err(|error| {
+            let failure = Failure::new(what(), causes(&error));
+            let lacks_root = is_denied(&error) && !rustix::process::geteuid().is_root();
+            if lacks_root { failure.help("run as root") } else { failure }
+        })
     }
+}
+
+/// Whether the system refused because of who is asking.
+fn is_denied(error: &(dyn Error + 'static)) -> bool {
+    let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    error.downcast_ref().is_some_and(denied) || error.source().is_some_and(is_denied)
 }
 
 /// An error and its causes on one line. A cause that its parent already spells out is not repeated.

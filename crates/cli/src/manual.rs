@@ -24,6 +24,9 @@ pub struct Manual {
 const EXIT: [(&str, &str); 3] =
     [("0", "done"), ("1", "failed"), ("2", "misuse: the command line makes no sense")];
 
+/// Paragraphs are this wide, so that no usual terminal has to break their lines once more.
+const TEXT_WIDTH: usize = 76;
+
 impl Manual {
     /// A manual with nothing to say; start from it.
     pub const NONE: Self = Self { examples: &[], notes: &[], exit: &[], files: &[], see_also: &[] };
@@ -104,7 +107,7 @@ impl Section {
     fn write_text(&self, out: &mut String) {
         let _ = writeln!(out, "{}:", self.heading);
         match &self.body {
-            Body::Paragraph(text) => out.extend(fold(text, 100).map(|line| format!("  {line}\n"))),
+            Body::Paragraph(text) => out.extend(fold(text, TEXT_WIDTH).map(|line| format!("  {line}\n"))),
             Body::Examples(examples) => {
                 for (command, what) in *examples {
                     let _ = writeln!(out, "  {what}:\n      {command}");

@@ -99,7 +99,8 @@ impl Export {
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
         clean_up(&marks);
-        let instance = Instance::claim(&marks, "export").or_fail(what)?;
+        let instance =
+            Instance::claim(&marks, "export").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         let memory = Memory::make(&self, &instance)?;
         let exports = Arc::new(OneLease { name: self.name.clone(), lease: Arc::clone(&memory.lease) });
         let servers = self.listen(&addresses, exports)?;

@@ -91,7 +91,8 @@ impl Run {
         // From here on no signal ends this program before it has removed what it makes.
         let mut supervisor = Supervisor::new().or_fail(what)?;
         leftovers::clean_up(&marks, &hierarchy, &self.socket.clone().agent(common)?, common.json);
-        let instance = Instance::claim(&marks, "run").or_fail(what)?;
+        let instance =
+            Instance::claim(&marks, "run").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
         let pool = self.pool(common, &instance, &name)?;
