@@ -1,0 +1,71 @@
+//! All that a connection can be asked for, over an export of 256 MiB of zeroes.
+
+// Each test program uses the part of it that it needs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use aquifer_fabric::nbd::client::{Connection, Operation};
+
+const MIB: usize = 1 << 20;
+
+pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 31 + seed * 7 + (at >> 8)) as u8 | 1).collect()
+}
+
+pub fn read(connection: &mut Connection, offset: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0xee; len];
+    connection.read(offset, &mut data).unwrap();
+    data
+}
+
+/// Every operation once, over whatever was agreed on.
+pub fn every_operation(connection: &mut Connection) {
+    assert_eq!(connection.size().0, 256 * MIB as u64);
+    assert!(read(connection, 5000, 10_000) == vec![0; 10_000]);
+    // Longer than any server takes at once.
+    let large = pattern(40 * MIB, 1);
+    connection.write(4096, &large).unwrap();
+    assert!(read(connection, 4096, large.len()) == large);
+    connection.write(1 << 20, b"small").unwrap();
+    assert_eq!(read(connection, 1 << 20, 5), b"small");
+    connection.trim(4096, 20 << 20).unwrap();
+    connection.write_zeroes(4096 + (20 << 20), 10 << 20).unwrap();
+    connection.flush().unwrap();
+    assert!(read(connection, 4096, 30 * MIB) == vec![0; 30 * MIB]);
+    assert!(read(connection, 4096 + (30 << 20), 10 * MIB) == large[30 * MIB..]);
+    many_in_flight(connection);
+}
+
+fn many_in_flight(connection: &mut Connection) {
+    let data = pattern(300 * 8192, 2);
+    let base = 128 << 20;
+    let mut writes: Vec<_> = data
+        .chunks(8192)
+        .zip((base..).step_by(12_288))
+        .map(|(from, offset)| Operation::Write { offset, from })
+        .collect();
+    writes.push(Operation::Flush);
+    writes.push(Operation::Write { offset: 0, from: &[] });
+    connection.run(&mut writes).unwrap();
+    let mut back = vec![0; data.len()];
+    let mut reads: Vec<_> = back
+        .chunks_mut(8192)
+        .zip((base..).step_by(12_288))
+        .map(|(into, offset)| Operation::Read { offset, into })
+        .collect();
+    connection.run(&mut reads).unwrap();
+    assert!(back == data);
+    let mut mixed = [1, 2, 3].map(|_| vec![0; 4096]);
+    let [a, b, c] = &mut mixed;
+    let page = pattern(4096, 9);
+    connection
+        .run(&mut [
+            Operation::Read { offset: base, into: a },
+            Operation::Write { offset: 200 << 20, from: &page },
+            Operation::Read { offset: 200 << 20, into: b },
+            Operation::Trim { offset: 202 << 20, length: 4096 },
+            Operation::Write { offset: 201 << 20, from: &page },
+            Operation::Read { offset: 201 << 20, into: c },
+        ])
+        .unwrap();
+    assert!(mixed[0] == data[..4096] && mixed[1] == page && mixed[2] == page);
+}
