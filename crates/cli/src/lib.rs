@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod failure;
 pub mod init;
 pub mod instance;
+pub mod lender;
 pub mod manual;
 pub mod output;
 pub mod progress;
