@@ -5,10 +5,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use aquifer_page::{EXTENT_SIZE, LeaseId};
+use aquifer_fabric::Address;
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
 use aquifer_pool::{Volume, VolumeConfig};
 use common::*;
 
@@ -16,7 +16,7 @@ const THREADS: usize = 4;
 const EXTENTS: u64 = 5;
 /// What a thread has to itself; each extent has many of them, of all threads.
 const BLOCK: u64 = 64 << 10;
-const OPERATIONS: usize = 4000;
+const OPERATIONS: usize = 1500;
 
 /// Blocks of one thread and what they should hold.
 struct Model {
@@ -80,45 +80,70 @@ impl Model {
     }
 }
 
-#[test]
-fn whatever_threads_do_while_leases_come_and_go_the_volume_is_as_good_as_memory() {
+/// A lender of either make.
+trait Lender {
+    fn address(&self) -> Address;
+}
+
+impl Lender for Nbdkit {
+    fn address(&self) -> Address {
+        self.address()
+    }
+}
+
+impl Lender for OurLender {
+    fn address(&self) -> Address {
+        self.address()
+    }
+}
+
+/// Lets threads work on a volume while its leases are evacuated and come back in turn, and then checks everything.
+fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let sizes = [2, 2, 3];
-    let (volume, lenders) =
-        volume(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) }, &sizes);
-    let running = AtomicUsize::new(THREADS);
-    let moves = thread::scope(|scope| {
-        let workers: Vec<_> = (0..THREADS)
-            .map(|worker| {
-                let (volume, running) = (&volume, &running);
-                scope.spawn(move || {
-                    let mut model = Model::new(worker);
-                    (0..OPERATIONS).for_each(|_| model.step(volume));
-                    running.fetch_sub(1, Ordering::Relaxed);
-                    model
-                })
-            })
-            .collect();
-        let mut moves = 0;
-        let mut turn = 0;
-        while running.load(Ordering::Relaxed) > 0
-            && !workers.iter().all(thread::ScopedJoinHandle::is_finished)
-        {
-            let at = turn % sizes.len();
-            turn += 1;
+    let volume = Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) }).unwrap();
+    let join = |at: usize| {
+        let (lender, extents) = &lenders[at];
+        volume.add_lease(lease_at(lender.address(), at as u128 + 1, *extents)).unwrap();
+    };
+    (0..lenders.len()).for_each(join);
+    let work = |worker| {
+        let mut model = Model::new(worker);
+        (0..OPERATIONS).for_each(|_| model.step(&volume));
+        model
+    };
+    let work = &work;
+    let moved = thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS).map(|worker| scope.spawn(move || work(worker))).collect();
+        let mut moved = 0;
+        for turn in 0.. {
+            let at = turn % lenders.len();
             let evacuated = volume.evacuate(LeaseId(at as u128 + 1), |_| ()).unwrap();
-            moves += evacuated.to.iter().map(|moved| moved.extents).sum::<u64>();
-            volume.add_lease(lease(&lenders[at], at as u128 + 1, sizes[at])).unwrap();
+            moved += evacuated.to.iter().map(|moved| moved.extents).sum::<u64>();
+            join(at);
+            if workers.iter().all(thread::ScopedJoinHandle::is_finished) {
+                break;
+            }
         }
-        for worker in workers {
-            worker.join().unwrap().check(&volume);
-        }
-        moves
+        workers.into_iter().for_each(|worker| worker.join().unwrap().check(&volume));
+        moved
     });
-    assert!(moves > 0, "nothing moved meanwhile");
+    assert!(moved > 0, "nothing moved meanwhile");
     // And in the end all room is given back.
     volume.discard(0, 0, EXTENTS * EXTENT_SIZE).unwrap();
-    assert_eq!(placed(&volume), [0, 0, 0]);
-    assert_eq!(lenders.iter().map(stored).sum::<u64>(), 0);
+    assert_eq!(placed(&volume), vec![0; lenders.len()]);
     assert_eq!(volume.status().errors, 0);
+}
+
+#[test]
+fn over_lenders_of_another_make_a_volume_is_as_good_as_memory() {
+    let lenders = [2, 2, 3].map(|extents| (lender(extents), extents));
+    work_while_leases_come_and_go(&lenders);
+    assert_eq!(lenders.iter().map(|(lender, _)| stored(lender)).sum::<u64>(), 0);
+}
+
+#[test]
+fn over_lenders_of_ours_a_volume_is_as_good_as_memory() {
+    let lenders = [2, 2, 3].map(|extents| (OurLender::start(extents), extents));
+    work_while_leases_come_and_go(&lenders);
+    assert!(lenders.iter().all(|(lender, _)| lender.ram() == Bytes::ZERO));
 }

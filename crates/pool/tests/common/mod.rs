@@ -7,14 +7,17 @@
 pub mod certificates;
 #[path = "../../../fabric/tests/nbdkit/mod.rs"]
 pub mod nbdkit;
+pub mod ours;
 
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Target};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
 pub use certificates::Cluster;
 pub use nbdkit::Nbdkit;
+pub use ours::OurLender;
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,10 +41,14 @@ pub fn lender(extents: u64) -> Nbdkit {
 
 /// A lease on all of what the lender has. Ids rise with `number`.
 pub fn lease(server: &Nbdkit, number: u128, extents: u64) -> LeaseTarget {
+    lease_at(server.address(), number, extents)
+}
+
+pub fn lease_at(address: Address, number: u128, extents: u64) -> LeaseTarget {
     LeaseTarget {
         lease: LeaseId(number),
         lender: format!("lender-{number}").parse().unwrap(),
-        address: server.address(),
+        address,
         export: String::new(),
         capacity: Bytes(extents * EXTENT_SIZE),
         secure: false,
