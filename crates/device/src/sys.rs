@@ -109,17 +109,6 @@ pub(crate) mod loop_control {
     }
 }
 
-/// The nbd driver's interface (`linux/nbd.h`). All its requests take plain numbers.
-pub(crate) mod nbd_control {
-    pub(crate) const SET_SOCKET: libc::c_ulong = 0xAB00;
-    pub(crate) const SET_BLOCK_SIZE: libc::c_ulong = 0xAB01;
-    pub(crate) const DO_IT: libc::c_ulong = 0xAB03;
-    pub(crate) const CLEAR_SOCKET: libc::c_ulong = 0xAB04;
-    pub(crate) const SET_SIZE_BLOCKS: libc::c_ulong = 0xAB07;
-    pub(crate) const DISCONNECT: libc::c_ulong = 0xAB08;
-    pub(crate) const SET_FLAGS: libc::c_ulong = 0xAB0A;
-}
-
 /// `swapon(2)`.
 pub(crate) fn swapon(device: &CStr, flags: i32) -> io::Result<()> {
     // SAFETY: the path is a C string that outlives the call.
@@ -155,15 +144,4 @@ pub(crate) fn keep_heap() -> io::Result<()> {
     }
     #[cfg(not(target_env = "gnu"))]
     Err(io::Error::new(io::ErrorKind::Unsupported, "this is known for glibc's allocator only"))
-}
-
-/// Keeps every signal that can be kept from the calling thread.
-pub(crate) fn block_signals() {
-    // SAFETY: an all-zero sigset_t is a valid value to be filled; the calls touch only `all` and the calling
-    // thread's mask, and cannot fail with these arguments.
-    unsafe {
-        let mut all = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
-    }
 }

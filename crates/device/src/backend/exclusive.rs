@@ -6,14 +6,11 @@ use std::path::Path;
 
 use crate::DeviceError;
 
-/// A device opened so that no swap and no mount can take it meanwhile.
-pub(super) struct Exclusive(pub(super) File);
-
 /// Opens a device that is about to be taken away; refused with [`DeviceError::Busy`] while swap or a mount, or a
-/// program that wants it for itself, holds it.
-pub(super) fn open(path: &Path) -> Result<Exclusive, DeviceError> {
+/// program that wants it for itself, holds it. While what this returns is open, none of them can.
+pub(super) fn open(path: &Path) -> Result<File, DeviceError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
-        Ok(file) => Ok(Exclusive(file)),
+        Ok(file) => Ok(file),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
         Err(error) => {
             Err(DeviceError::failed(format!("cannot open {} for detaching", path.display()))(error))

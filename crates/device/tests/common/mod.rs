@@ -5,6 +5,7 @@ pub mod aligned;
 pub mod cgroup;
 pub mod ram_disk;
 pub mod random;
+pub mod sys;
 
 use std::time::{Duration, Instant};
 

@@ -60,7 +60,8 @@ impl Connection<'_> {
             }
             command::TRIM | command::WRITE_ZEROES => (self.disk.discard(worker, offset, length as u64), 0),
             command::FLUSH => (self.disk.flush(worker), 0),
-            command::DISC => return Ok(false),
+            // The driver announces twice that it goes, and complains where nobody listens: wait until it has gone.
+            command::DISC => return Ok(true),
             _ => (Err(io::Error::from_raw_os_error(libc::EINVAL)), 0),
         };
         self.reply(&request, done, answered)?;

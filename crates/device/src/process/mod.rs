@@ -1,0 +1,1 @@
+//! The volume process (being written).
