@@ -1,0 +1,141 @@
+//! Programs that need memory: `aquifer load`, whose every page follows from a seed and is checked.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use aquifer_cli::cgroup::Cgroup;
+use aquifer_cli::demo::load::{Event, Verdict};
+use aquifer_page::Bytes;
+
+/// How long a load may take to fill or to verify its memory, swapping all the while.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A load that runs. Dropping it kills it.
+pub struct Load {
+    process: Child,
+    orders: ChildStdin,
+    events: Receiver<Event>,
+    bytes: Bytes,
+}
+
+impl Load {
+    pub(super) fn start(cgroup: &Cgroup, bytes: Bytes, rate: Option<Bytes>) -> Self {
+        static SEED: AtomicU64 = AtomicU64::new(1);
+        // The shell goes into the cgroup and becomes the load: all that it ever touches is charged there.
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"echo 0 > "$0" && exec "$@""#]).arg(cgroup.path().join("cgroup.procs"));
+        command.args([env!("CARGO_BIN_EXE_aquifer"), "load", "--hold", "--bytes", &bytes.0.to_string()]);
+        command.arg("--seed").arg(SEED.fetch_add(1, Ordering::Relaxed).to_string());
+        if let Some(rate) = rate {
+            command.arg("--rate").arg(rate.0.to_string());
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let orders = process.stdin.take().unwrap();
+        let reports = BufReader::new(process.stdout.take().unwrap());
+        let (sender, events) = mpsc::channel();
+        std::thread::spawn(move || {
+            let lines = reports.lines().map_while(Result::ok);
+            let mut events = lines.map(|line| serde_json::from_str::<Event>(&line).unwrap());
+            // Nobody listens any more once the test is over.
+            let _ = events.try_for_each(|event| sender.send(event));
+        });
+        Self { process, orders, events, bytes }
+    }
+
+    /// Waits until all its memory is filled.
+    #[track_caller]
+    pub fn filled(&mut self) {
+        self.wait("filled its memory", |event| matches!(event, Event::Filled { .. }).then_some(()));
+    }
+
+    /// Has it check every byte.
+    ///
+    /// # Panics
+    /// If a page is not what was last written to it.
+    #[track_caller]
+    pub fn verify(&mut self) {
+        self.order("verify");
+        let verdict = self.wait("verified its memory", |event| match event {
+            Event::Verified(verdict) => Some(verdict),
+            _ => None,
+        });
+        let Verdict { pages_verified, pages_lost, .. } = verdict;
+        assert_eq!((pages_verified, pages_lost), (self.bytes.pages(), 0), "{verdict:?}");
+    }
+
+    /// Has it write new content to all its memory, again and again, until `done`; then has it check every byte.
+    #[track_caller]
+    pub fn rewrite_until(&mut self, what: &str, mut done: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut over = false;
+        while !over {
+            self.order("rewrite");
+            loop {
+                over |= done();
+                match self.event(Duration::from_millis(20)) {
+                    Some(Event::Filled { .. }) => break,
+                    _ => assert!(Instant::now() < deadline, "still not: {what}"),
+                }
+            }
+        }
+        self.verify();
+    }
+
+    /// Has it give its memory back.
+    #[track_caller]
+    pub fn free(&mut self) {
+        self.order("free");
+        self.wait("given its memory back", |event| matches!(event, Event::Freed).then_some(()));
+    }
+
+    /// Gives it an order and does not wait for what comes of it.
+    #[track_caller]
+    pub fn order(&mut self, order: &str) {
+        if let Err(error) = writeln!(self.orders, "{order}") {
+            panic!("the load takes no order: {error}; {:?}", self.process.wait());
+        }
+    }
+
+    /// Waits for its end, which it did not choose.
+    #[track_caller]
+    pub fn killed(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the load lives on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn wait<T>(&mut self, what: &str, wanted: impl Fn(Event) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = self.event(Duration::from_millis(100)).and_then(&wanted) {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "the load has not {what} after {PATIENCE:?}");
+        }
+    }
+
+    #[track_caller]
+    fn event(&mut self, patience: Duration) -> Option<Event> {
+        match self.events.recv_timeout(patience) {
+            Ok(event) => Some(event),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the load ended: {:?}", self.process.wait()),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

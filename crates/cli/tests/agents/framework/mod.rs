@@ -1,0 +1,43 @@
+//! Hosts, loads and strangers, and waiting for what they do.
+
+mod cluster;
+mod host;
+mod load;
+mod rights;
+mod spec;
+pub mod stranger;
+
+use std::time::{Duration, Instant};
+
+pub use cluster::{Cluster, address, init};
+pub use host::{Answer, Host, block_on, lives};
+pub use load::Load;
+pub use rights::{lacks_rights, the_kernels_swap};
+pub use spec::Spec;
+pub use stranger::{Identity, Stranger};
+
+/// How long the issue lets anything take that is not about much data; nothing may hang for longer.
+pub const LIMIT: Duration = Duration::from_secs(10);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// If it does not within twice [`LIMIT`]: this is for what must happen, however slow the machine; what must happen
+/// soon is measured by the test itself.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
+}
+
+/// The same for a condition that brings something.
+#[track_caller]
+pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + 2 * LIMIT;
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
