@@ -2,11 +2,13 @@
 //!
 //! - [`backend`] turns a [`Disk`] into a block device: ublk, nbd, or a FUSE file under a loop device.
 //! - [`swap`] formats, activates and deactivates swap on it.
+//! - [`process`] is the process that does all this for one volume.
 //! - [`safety`] is the set of rules for a process that the kernel's reclaim waits for.
 
 pub mod backend;
 mod disk;
 mod error;
+pub mod process;
 pub mod safety;
 pub mod swap;
 mod sys;

@@ -123,6 +123,16 @@ pub(crate) fn swapoff(device: &CStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Goes on in a child; true in the parent. Refused in a program that has started a thread, for the child would lack it and
+/// might find locks held for ever.
+pub(crate) fn fork() -> io::Result<bool> {
+    if std::fs::read_dir("/proc/self/task")?.count() > 1 {
+        return Err(io::Error::other("this process has started threads already"));
+    }
+    // SAFETY: there is one thread, so the child has a copy of everything in a consistent state.
+    check(unsafe { libc::fork() }).map(|child| child > 0)
+}
+
 /// Tells the allocator never to give memory back nor to map any apart, so that the heap, once grown and touched,
 /// serves without a system call; and to have one heap for all threads, so that there is one to grow.
 pub(crate) fn keep_heap() -> io::Result<()> {

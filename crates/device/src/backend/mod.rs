@@ -113,3 +113,13 @@ pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
     }
     Err(DeviceError::Unavailable { kind, why: reasons.join("; ") })
 }
+
+/// What the device is marked with ([`Options::label`]) while it is attached, as the kernel shows it; nothing where it is
+/// not attached or not one of ours.
+pub fn label(device: &Path) -> Option<String> {
+    let directory = Path::new("/sys/block").join(device.file_name()?);
+    let text = ["loop/backing_file", "backend"]
+        .iter()
+        .find_map(|attribute| std::fs::read_to_string(directory.join(attribute)).ok())?;
+    Some(text.trim().trim_start_matches('/').to_owned())
+}

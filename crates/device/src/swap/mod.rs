@@ -75,6 +75,19 @@ pub enum SwapError {
     },
 }
 
+impl SwapError {
+    /// The number of the error that the kernel gave, if it was one.
+    pub(crate) fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Format { source, .. } | Self::On { source, .. } | Self::Off { source, .. } => {
+                source.raw_os_error()
+            }
+            Self::NoRoom { .. } => Some(libc::ENOMEM),
+            Self::Priority(_) => Some(libc::EINVAL),
+        }
+    }
+}
+
 /// How far a swapoff has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
@@ -151,7 +164,8 @@ fn swapoff(path: &CString) -> io::Result<()> {
     }
 }
 
-fn off_error(device: &Path, used: Bytes, source: io::Error) -> SwapError {
+/// Sorts what swapoff failed with; `used` is what the device held.
+pub(crate) fn off_error(device: &Path, used: Bytes, source: io::Error) -> SwapError {
     let device = device.to_owned();
     let help = match source.raw_os_error() {
         Some(libc::ENOMEM) => return SwapError::NoRoom { device, used },

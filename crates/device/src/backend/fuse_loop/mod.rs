@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use self::loop_device::LoopDevice;
-use self::server::{DISK_NAME, Server, WARM_UP_NAME};
+use self::server::{Server, WARM_UP_NAME};
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
 use crate::{DeviceError, Disk};
 
@@ -55,10 +55,10 @@ impl Backend for FuseLoop {
             .open(FUSE_DEVICE)
             .map_err(DeviceError::failed(format!("cannot open {FUSE_DEVICE}")))?;
         let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
-        let ended = serve(disk, fuse.into(), options.workers)?;
+        let ended = serve(disk, fuse.into(), options)?;
         warm_up(&root, options.workers).map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
-        let file =
-            open_in(&root, DISK_NAME).map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
+        let file = open_in(&root, &options.label)
+            .map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
         let device = LoopDevice::bind(file.as_fd(), &options.label)?;
         Ok(Box::new(FuseLoopDevice { device, ended }))
     }
@@ -86,13 +86,18 @@ fn mount(fuse: &File) -> io::Result<OwnedFd> {
 fn serve(
     disk: Arc<dyn Disk>,
     fuse: OwnedFd,
-    workers: usize,
+    options: &Options,
 ) -> Result<Receiver<io::Result<()>>, DeviceError> {
     let mut config = Config::default();
-    config.n_threads = Some(workers);
+    config.n_threads = Some(options.workers);
     config.clone_fd = true;
-    let session = Session::from_fd(Server::new(disk, workers), fuse, SessionACL::All, config)
-        .map_err(DeviceError::failed("the kernel's FUSE and this program do not agree"))?;
+    let session = Session::from_fd(
+        Server::new(disk, options.workers, options.label.clone()),
+        fuse,
+        SessionACL::All,
+        config,
+    )
+    .map_err(DeviceError::failed("the kernel's FUSE and this program do not agree"))?;
     let (ends, ended) = mpsc::channel();
     thread::Builder::new()
         .name("fuse-session".to_owned())

@@ -16,9 +16,6 @@ use crate::Disk;
 use crate::backend::MAX_REQUEST;
 use crate::safety::touch_stack;
 
-/// The file that holds the volume.
-pub(super) const DISK_NAME: &str = "disk";
-
 /// The file by which each worker is made ready; see [`Server::warm_up`].
 pub(super) const WARM_UP_NAME: &str = "warm-up";
 
@@ -42,6 +39,7 @@ thread_local! {
 
 /// A file system of one file, the volume, served by `workers` threads that share nothing but the disk.
 pub(super) struct Server {
+    name: String,
     disk: Arc<dyn Disk>,
     workers: usize,
     next_worker: AtomicUsize,
@@ -50,8 +48,16 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(disk: Arc<dyn Disk>, workers: usize) -> Self {
-        Self { disk, workers, next_worker: AtomicUsize::new(0), met: Mutex::new(0), all_met: Condvar::new() }
+    /// The volume's file bears the name `name`.
+    pub(super) fn new(disk: Arc<dyn Disk>, workers: usize, name: String) -> Self {
+        Self {
+            name,
+            disk,
+            workers,
+            next_worker: AtomicUsize::new(0),
+            met: Mutex::new(0),
+            all_met: Condvar::new(),
+        }
     }
 
     /// The index of the worker that this thread is. The threads belong to one session, so a number given once
@@ -127,8 +133,8 @@ impl Filesystem for Server {
 
     fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let inode = match name.to_str() {
-            Some(DISK_NAME) => DISK,
             Some(WARM_UP_NAME) => WARM_UP,
+            Some(name) if name == self.name => DISK,
             _ => return reply.error(Errno::ENOENT),
         };
         match self.attributes(inode) {

@@ -64,6 +64,7 @@ impl Backend for Nbd {
             block_size: PAGE_SIZE as u64,
             timeout: DRIVER_PATIENCE,
             flags: FLAGS,
+            label: &options.label,
             sockets: ends.iter().map(AsFd::as_fd).collect(),
         };
         let index = driver.connect(&connect).map_err(DeviceError::failed("cannot get an nbd device"))?;

@@ -32,6 +32,7 @@ const TIMEOUT: u16 = 4;
 const SERVER_FLAGS: u16 = 5;
 const CLIENT_FLAGS: u16 = 6;
 const SOCKETS: u16 = 7;
+const BACKEND_IDENTIFIER: u16 = 10;
 const SOCKET_ITEM: u16 = 1;
 const SOCKET_FD: u16 = 1;
 
@@ -46,6 +47,8 @@ pub(super) struct Connect<'a> {
     pub(super) timeout: u64,
     /// As the NBD handshake has them.
     pub(super) flags: u16,
+    /// What the driver shows in the device's `backend` attribute.
+    pub(super) label: &'a str,
     /// The driver takes a reference of its own to each.
     pub(super) sockets: Vec<BorrowedFd<'a>>,
 }
@@ -85,6 +88,7 @@ impl Driver {
         request.attribute(TIMEOUT, &connect.timeout.to_ne_bytes());
         request.attribute(SERVER_FLAGS, &u64::from(connect.flags).to_ne_bytes());
         request.attribute(CLIENT_FLAGS, &DISCONNECT_ON_CLOSE.to_ne_bytes());
+        request.attribute(BACKEND_IDENTIFIER, format!("{}\0", connect.label).as_bytes());
         let mut sockets = Message::default();
         for socket in &connect.sockets {
             let mut item = Message::default();

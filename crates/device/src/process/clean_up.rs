@@ -1,0 +1,55 @@
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::VolumeId;
+
+use super::ProcessError;
+use super::spec::{Files, Locked, VolumeRecord};
+use crate::{backend, swap};
+
+/// How long the kernel may take to let go of a device that nobody uses any more.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Removes what the process of a volume left when it was killed: swap, device and files. Pages that were swapped out are
+/// lost; the kernel ends processes that touch one.
+///
+/// [`ProcessError::Served`] while it lives, [`ProcessError::Left`] when something stays. Harmless where nothing is left.
+pub fn clean_up(state: &Path, volume: VolumeId) -> Result<(), ProcessError> {
+    let files = Files::new(state, volume);
+    if !files.record().exists() {
+        return Ok(());
+    }
+    let _lock = Locked::take(&files)?;
+    let path = files.record();
+    let record = files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
+    if let Some(VolumeRecord { spec, device, .. }) = record {
+        release(&device, &spec.label()).map_err(|why| ProcessError::Left { volume, why })?;
+    }
+    files.remove();
+    Ok(())
+}
+
+/// Turns swap off and waits until the device is gone; otherwise says what is left.
+fn release(device: &Path, label: &str) -> Result<(), String> {
+    // The kernel may have given the device to somebody else since.
+    let ours = || backend::label(device).is_some_and(|found| found == label);
+    if !ours() {
+        return Ok(());
+    }
+    if let Some(lost) = swap::usage(device).map_err(|error| format!("cannot read /proc/swaps: {error}"))? {
+        tracing::warn!(device = %device.display(), %lost, "swap on a volume that nobody serves any more: turning it off");
+        swap::off(device, |_| ()).map_err(|error| error.to_string())?;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while ours() {
+        if Instant::now() > deadline {
+            let device = device.display();
+            return Err(format!(
+                "{device} is still held by a mount or a program ('fuser -v {device}'); end that first"
+            ));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! Starting volume processes and talking to them. All calls block.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use aquifer_page::{LeaseId, VolumeId};
+use aquifer_pool::LeaseTarget;
+
+use super::ProcessError;
+pub use super::clean_up::clean_up;
+use super::message::{Request, Response, Status};
+use super::run::Task;
+use super::spec::{Files, Locked, SUBCOMMAND, VolumeRecord, VolumeSpec};
+use crate::swap;
+
+/// How long a volume process may be silent: longer than the most patient step in it, which is moving an extent.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a volume may take from its start until it is served.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts a process that serves a volume and waits until it does.
+///
+/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run`]. When this fails nothing is left of it.
+pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
+    let files = spec.files();
+    files.make_directory()?;
+    let path = files.log();
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(ProcessError::io(format!("cannot open the log {}", path.display())))?;
+    let fail = || ProcessError::io(format!("cannot start a volume process with {}", program.display()));
+    let task =
+        serde_json::to_vec(&Task::Serve(Box::new(spec.clone()))).map_err(|error| fail()(error.into()))?;
+    let mut child = Command::new(program)
+        .arg(SUBCOMMAND)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(fail())?;
+    let told = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(&task));
+    let first = child.stdout.take().map(first_line);
+    // What is waited for is the process that has forked off the one that serves.
+    child.wait().and(told).map_err(fail())?;
+    match first.transpose().map_err(fail())?.flatten().map(|line| serde_json::from_str(&line)) {
+        Some(Ok(Response::Status(status))) => Ok(status.record),
+        Some(Ok(Response::Failed { error })) => Err(ProcessError::Refused(error)),
+        Some(_) => Err(silent(&files, "did not say that it serves")),
+        None => Err(silent(&files, "ended, or did not serve in time")),
+    }
+}
+
+/// The first line that the process prints; none where it ends before, or takes too long.
+fn first_line(output: ChildStdout) -> io::Result<Option<String>> {
+    let (lines, first) = mpsc::channel();
+    thread::Builder::new().name("volume-start".to_owned()).spawn(move || {
+        // Nobody waits for it any more when it took too long.
+        let _ = lines.send(BufReader::new(output).lines().next().transpose());
+    })?;
+    first.recv_timeout(START_PATIENCE).unwrap_or(Ok(None))
+}
+
+/// All volumes under a state directory, served or left behind.
+pub fn list(state: &Path) -> Result<Vec<VolumeId>, ProcessError> {
+    let files =
+        Files::all(state).map_err(ProcessError::io(format!("cannot list volumes in {}", state.display())))?;
+    Ok(files.into_iter().map(|files| files.id).collect())
+}
+
+/// Whether a process serves the volume; if not, [`clean_up`] removes what one left.
+pub fn is_alive(state: &Path, volume: VolumeId) -> bool {
+    let files = Files::new(state, volume);
+    files.record().exists() && matches!(Locked::take(&files), Err(ProcessError::Served(_)))
+}
+
+/// What the process of a volume was told, and what came of it.
+pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessError> {
+    let files = Files::new(state, volume);
+    match files.read() {
+        Ok(Some(record)) => Ok(record),
+        Ok(None) => Err(ProcessError::NotServed(volume)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ProcessError::NotServed(volume)),
+        Err(error) => Err(ProcessError::io(format!("cannot read {}", files.record().display()))(error)),
+    }
+}
+
+/// How a volume is.
+pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
+    let files = Files::new(state, volume);
+    match ask(&files, &Request::Status, |_| ())? {
+        Response::Status(status) => Ok(*status),
+        other => Err(unexpected(&files, &other)),
+    }
+}
+
+/// Lays a volume over one more lease.
+pub fn add_lease(state: &Path, volume: VolumeId, lease: LeaseTarget) -> Result<(), ProcessError> {
+    done(&Files::new(state, volume), &Request::AddLease { lease }, |_| ())
+}
+
+/// Moves everything off a lease and gives it up, while I/O goes on.
+pub fn evacuate(
+    state: &Path,
+    volume: VolumeId,
+    lease: LeaseId,
+    mut progress: impl FnMut(aquifer_pool::Progress),
+) -> Result<(), ProcessError> {
+    done(&Files::new(state, volume), &Request::Evacuate { lease }, |response| {
+        if let Response::Evacuating(now) = response {
+            progress(now);
+        }
+    })
+}
+
+/// Turns swap off, takes the device away and waits until the process has ended. Where this fails the volume is still
+/// served.
+pub fn detach(
+    state: &Path,
+    volume: VolumeId,
+    mut progress: impl FnMut(swap::Progress),
+) -> Result<(), ProcessError> {
+    done(&Files::new(state, volume), &Request::Detach, |response| {
+        if let Response::SwapOff(now) = response {
+            progress(now);
+        }
+    })
+}
+
+fn done(files: &Files, request: &Request, progress: impl FnMut(Response)) -> Result<(), ProcessError> {
+    match ask(files, request, progress)? {
+        Response::Done => Ok(()),
+        other => Err(unexpected(files, &other)),
+    }
+}
+
+/// Asks, passes progress on, and returns the last answer, unless it is that it failed.
+fn ask(
+    files: &Files,
+    request: &Request,
+    mut progress: impl FnMut(Response),
+) -> Result<Response, ProcessError> {
+    let mut stream = open(files)?;
+    let broken = |error: io::Error| silent(files, &format!("broke off the conversation ({error})"));
+    let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
+    line.push(b'\n');
+    stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
+    stream.write_all(&line).map_err(broken)?;
+    let mut lines = BufReader::new(stream).lines();
+    while let Some(line) = lines.next() {
+        match serde_json::from_str(&line.map_err(broken)?).map_err(|error| broken(error.into()))? {
+            Response::Failed { error } => return Err(ProcessError::Refused(error)),
+            now @ (Response::SwapOff(_) | Response::Evacuating(_)) => progress(now),
+            last => {
+                // The end of the connection, which after a detach is that of the process.
+                lines.next();
+                return Ok(last);
+            }
+        }
+    }
+    Err(silent(files, "ended without an answer"))
+}
+
+fn open(files: &Files) -> Result<UnixStream, ProcessError> {
+    let path = files.socket();
+    UnixStream::connect(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ProcessError::NotServed(files.id),
+        _ => ProcessError::io(format!("cannot connect to {}", path.display()))(error),
+    })
+}
+
+fn unexpected(files: &Files, response: &Response) -> ProcessError {
+    silent(files, &format!("gave an answer to another question: {response:?}"))
+}
+
+fn silent(files: &Files, why: &str) -> ProcessError {
+    ProcessError::Silent { volume: files.id, why: why.to_owned(), log: files.log() }
+}

@@ -1,0 +1,102 @@
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Duration;
+
+use super::ProcessError;
+use super::message::{Request, Response};
+use super::serving::Serving;
+
+/// Longer requests are not ours.
+const MAX_REQUEST: u64 = 64 << 10;
+
+/// How long a client may take to ask, or to read an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The control socket of a volume process.
+pub(super) struct Control {
+    listener: UnixListener,
+    serving: Arc<Serving>,
+    finish: Sender<()>,
+}
+
+impl Control {
+    /// Makes the socket, in the place of one that a dead process left. `finish` is told when the volume was detached.
+    pub(super) fn bind(serving: &Arc<Serving>, finish: Sender<()>) -> Result<Self, ProcessError> {
+        let path = serving.files().socket();
+        // The volume's lock is ours, so nobody else serves on this socket.
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)
+            .and_then(|listener| fs::set_permissions(&path, Permissions::from_mode(0o600)).map(|()| listener))
+            .map_err(ProcessError::io(format!("cannot make the control socket {}", path.display())))?;
+        Ok(Self { listener, serving: serving.clone(), finish })
+    }
+
+    /// Starts answering.
+    pub(super) fn listen(self) -> Result<(), ProcessError> {
+        thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || {
+                for client in self.listener.incoming().flatten() {
+                    let (serving, finish) = (self.serving.clone(), self.finish.clone());
+                    let conversation = move || {
+                        if let Err(error) = converse(&serving, &client, &finish) {
+                            tracing::warn!("a control connection ended early: {error}");
+                        }
+                    };
+                    if let Err(error) =
+                        thread::Builder::new().name("control-client".to_owned()).spawn(conversation)
+                    {
+                        tracing::warn!("cannot answer a control connection: {error}");
+                    }
+                }
+            })
+            .map_err(ProcessError::io("cannot start the control thread"))?;
+        Ok(())
+    }
+}
+
+/// Reads one request and answers it.
+fn converse(serving: &Serving, client: &UnixStream, finish: &Sender<()>) -> io::Result<()> {
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
+    // Work that was begun goes on when the client has left; only the last word is missed.
+    let progress = |response| _ = answer(client, &response);
+    let failed = |error: String| Response::Failed { error };
+    let mut detached = false;
+    let last = match serde_json::from_str(&line) {
+        Ok(Request::Status) => Response::Status(Box::new(serving.status())),
+        Ok(Request::AddLease { lease }) => {
+            serving.add_lease(lease).map_or_else(|error| failed(error.to_string()), |()| Response::Done)
+        }
+        Ok(Request::Evacuate { lease }) => serving
+            .evacuate(lease, |now| progress(Response::Evacuating(now)))
+            .map_or_else(|error| failed(error.to_string()), |()| Response::Done),
+        Ok(Request::Detach) => match serving.detach(|now| progress(Response::SwapOff(now))) {
+            Ok(()) => {
+                detached = true;
+                Response::Done
+            }
+            Err(error) => failed(error.to_string()),
+        },
+        Err(error) => failed(format!("cannot understand the request: {error}")),
+    };
+    let answered = answer(client, &last);
+    if detached {
+        // Nobody waits for it when a signal detached the volume at the same time.
+        let _ = finish.send(());
+    }
+    answered
+}
+
+fn answer(mut client: &UnixStream, response: &Response) -> io::Result<()> {
+    let mut line = serde_json::to_vec(response)?;
+    line.push(b'\n');
+    client.write_all(&line)
+}

@@ -1,0 +1,61 @@
+//! What a volume process is asked and what it answers, over its control socket.
+
+use aquifer_page::{Bytes, LeaseId};
+use aquifer_pool::{LeaseTarget, VolumeStatus};
+use serde::{Deserialize, Serialize};
+
+use super::VolumeRecord;
+use crate::safety::Report;
+use crate::swap;
+
+/// What a volume process is asked: one JSON object on a line, one request a connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// How is everything? Answered with [`Response::Status`].
+    Status,
+    /// Lay the volume over one more lease. Answered with [`Response::Done`].
+    AddLease {
+        /// The lease.
+        lease: LeaseTarget,
+    },
+    /// Move everything off a lease and give it up. Answered with [`Response::Done`].
+    Evacuate {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// Turn swap off, take the device away and end. Answered with [`Response::Done`].
+    Detach,
+}
+
+/// What it answers: JSON objects, one a line; the first that is no progress is the last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum Response {
+    /// How everything is.
+    Status(Box<Status>),
+    /// It is done.
+    Done,
+    /// How far turning swap off is.
+    SwapOff(swap::Progress),
+    /// How far an evacuation is.
+    Evacuating(aquifer_pool::Progress),
+    /// It could not be done; the volume is served as before.
+    Failed {
+        /// What failed, why, and what to do.
+        error: String,
+    },
+}
+
+/// Everything about a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// What its process was told, and what came of it.
+    pub record: VolumeRecord,
+    /// What the swap on the device holds.
+    pub swap_used: Bytes,
+    /// The volume and its leases.
+    pub volume: VolumeStatus,
+    /// What protects the process.
+    pub safety: Report,
+}

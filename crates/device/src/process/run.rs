@@ -1,0 +1,121 @@
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::control::Control;
+use super::message::Response;
+use super::serving::Serving;
+use super::spec::VolumeSpec;
+use super::{ProcessError, swap_off};
+use crate::{safety, sys};
+
+/// What the process is for: one JSON object on its standard input.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Task {
+    /// Serve a volume until it is detached.
+    Serve(Box<VolumeSpec>),
+    /// Turn swap off, so that the process that serves it need not.
+    SwapOff {
+        /// The device.
+        device: PathBuf,
+    },
+}
+
+/// The body of the hidden subcommand by which [`super::client::spawn`] starts a volume process.
+///
+/// To be called before the program has started a thread. Reads its task from standard input; the first line on
+/// standard output is a [`Response`]: the status of the volume that is now served, or why it is not.
+pub fn run() -> ExitCode {
+    let mut text = String::new();
+    let task = io::stdin().read_to_string(&mut text).and_then(|_| Ok(serde_json::from_str(&text)?));
+    let result = match task {
+        Ok(Task::Serve(spec)) => serve(&spec),
+        Ok(Task::SwapOff { device }) => swap_off::helper(&device).map_err(ProcessError::io("cannot report")),
+        Err(error) => {
+            Err(ProcessError::io("cannot understand what to do (this command is not for people)")(error))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            // The starter may be gone; the log has it.
+            let _ = say(&Response::Failed { error: error.to_string() });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn say(response: &Response) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, response)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+/// Leaves the starter, makes the device, tells the starter, and serves until the volume is detached.
+fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
+    if leave_starter().map_err(ProcessError::io("cannot leave the process that started this one"))? {
+        return Ok(());
+    }
+    let safety = safety::protect();
+    for rule in safety.0.iter().filter(|rule| rule.failed.is_some()) {
+        tracing::warn!(rule.rule, rule.failed, "a protection of the swap path does not hold");
+    }
+    let (finish, finished) = mpsc::channel();
+    let serving = Arc::new(Serving::start(spec, safety)?);
+    let control = Control::bind(&serving, finish.clone())?;
+    watch_signals(serving.clone(), finish).map_err(ProcessError::io("cannot watch for signals"))?;
+    serving.swap_on()?;
+    let record = serving.record();
+    tracing::info!(volume = %spec.volume, device = %record.device.display(), backend = %record.backend, "serving");
+    control.listen()?;
+    let _ = say(&Response::Status(Box::new(serving.status())));
+    close_standard_output().map_err(ProcessError::io("cannot let go of the starter's pipe"))?;
+    // Whoever detaches the volume says so when all is done and answered.
+    let _ = finished.recv();
+    tracing::info!(volume = %spec.volume, "detached");
+    Ok(())
+}
+
+/// Goes on in a child in a session of its own, so that neither the end of the starter nor its terminal's matters.
+/// True in the process that has nothing more to do.
+fn leave_starter() -> io::Result<bool> {
+    if sys::fork()? {
+        return Ok(true);
+    }
+    rustix::process::setsid()?;
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    std::env::set_current_dir("/")?;
+    Ok(false)
+}
+
+/// The starter waits for the end of this pipe; what is printed from now on goes to the log.
+fn close_standard_output() -> io::Result<()> {
+    rustix::stdio::dup2_stdout(io::stderr())?;
+    Ok(rustix::stdio::dup2_stdin(File::open("/dev/null")?)?)
+}
+
+/// SIGTERM and SIGINT detach in order; a detach that is refused leaves the volume served. SIGHUP means nothing here.
+fn watch_signals(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever().filter(|signal| *signal != SIGHUP) {
+            tracing::info!(signal, "asked to end: detaching");
+            match serving.detach(|_| ()) {
+                Ok(()) => _ = finish.send(()),
+                Err(error) => tracing::error!("{error}; the volume is still served"),
+            }
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,143 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use aquifer_fabric::tls::Identity;
+use aquifer_page::LeaseId;
+use aquifer_pool::{LeaseTarget, PoolError, Volume, VolumeConfig};
+
+use super::disk::PoolDisk;
+use super::message::Status;
+use super::spec::{Files, Locked, VolumeRecord, VolumeSpec};
+use super::{ProcessError, swap_off};
+use crate::backend::{self, Attached, Options};
+use crate::safety::Report;
+use crate::swap;
+
+/// A volume on its device.
+#[derive(Debug)]
+pub(super) struct Serving {
+    files: Files,
+    volume: Arc<Volume>,
+    safety: Report,
+    /// Held while the device is being detached: by one at a time.
+    attached: Mutex<Box<dyn Attached>>,
+    record: Mutex<(VolumeRecord, Locked)>,
+}
+
+impl Serving {
+    /// Makes the volume and its device. When this fails nothing is left.
+    pub(super) fn start(spec: &VolumeSpec, safety: Report) -> Result<Self, ProcessError> {
+        let files = spec.files();
+        files.make_directory()?;
+        let mut lock = Locked::take(&files)?;
+        let made = lock.clear().map_err(note_error(&files)).and_then(|()| make(spec));
+        let (volume, attached) = made.inspect_err(|_| files.remove())?;
+        let record = VolumeRecord {
+            spec: spec.clone(),
+            pid: std::process::id(),
+            device: attached.path().to_owned(),
+            backend: attached.kind(),
+        };
+        lock.write(&record).map_err(note_error(&files)).inspect_err(|_| files.remove())?;
+        Ok(Self { files, volume, safety, attached: Mutex::new(attached), record: Mutex::new((record, lock)) })
+    }
+
+    /// Swaps on the device, if that is wanted.
+    pub(super) fn swap_on(&self) -> Result<(), ProcessError> {
+        let VolumeRecord { spec, device, .. } = self.record();
+        if spec.swap {
+            swap::format(&device, spec.capacity, "aquifer", spec.volume.0)?;
+            swap::on(&device, spec.priority)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// What is served, with the leases that it stands on now.
+    pub(super) fn record(&self) -> VolumeRecord {
+        locked(&self.record).0.clone()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let record = self.record();
+        let swap_used = swap::usage(&record.device).ok().flatten().unwrap_or_default();
+        Status { record, swap_used, volume: self.volume.status(), safety: self.safety.clone() }
+    }
+
+    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), PoolError> {
+        self.volume.add_lease(lease.clone())?;
+        self.note_leases(|leases| leases.push(lease));
+        Ok(())
+    }
+
+    pub(super) fn evacuate(
+        &self,
+        lease: LeaseId,
+        progress: impl FnMut(aquifer_pool::Progress),
+    ) -> Result<(), PoolError> {
+        self.volume.evacuate(lease, progress)?;
+        self.note_leases(|leases| leases.retain(|target| target.lease != lease));
+        Ok(())
+    }
+
+    fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) {
+        let (record, lock) = &mut *locked(&self.record);
+        change(&mut record.spec.leases);
+        // The record only tells the next agent; the leases are as they are.
+        if let Err(error) = lock.write(record) {
+            tracing::warn!("{}", note_error(&self.files)(error));
+        }
+    }
+
+    /// Turns swap off and takes the device away; the process has nothing to serve then and its files are removed.
+    /// Where this fails the volume is served as before, with or without swap as `status` says.
+    pub(super) fn detach(&self, progress: impl FnMut(swap::Progress)) -> Result<(), ProcessError> {
+        let mut attached = self.claim()?;
+        let used = swap::usage(attached.path()).map_err(ProcessError::io("cannot read /proc/swaps"))?;
+        if used.is_some() {
+            swap_off::by_helper(attached.path(), progress)?;
+        }
+        attached.detach()?;
+        self.files.remove();
+        Ok(())
+    }
+
+    fn claim(&self) -> Result<MutexGuard<'_, Box<dyn Attached>>, ProcessError> {
+        match self.attached.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => {
+                Err(ProcessError::Refused(format!("volume {} is being detached already", self.files.id)))
+            }
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note_error(files: &Files) -> impl FnOnce(std::io::Error) -> ProcessError {
+    ProcessError::io(format!("cannot write the volume's record {}", files.record().display()))
+}
+
+/// Makes the volume, lays it over its leases and attaches it.
+fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessError> {
+    let volume = Arc::new(Volume::new(VolumeConfig {
+        id: spec.volume,
+        capacity: spec.capacity,
+        workers: spec.workers,
+        patience: spec.patience,
+        tls: spec.identity.as_deref().map(Identity::load).transpose()?,
+        spill: spec.spill.clone(),
+    })?);
+    for lease in &spec.leases {
+        volume.add_lease(lease.clone())?;
+    }
+    let disk = Arc::new(PoolDisk(volume.clone()));
+    let options = Options { workers: spec.workers, label: spec.label() };
+    let attached = backend::choose(spec.backend)?.attach(disk, &options)?;
+    Ok((volume, attached))
+}

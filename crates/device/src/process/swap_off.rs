@@ -1,0 +1,107 @@
+//! Turning swap off by a process of its own.
+//!
+//! When memory runs out while pages come back, the kernel ends the process that called swapoff, before it looks at any
+//! other and whatever protects it. That must not be the one that holds the pages.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use aquifer_page::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::run::Task;
+use crate::swap::{self, Progress, SwapError};
+
+/// What the helper reports, one JSON object a line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Report {
+    Progress(Progress),
+    Done,
+    Failed { errno: Option<i32>, error: String },
+}
+
+/// Turns off swap on `device` by running this program again, as [`super::run`] with another task.
+pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
+    let used = check_room(device)?;
+    let fail = |source| SwapError::Off {
+        device: device.to_owned(),
+        source,
+        help: "the process for it could not be started",
+    };
+    let task =
+        serde_json::to_string(&Task::SwapOff { device: device.to_owned() }).map_err(|e| fail(e.into()))?;
+    let mut helper = Command::new("/proc/self/exe")
+        .args(env::args_os().skip(1))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    if let Some(mut input) = helper.stdin.take() {
+        writeln!(input, "{task}").map_err(fail)?;
+    }
+    let mut result = None;
+    for line in helper.stdout.take().into_iter().flat_map(|output| BufReader::new(output).lines()) {
+        match serde_json::from_str(&line.map_err(fail)?) {
+            Ok(Report::Progress(now)) => progress(now),
+            Ok(Report::Done) => result = Some(Ok(())),
+            Ok(Report::Failed { errno, error }) => {
+                let source = errno.map_or_else(|| io::Error::other(error), io::Error::from_raw_os_error);
+                result = Some(Err(swap::off_error(device, used, source)));
+            }
+            Err(error) => return Err(fail(error.into())),
+        }
+    }
+    let _ = helper.wait();
+    // Without a last word it was ended from outside, which is what the kernel does when memory runs out.
+    result.unwrap_or_else(|| Err(SwapError::NoRoom { device: device.to_owned(), used }))
+}
+
+/// The helper's side; its exit code is that of its process.
+pub(super) fn helper(device: &Path) -> io::Result<()> {
+    let say = |report: Report| -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        serde_json::to_writer(&mut out, &report)?;
+        out.write_all(b"\n")?;
+        out.flush()
+    };
+    let result = swap::off(device, |progress| {
+        // When nobody listens any more the work goes on all the same.
+        let _ = say(Report::Progress(progress));
+    });
+    say(match result {
+        Ok(()) => Report::Done,
+        Err(error) => Report::Failed { errno: error.errno(), error: error.to_string() },
+    })
+}
+
+/// Refuses at once what cannot succeed: more swapped out than there is memory and other swap for. Returns what is
+/// swapped out to the device.
+fn check_room(device: &Path) -> Result<Bytes, SwapError> {
+    let fail = |source| SwapError::Off {
+        device: device.to_owned(),
+        source,
+        help: "the kernel's accounts are not readable",
+    };
+    let swaps = swap::swaps().map_err(fail)?;
+    let used = swaps.iter().find(|swap| swap.path == device).map_or(Bytes::ZERO, |swap| swap.used);
+    let others: Bytes =
+        swaps.iter().filter(|swap| swap.path != device).map(|swap| swap.size - swap.used).sum();
+    if used > available_memory().map_err(fail)? + others {
+        return Err(SwapError::NoRoom { device: device.to_owned(), used });
+    }
+    Ok(used)
+}
+
+/// What the kernel could free at once, as it says.
+fn available_memory() -> io::Result<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+        .map(Bytes::kib)
+        .ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo does not say what is available")
+        })
+}
