@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod extent;
 pub mod holder;
+mod joining;
 mod lease;
 mod mover;
 mod placement;

@@ -7,6 +7,7 @@ use aquifer_fabric::Address;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+use crate::lease::Lease;
 use crate::lock;
 
 /// The state of a volume at some moment.
@@ -88,6 +89,30 @@ pub enum LeaseState {
 pub struct SpillStatus {
     /// What it holds.
     pub used_extents: u64,
+}
+
+/// The state of a lease; nothing for the spill file. Tries whether a lender that was unreachable is back.
+pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
+    let target = lease.target.as_ref()?;
+    lease.holder.probe();
+    let (total, moved) = &lease.leaving;
+    let state = if !lease.is_open() {
+        LeaseState::Evacuating { moved: moved.load(Ordering::Relaxed), total: total.load(Ordering::Relaxed) }
+    } else if let Some(away) = lease.holder.unreachable_for() {
+        LeaseState::Unreachable { for_ms: away.as_millis() as u64 }
+    } else if lease.full.load(Ordering::Relaxed) {
+        LeaseState::Full
+    } else {
+        LeaseState::Ok
+    };
+    Some(LeaseStatus {
+        lease: target.lease,
+        lender: target.lender.clone(),
+        address: target.address.clone(),
+        extents: lease.total,
+        used_extents: lease.taken(),
+        state,
+    })
 }
 
 /// What a volume counts.

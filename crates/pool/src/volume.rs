@@ -2,20 +2,18 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use aquifer_fabric::nbd::client::Target;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE, VolumeId};
 
-use crate::config::{LeaseTarget, VolumeConfig};
+use crate::config::VolumeConfig;
 use crate::error::PoolError;
 use crate::extent::{Extent, Fault, Place};
-use crate::holder::{FileHolder, HolderError, RemoteHolder};
+use crate::holder::{FileHolder, HolderError};
 use crate::lease::Lease;
+use crate::mover;
 use crate::placement::Leases;
-use crate::status::{Counters, LeaseState, LeaseStatus, SpillStatus, VolumeStatus};
-use crate::{lock, mover};
+use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 
 /// How many lenders in a row may turn out to be full at one write.
 const MOST_RELOCATIONS: usize = 4;
@@ -26,13 +24,13 @@ const MOST_RELOCATIONS: usize = 4;
 /// at a time as it was made for, each under a number of its own below that (a number beyond is taken modulo). Nothing
 /// allocates while all is well.
 pub struct Volume {
-    config: VolumeConfig,
+    pub(crate) config: VolumeConfig,
     pub(crate) extents: Box<[Extent]>,
     pub(crate) leases: Leases,
     /// Held by whoever moves an extent: one at a time.
     pub(crate) mover_buffer: Mutex<Box<[u8]>>,
     /// Held while a lease joins.
-    joining: Mutex<()>,
+    pub(crate) joining: Mutex<()>,
     counters: Counters,
 }
 
@@ -82,63 +80,6 @@ impl Volume {
     /// How many threads it was made for.
     pub fn workers(&self) -> usize {
         self.config.workers
-    }
-
-    /// Lays the volume over one more lease. Whatever it held is discarded when an extent is placed there.
-    ///
-    /// All connections are made now: one a worker, and one to move extents by.
-    ///
-    /// # Errors
-    /// When the lender cannot be reached or does not let us in, or the export is not what the lease says.
-    pub fn add_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
-        let _joining = lock(&self.joining);
-        if self.leases.find(target.lease).is_some() {
-            return Err(PoolError::LeaseInUse(self.id(), target.lease));
-        }
-        let unusable =
-            |why: String| PoolError::Unusable { lease: target.lease, lender: target.lender.to_string(), why };
-        let holder = self.connect(&target)?;
-        let (size, read_only) = holder.facts().map_err(|error| unusable(error.to_string()))?;
-        if read_only {
-            return Err(unusable("its export is read-only".to_owned()));
-        }
-        if size < target.capacity {
-            return Err(unusable(format!("its export has {size}, the lease says {}", target.capacity)));
-        }
-        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
-        if total == 0 {
-            return Err(unusable(format!(
-                "{} is less than one extent of {}",
-                target.capacity,
-                Bytes(EXTENT_SIZE)
-            )));
-        }
-        let mut clean = Vec::with_capacity(total as usize);
-        for index in 0..total {
-            let offset = u64::from(index) * EXTENT_SIZE;
-            clean.push(
-                holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
-            );
-        }
-        let lease = Lease::new(Some(target), Box::new(holder), total, |index| clean[index as usize]);
-        self.leases.list_mut().push(Arc::new(lease));
-        Ok(())
-    }
-
-    fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {
-        let lender = || target.lender.to_string();
-        let tls = match (&self.config.tls, target.secure) {
-            (_, false) => None,
-            (Some(identity), true) => Some((identity.client_config(), target.lender.clone())),
-            (None, true) => {
-                let why = "it demands TLS and this host has no certificate: see 'aquifer init'".to_owned();
-                return Err(PoolError::Unusable { lease: target.lease, lender: lender(), why });
-            }
-        };
-        let export = Target { address: target.address.clone(), export: target.export.clone(), tls };
-        RemoteHolder::connect(export, self.config.workers + 1, self.config.patience).map_err(|source| {
-            PoolError::Connect { lease: target.lease, lender: lender(), source: Box::new(source) }
-        })
     }
 
     /// Fills the buffer. What was never written, or discarded, is zeroes, without asking anybody.
@@ -323,28 +264,5 @@ fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)>
         let bytes = at - index * EXTENT_SIZE..stop - index * EXTENT_SIZE;
         at = stop;
         Some((index as usize, bytes))
-    })
-}
-
-fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
-    let target = lease.target.as_ref()?;
-    lease.holder.probe();
-    let (total, moved) = &lease.leaving;
-    let state = if !lease.is_open() {
-        LeaseState::Evacuating { moved: moved.load(Ordering::Relaxed), total: total.load(Ordering::Relaxed) }
-    } else if let Some(away) = lease.holder.unreachable_for() {
-        LeaseState::Unreachable { for_ms: away.as_millis() as u64 }
-    } else if lease.full.load(Ordering::Relaxed) {
-        LeaseState::Full
-    } else {
-        LeaseState::Ok
-    };
-    Some(LeaseStatus {
-        lease: target.lease,
-        lender: target.lender.clone(),
-        address: target.address.clone(),
-        extents: lease.total,
-        used_extents: lease.taken(),
-        state,
     })
 }

@@ -8,6 +8,8 @@ mod authority;
 mod handshake;
 mod identity;
 mod keys;
+mod receiving;
+mod sending;
 mod stream;
 
 use std::fmt::Display;

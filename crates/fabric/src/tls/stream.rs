@@ -11,15 +11,11 @@ use rustls::server::ServerConnectionData;
 use rustls::{AlertDescription, ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite};
 
 use super::TlsError;
-use super::keys::{HEADER, MAX_CIPHERTEXT, MAX_PLAINTEXT, RecordKey, TAG, content};
+use super::keys::{HEADER, RecordKey, content};
+use super::receiving::{Receiving, Violation, unexpected};
+use super::sending::Sending;
 use crate::channel::{Channel, Socket};
 
-/// A record of the largest size, whole.
-const MAX_RECORD: usize = HEADER + MAX_CIPHERTEXT;
-/// What one receive can take: a batch of 32 pages and their headers with room to spare.
-const INBOX: usize = 16 * MAX_RECORD;
-/// What one send can take.
-const OUTBOX: usize = 8 * MAX_RECORD;
 /// Handshake messages that may follow the handshake (RFC 8446 section 4).
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
@@ -75,53 +71,14 @@ impl fmt::Debug for TlsStream {
     }
 }
 
-/// What has arrived: `plain`, opened and not yet handed out, is always before `sealed`.
-struct Receiving {
-    key: RecordKey,
-    buffer: Box<[u8]>,
-    plain: Range<usize>,
-    sealed: Range<usize>,
-    closed: bool,
-}
-
-/// What is sealed and not yet sent.
-struct Sending {
-    key: RecordKey,
-    buffer: Box<[u8]>,
-    ready: Range<usize>,
-    /// Records that a key may protect (section 5.5).
-    key_life: u64,
-    /// The peer updated its keys and wants ours updated before our next data (section 4.6.3).
-    update_owed: bool,
-}
-
-/// Why a connection ends: what the peer is told, and what the caller is.
-struct Violation(AlertDescription, String);
-
 impl TlsStream {
     pub(super) fn new(socket: Socket, secrets: ExtractedSecrets, kernel: Kernel) -> Result<Self, TlsError> {
         let unknown = || rustls::Error::General("the cipher that was agreed on is not one of ours".into());
         let suite = kernel.suite().tls13().ok_or_else(unknown)?;
-        let buffer = |size| vec![0; size].into_boxed_slice();
-        Ok(Self {
-            socket,
-            receiving: Receiving {
-                key: RecordKey::new(secrets.rx).ok_or_else(unknown)?,
-                buffer: buffer(INBOX),
-                plain: 0..0,
-                sealed: 0..0,
-                closed: false,
-            },
-            sending: Sending {
-                key: RecordKey::new(secrets.tx).ok_or_else(unknown)?,
-                buffer: buffer(OUTBOX),
-                ready: 0..0,
-                key_life: suite.common.confidentiality_limit,
-                update_owed: false,
-            },
-            kernel,
-            broken: false,
-        })
+        let receiving = Receiving::new(RecordKey::new(secrets.rx).ok_or_else(unknown)?);
+        let key = RecordKey::new(secrets.tx).ok_or_else(unknown)?;
+        let sending = Sending::new(key, suite.common.confidentiality_limit);
+        Ok(Self { socket, kernel, receiving, sending, broken: false })
     }
 
     /// Renews the sending key after `records` records (two at least, as the renewal takes one), if that is before its
@@ -273,99 +230,6 @@ impl TlsStream {
         }
         Ok(())
     }
-}
-
-impl Receiving {
-    /// Takes the next record off `sealed`, if it is there whole.
-    fn next_record(&mut self) -> Result<Option<Range<usize>>, Violation> {
-        let arrived = &self.buffer[self.sealed.clone()];
-        let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else { return Ok(None) };
-        let length = usize::from(u16::from_be_bytes([high, low]));
-        if kind != content::APPLICATION_DATA {
-            return Err(unexpected("a record that is not encrypted"));
-        }
-        if length > MAX_CIPHERTEXT {
-            return Err(Violation(
-                AlertDescription::RecordOverflow,
-                "the peer sent a record that is too long".into(),
-            ));
-        }
-        if arrived.len() < HEADER + length {
-            return Ok(None);
-        }
-        let start = self.sealed.start;
-        self.sealed.start += HEADER + length;
-        Ok(Some(start..self.sealed.start))
-    }
-
-    fn open(&mut self, record: Range<usize>) -> Result<(usize, u8), Violation> {
-        let (length, content) = self.key.open(&mut self.buffer[record]).ok_or_else(|| {
-            Violation(AlertDescription::BadRecordMac, "a record of the peer was damaged or forged".into())
-        })?;
-        if length > MAX_PLAINTEXT {
-            return Err(Violation(
-                AlertDescription::RecordOverflow,
-                "the peer sent a record that is too long".into(),
-            ));
-        }
-        Ok((length, content))
-    }
-
-    /// Section 6: a farewell ends the stream; anything else, but for one that only announces the farewell, is fatal.
-    fn alert(&mut self, inner: Range<usize>) -> Result<(), Violation> {
-        let &[_, description] = &self.buffer[inner] else { return Err(unexpected("a malformed alert")) };
-        match AlertDescription::from(description) {
-            AlertDescription::CloseNotify => self.closed = true,
-            AlertDescription::UserCanceled => {}
-            other => {
-                return Err(Violation(
-                    AlertDescription::CloseNotify,
-                    format!("the peer ended the connection: {other:?}"),
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// Hands out opened bytes; returns how many.
-    fn take_plain(&mut self, into: &mut [u8]) -> usize {
-        let count = into.len().min(self.plain.len());
-        into[..count].copy_from_slice(&self.buffer[self.plain.start..self.plain.start + count]);
-        self.plain.start += count;
-        count
-    }
-
-    /// Where the next bytes from the socket go: room for one more record at least.
-    fn spare(&mut self) -> &mut [u8] {
-        if self.sealed.is_empty() {
-            self.sealed = 0..0;
-        } else if self.buffer.len() - self.sealed.start < MAX_RECORD {
-            self.buffer.copy_within(self.sealed.clone(), 0);
-            self.sealed = 0..self.sealed.len();
-        }
-        &mut self.buffer[self.sealed.end..]
-    }
-}
-
-impl Sending {
-    /// Whether a key update and a record of the largest size fit.
-    fn has_room(&self) -> bool {
-        self.buffer.len() - self.ready.end >= 2 * (HEADER + TAG + 1) + 5 + MAX_PLAINTEXT
-    }
-
-    fn plaintext_area(&mut self) -> &mut [u8] {
-        &mut self.buffer[self.ready.end + HEADER..][..MAX_PLAINTEXT]
-    }
-
-    /// Seals the first `len` bytes of the plaintext area.
-    fn seal(&mut self, len: usize, content: u8) {
-        let end = self.ready.end;
-        self.ready.end += self.key.seal(&mut self.buffer[end..], len, content);
-    }
-}
-
-fn unexpected(what: &str) -> Violation {
-    Violation(AlertDescription::UnexpectedMessage, format!("the peer sent {what}"))
 }
 
 impl Channel for TlsStream {

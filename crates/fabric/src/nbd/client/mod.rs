@@ -6,6 +6,7 @@
 mod error;
 mod handshake;
 mod input;
+mod operation;
 mod transmission;
 
 use std::fmt;
@@ -18,7 +19,7 @@ use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 
 pub use error::{Failure, NbdError};
-pub use transmission::{Operation, Run};
+pub use operation::{Operation, Run};
 
 use crate::channel::Channel;
 use crate::nbd::proto::export_flag;
@@ -221,7 +222,7 @@ impl Drop for Connection {
     /// Says farewell, as the specification asks, if that can be done without waiting.
     fn drop(&mut self) {
         if !self.broken {
-            let farewell = transmission::farewell();
+            let farewell = operation::farewell();
             // A server that does not get it sees the connection close all the same.
             let _ = self.channel.try_send(&[IoSlice::new(farewell.as_bytes())]);
         }

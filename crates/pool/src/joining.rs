@@ -1,0 +1,72 @@
+//! How a lease becomes part of a volume.
+
+use std::sync::Arc;
+
+use aquifer_fabric::nbd::client::Target;
+use aquifer_page::{Bytes, EXTENT_SIZE};
+
+use crate::config::LeaseTarget;
+use crate::error::PoolError;
+use crate::holder::RemoteHolder;
+use crate::lease::Lease;
+use crate::lock;
+use crate::volume::Volume;
+
+impl Volume {
+    /// Lays the volume over one more lease. Whatever it held is discarded when an extent is placed there.
+    ///
+    /// All connections are made now: one a worker, and one to move extents by.
+    ///
+    /// # Errors
+    /// When the lender cannot be reached or does not let us in, or the export is not what the lease says.
+    pub fn add_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
+        let _joining = lock(&self.joining);
+        if self.leases.find(target.lease).is_some() {
+            return Err(PoolError::LeaseInUse(self.id(), target.lease));
+        }
+        let unusable =
+            |why: String| PoolError::Unusable { lease: target.lease, lender: target.lender.to_string(), why };
+        let holder = self.connect(&target)?;
+        let (size, read_only) = holder.facts().map_err(|error| unusable(error.to_string()))?;
+        if read_only {
+            return Err(unusable("its export is read-only".to_owned()));
+        }
+        if size < target.capacity {
+            return Err(unusable(format!("its export has {size}, the lease says {}", target.capacity)));
+        }
+        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
+        if total == 0 {
+            return Err(unusable(format!(
+                "{} is less than one extent of {}",
+                target.capacity,
+                Bytes(EXTENT_SIZE)
+            )));
+        }
+        let mut clean = Vec::with_capacity(total as usize);
+        for index in 0..total {
+            let offset = u64::from(index) * EXTENT_SIZE;
+            clean.push(
+                holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
+            );
+        }
+        let lease = Lease::new(Some(target), Box::new(holder), total, |index| clean[index as usize]);
+        self.leases.list_mut().push(Arc::new(lease));
+        Ok(())
+    }
+
+    fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {
+        let lender = || target.lender.to_string();
+        let tls = match (&self.config.tls, target.secure) {
+            (_, false) => None,
+            (Some(identity), true) => Some((identity.client_config(), target.lender.clone())),
+            (None, true) => {
+                let why = "it demands TLS and this host has no certificate: see 'aquifer init'".to_owned();
+                return Err(PoolError::Unusable { lease: target.lease, lender: lender(), why });
+            }
+        };
+        let export = Target { address: target.address.clone(), export: target.export.clone(), tls };
+        RemoteHolder::connect(export, self.config.workers + 1, self.config.patience).map_err(|source| {
+            PoolError::Connect { lease: target.lease, lender: lender(), source: Box::new(source) }
+        })
+    }
+}
