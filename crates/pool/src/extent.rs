@@ -114,6 +114,11 @@ impl Extent {
         self.place.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it has a place, without waiting: where somebody holds it alone, that is as good as certain.
+    pub(crate) fn is_placed(&self) -> bool {
+        self.place.try_read().map_or(true, |place| place.slot().is_some())
+    }
+
     /// Whether it is on `lease`, moving or not.
     pub(crate) fn is_on(&self, lease: &Arc<Lease>) -> bool {
         self.shared().slot().is_some_and(|slot| Arc::ptr_eq(&slot.lease, lease))

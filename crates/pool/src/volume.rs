@@ -205,8 +205,7 @@ impl Volume {
         VolumeStatus {
             id: self.id(),
             capacity: self.capacity(),
-            placed_extents: self.extents.iter().filter(|extent| extent.shared().slot().is_some()).count()
-                as u64,
+            placed_extents: self.extents.iter().filter(|extent| extent.is_placed()).count() as u64,
             written: Bytes(
                 self.extents.iter().map(|extent| extent.written.count()).sum::<u64>() * PAGE_SIZE as u64,
             ),

@@ -7,7 +7,7 @@ use crate::nbd::proto::{REQUEST_MAGIC, Request, command};
 /// The most requests in flight.
 pub(super) const WINDOW: usize = 64;
 
-/// One request of a [`Connection::run`].
+/// One request of a [`Connection::run`](super::Connection::run).
 #[derive(Debug)]
 pub enum Operation<'a> {
     /// Fill the slice.
