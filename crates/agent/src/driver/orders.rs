@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use aquifer_api::Problem;
 use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_api::{Problem, status};
 use aquifer_control::{Cause, Decision, Event, What};
-use aquifer_page::VolumeId;
+use aquifer_page::{Bytes, VolumeId};
 use tokio::sync::oneshot;
 
 use super::{Driver, Waiting};
 use crate::borrower::Borrower;
+use crate::peers::Peers;
 
 /// Orders that are being carried out: one borrowing, any number of returns.
 #[derive(Debug, Default)]
@@ -33,19 +34,16 @@ struct Pending {
 
 impl Orders {
     /// Learns from a decision what has become of the borrowing.
-    pub(super) fn note(&mut self, decision: &Decision) {
+    pub(super) fn note(&mut self, decision: &Decision, peers: &Peers) {
         match &decision.what {
             What::Activates { volume, cause: Cause::ByHand, .. } => {
                 if let Some((awaited, _)) = &mut self.borrow {
                     *awaited = Some(*volume);
                 }
             }
-            What::NobodyLends { wanted, cause: Cause::ByHand, .. } => self.refuse_borrow(Problem {
-                error: format!("nobody lends {wanted} now"),
-                help: Some(
-                    "`aquifer status` shows what each peer could spare, or why it does not answer".to_owned(),
-                ),
-            }),
+            What::NobodyLends { wanted, cause: Cause::ByHand, .. } => {
+                self.refuse_borrow(nobody_lends(*wanted, &peers.status()));
+            }
             What::BorrowRefused { .. } => {
                 let error = format!("this host {decision}");
                 self.refuse_borrow(Problem { error, help: None });
@@ -108,6 +106,24 @@ impl Orders {
             let _ = failed.reply.send(Err(Problem { error: why.to_owned(), help }));
         }
     }
+}
+
+/// Says of each peer why it does not lend.
+fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
+    let why = |peer: &status::Peer| match (&peer.error, peer.spare) {
+        (Some(error), _) => format!("{} does not answer ({error})", peer.host),
+        (None, Some(spare)) => format!("{} has {spare} to spare", peer.host),
+        (None, None) => format!("{} has not answered yet", peer.host),
+    };
+    let reasons: Vec<_> = peers.iter().map(why).collect();
+    let (reasons, help) = match reasons.is_empty() {
+        true => {
+            let help = "add a [[peer]] with its name and address for each other host to the configuration";
+            ("this host has no peers".to_owned(), help)
+        }
+        false => (reasons.join(", "), "memory is lent in extents of 64MiB; `aquifer status` shows all peers"),
+    };
+    Problem { error: format!("nobody lends {wanted}: {reasons}"), help: Some(help.to_owned()) }
 }
 
 impl Driver {

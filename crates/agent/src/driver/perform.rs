@@ -78,7 +78,7 @@ impl Driver {
         let step = self.controller.step(self.started.elapsed(), event);
         for decision in &step.decisions {
             tracing::info!(role = %self.controller.role(), "{decision}");
-            self.orders.note(decision);
+            self.orders.note(decision, &self.parts.peers);
             let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             if let What::RoleChanged { from, to } = decision.what {
                 remember(&mut self.role_changes, RoleChange { at, from: role(from), to: role(to) });

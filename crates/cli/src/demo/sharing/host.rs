@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_api::client::Client;
 use aquifer_api::status::Status;
+use aquifer_device::process::client;
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -202,7 +203,15 @@ impl Drop for Host {
     }
 }
 
-fn end_volumes(_: &Path) {}
+/// Ends volumes that an agent could not.
+fn end_volumes(dir: &Path) {
+    if let Ok(volumes) = client::list(dir) {
+        for volume in volumes {
+            // A living one first has to give back what it holds; nobody needs that any more, so it is quick.
+            let _ = client::detach(dir, volume, |_| ()).or_else(|_| client::clean_up(dir, volume));
+        }
+    }
+}
 
 /// Removes what the hosts of a killed demo left; their agents have ended with it.
 pub(super) fn clean_up(dir: &Path) {
