@@ -47,22 +47,15 @@ impl Agent {
         self.path.exists()
     }
 
-    /// The same agent, which gets `limit` to answer.
-    #[must_use]
-    pub fn within(mut self, limit: Duration) -> Self {
-        self.client = self.client.with_timeout(limit);
-        self
-    }
-
-    /// Calls the agent and waits for its answer.
+    /// Calls the agent and waits for its answer, at most for `limit`.
     ///
     /// # Errors
     /// If it does not answer, or refuses.
-    pub fn call<T, F>(&self, what: &str, call: impl FnOnce(Client) -> F) -> Result<T>
+    pub fn call<T, F>(&self, what: &str, limit: Duration, call: impl FnOnce(Client) -> F) -> Result<T>
     where
         F: Future<Output = Result<T, CallError>>,
     {
-        self.runtime.block_on(call(self.client.clone())).map_err(|error| {
+        self.runtime.block_on(call(self.client.clone().with_timeout(limit))).map_err(|error| {
             let help = error.help();
             let failure = Failure::new(what, error);
             match help {

@@ -20,6 +20,7 @@ pub mod progress;
 pub mod run;
 mod sys;
 pub mod view;
+pub mod volumes;
 
 /// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.
 pub fn main() -> ExitCode {

@@ -46,11 +46,12 @@ impl Borrow {
     /// # Errors
     /// If the agent does not answer or nobody lends.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let agent = self.socket.agent(common)?.within(LIMIT);
+        let agent = self.socket.agent(common)?;
         let progress = Progress::spinner(format!("borrowing {}", self.bytes));
         let order = Order { bytes: self.bytes };
         let what = format!("borrowing {}", self.bytes);
-        let borrowed: Borrowed = agent.call(&what, async |client| client.post(path::BORROW, &order).await)?;
+        let borrowed: Borrowed =
+            agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await)?;
         drop(progress);
         output::answer(common.json, &borrowed, |borrowed| {
             let leases = borrowed.leases.len();

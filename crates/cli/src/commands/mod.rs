@@ -1,9 +1,11 @@
 //! The commands: one file each, with its arguments, its manual and what it does.
 
 pub mod agent;
+pub mod attach;
 pub mod borrow;
 pub mod completions;
 pub mod demo;
+pub mod detach;
 pub mod doctor;
 pub mod export;
 pub mod init;
@@ -12,6 +14,7 @@ pub mod man;
 pub mod return_;
 pub mod run;
 pub mod status;
+pub mod volume_serve;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -70,6 +73,8 @@ pub enum Command {
     Doctor(doctor::Doctor),
     Init(init::Init),
     Export(export::Export),
+    Attach(attach::Attach),
+    Detach(detach::Detach),
     Agent(agent::Agent),
     Status(status::Status),
     Borrow(borrow::Borrow),
@@ -79,6 +84,7 @@ pub enum Command {
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
+    VolumeServe(volume_serve::VolumeServe),
 }
 
 impl Cli {
@@ -92,6 +98,8 @@ impl Cli {
             Command::Doctor(command) => command.run(common),
             Command::Init(command) => command.run(common),
             Command::Export(command) => command.run(common),
+            Command::Attach(command) => command.run(common),
+            Command::Detach(command) => command.run(common),
             Command::Agent(command) => command.run(),
             Command::Status(command) => command.run(common),
             Command::Borrow(command) => command.run(common),
@@ -101,6 +109,7 @@ impl Cli {
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
+            Command::VolumeServe(command) => command.run(),
         }
     }
 }
@@ -115,6 +124,8 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("borrow", &borrow::MANUAL),
     ("return", &return_::MANUAL),
     ("export", &export::MANUAL),
+    ("attach", &attach::MANUAL),
+    ("detach", &detach::MANUAL),
     ("run", &run::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),

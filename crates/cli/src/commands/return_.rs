@@ -51,10 +51,10 @@ impl Return {
     /// # Errors
     /// If the agent does not answer, or RAM is too small for what is swapped out.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let agent = self.socket.agent(common)?.within(LIMIT);
+        let agent = self.socket.agent(common)?;
         let order = Order { volume: self.volume };
-        let returned: Returned =
-            agent.call("giving memory back", async |client| post_with_progress(&client, &order).await)?;
+        let returned: Returned = agent
+            .call("giving memory back", LIMIT, async |client| post_with_progress(&client, &order).await)?;
         output::answer(common.json, &returned, |returned| match returned.volumes.as_slice() {
             [] => "nothing was borrowed".to_owned(),
             volumes => format!(

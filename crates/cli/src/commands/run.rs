@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
+use aquifer_fabric::Uri;
 use aquifer_page::Bytes;
 use clap::Args;
 
@@ -12,10 +13,12 @@ use crate::agent_call::Socket;
 use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
+use crate::lender::{Lender, Trust};
 use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
-use crate::run::leftovers;
-use crate::run::pool::Pool;
+use crate::run::leftovers::{self, Note};
+use crate::run::pool::{Pool, Volume};
+use crate::volumes::Volumes;
 
 /// Runs a command whose memory beyond a limit is in the pool
 ///
@@ -35,6 +38,11 @@ pub struct Run {
     /// A name for the cgroup, to find it by
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
     name: Option<String>,
+    /// Swap to this NBD export instead of what the agent borrows
+    #[arg(long, value_name = "URI")]
+    lender: Option<Uri>,
+    #[command(flatten)]
+    trust: Trust,
     #[command(flatten)]
     socket: Socket,
     /// The command and its arguments
@@ -90,27 +98,44 @@ impl Run {
         let hierarchy = Hierarchy::find().or_fail(what)?;
         // From here on no signal ends this program before it has removed what it makes.
         let mut supervisor = Supervisor::new().or_fail(what)?;
-        leftovers::clean_up(&marks, &hierarchy, &self.socket.clone().agent(common)?, common.json);
+        let pool =
+            Pool { agent: self.socket.clone().agent(common)?, volumes: Volumes::under(&common.run_dir)? };
+        leftovers::clean_up(&marks, &hierarchy, &pool, common.json);
         let instance =
             Instance::claim(&marks, "run").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
-        let pool = self.pool(common, &instance, &name)?;
-        let limits = Limits { memory: self.local, swap: self.swap() };
-        hierarchy.enable().or_fail(what)?;
-        let cgroup = Cgroup::create(&hierarchy, &name, limits).or_fail(what)?;
-        let ended = match supervisor.asked_to_end() {
-            Some(signal) => Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))),
-            None => self.run_in(&cgroup, &mut supervisor, common.json),
-        };
-        // In this order: what is swapped out belongs to processes of the cgroup, and must be gone before the swap is.
-        let removed = cgroup.remove().or_fail(what);
-        let returned = pool.map_or(Ok(()), Pool::release);
-        let code = ended?;
-        removed.and(returned).map(|()| code)
+        let mut note = Note { cgroup: name.clone(), volume: None };
+        note.leave(&instance)?;
+        note.volume = self.swap_in(&pool)?;
+        note.leave(&instance)?;
+        let ended = self.run_in_cgroup(&hierarchy, &name, &mut supervisor, common.json);
+        // After the cgroup: what is swapped out belongs to its processes, and must be gone before the swap is.
+        let returned = note.volume.map_or(Ok(()), |volume| pool.release(volume));
+        ended.and_then(|code| returned.map(|()| code))
     }
 
-    fn swap(&self) -> Swap {
+    /// Runs the command in a cgroup made for it, and removes that.
+    fn run_in_cgroup(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        supervisor: &mut Supervisor,
+        json: bool,
+    ) -> Result<ExitCode> {
+        let what = || format!("running {}", self.command[0].display());
+        let limits = Limits { memory: self.local, swap: self.limit() };
+        hierarchy.enable().or_fail(what)?;
+        let cgroup = Cgroup::create(hierarchy, name, limits).or_fail(what)?;
+        let ended = match supervisor.asked_to_end() {
+            Some(signal) => Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))),
+            None => self.run_in(&cgroup, supervisor, json),
+        };
+        let removed = cgroup.remove().or_fail(what);
+        ended.and_then(|code| removed.map(|()| code))
+    }
+
+    fn limit(&self) -> Swap {
         match self.remote {
             Some(Bytes::ZERO) => Swap::Forbidden,
             Some(remote) => Swap::AtMost(remote),
@@ -118,18 +143,13 @@ impl Run {
         }
     }
 
-    /// Memory in the pool, unless the command is to have none.
-    fn pool(&self, common: &Common, instance: &Instance, cgroup: &str) -> Result<Option<Pool>> {
-        let mut note = leftovers::Note { cgroup: cgroup.to_owned(), volume: None };
-        note.leave(instance)?;
-        if self.remote == Some(Bytes::ZERO) {
-            return Ok(None);
+    /// Makes memory in the pool swap, unless the command is to have none.
+    fn swap_in(&self, pool: &Pool) -> Result<Option<Volume>> {
+        match (&self.lender, self.remote) {
+            (_, Some(Bytes::ZERO)) => Ok(None),
+            (Some(uri), _) => pool.attach(Lender::find(uri, &self.trust, None)?).map(Some),
+            (None, remote) => pool.borrow(remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)))).map(Some),
         }
-        let bytes = self.remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)));
-        let pool = Pool::borrow(self.socket.clone().agent(common)?, bytes)?;
-        note.volume = Some(pool.volume());
-        note.leave(instance)?;
-        Ok(Some(pool))
     }
 
     /// Runs the command inside the cgroup to its end.

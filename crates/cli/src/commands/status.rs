@@ -39,6 +39,9 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
+/// How long the agent may take to tell.
+const LIMIT: Duration = Duration::from_secs(10);
+
 impl Status {
     /// Shows it.
     ///
@@ -48,7 +51,7 @@ impl Status {
         let agent = self.socket.agent(common)?;
         loop {
             let report: Report =
-                agent.call("asking for the status", async |client| client.get(path::STATUS).await)?;
+                agent.call("asking for the status", LIMIT, async |client| client.get(path::STATUS).await)?;
             if self.watch && !common.json && std::io::stdout().is_terminal() {
                 // To the top left corner, and everything below away.
                 output::line("\x1b[H\x1b[J")?;

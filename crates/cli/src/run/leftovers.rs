@@ -4,8 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::pool::{self, Volume};
-use crate::agent_call::Agent;
+use super::pool::{Pool, Volume};
 use crate::cgroup::{Cgroup, Hierarchy};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
@@ -38,28 +37,24 @@ impl Note {
 }
 
 /// Removes what runs that were killed left. What cannot be removed is told on standard error and tried again next time.
-pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, agent: &Agent, json: bool) {
+pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, pool: &Pool, json: bool) {
     let dead = match Instance::dead(marks, "run") {
         Ok(dead) => dead,
         Err(error) => return Failure::new("looking for what killed runs left", error).report(json),
     };
     for instance in dead {
-        if let Err(failure) = clean_up_after(&instance, hierarchy, agent) {
+        if let Err(failure) = clean_up_after(&instance, hierarchy, pool) {
             failure.report(json);
             instance.keep();
         }
     }
 }
 
-fn clean_up_after(instance: &Instance, hierarchy: &Hierarchy, agent: &Agent) -> Result<()> {
+fn clean_up_after(instance: &Instance, hierarchy: &Hierarchy, pool: &Pool) -> Result<()> {
     let Some(note) = Note::read(instance)? else { return Ok(()) };
     let what = || format!("cleaning up after {}, which was killed", instance.name());
     if let Some(cgroup) = Cgroup::adopt(hierarchy, &note.cgroup) {
         cgroup.remove().or_fail(what)?;
     }
-    match note.volume {
-        // Without an agent its volumes are the next agent's business.
-        Some(Volume::Borrowed(volume)) if agent.is_there() => pool::give_back(agent, volume),
-        _ => Ok(()),
-    }
+    note.volume.map_or(Ok(()), |volume| pool.release(volume))
 }

@@ -4,15 +4,22 @@ use std::time::Duration;
 
 use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
 use aquifer_api::path;
+use aquifer_device::BackendKind;
 use aquifer_page::{Bytes, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use crate::agent_call::Agent;
 use crate::failure::Result;
+use crate::lender::Lender;
 use crate::progress::Progress;
+use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
 /// How long the agent may take to borrow or return: it asks lenders in turn, and swaps back what is left.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// What to do where there is neither an agent nor a lender.
+const NO_POOL: &str = "start 'aquifer agent', or name an NBD export with --lender (see 'aquifer export'), \
+                       or have no memory in the pool with --remote 0";
 
 /// A volume that is swap, and who made it so: what is needed to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,14 +27,17 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub enum Volume {
     /// The agent borrowed it.
     Borrowed(VolumeId),
+    /// It was attached for the command.
+    Attached(VolumeId),
 }
 
-/// Swap in the pool. Given back by [`Pool::release`]; who drops it leaves it on.
+/// Where swap in the pool comes from and goes back to.
 #[derive(Debug)]
-#[must_use = "the memory stays borrowed until it is released"]
 pub struct Pool {
-    volume: Volume,
-    agent: Agent,
+    /// This host's agent, whether it runs or not.
+    pub agent: Agent,
+    /// Volumes of this host.
+    pub volumes: Volumes,
 }
 
 impl Pool {
@@ -35,44 +45,46 @@ impl Pool {
     ///
     /// # Errors
     /// If no agent answers or nobody lends.
-    pub fn borrow(agent: Agent, bytes: Bytes) -> Result<Self> {
-        let agent = agent.within(LIMIT);
+    pub fn borrow(&self, bytes: Bytes) -> Result<Volume> {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
         let order = Borrow { bytes };
         let what = format!("borrowing {bytes} for the command");
-        let borrowed: Borrowed = agent
-            .call(&what, async |client| client.post(path::BORROW, &order).await)
-            .map_err(|failure| if agent.is_there() { failure } else { failure.help(NO_POOL) })?;
-        Ok(Self { volume: Volume::Borrowed(borrowed.volume), agent })
+        let borrowed = self.agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await);
+        let borrowed: Borrowed = borrowed
+            .map_err(|failure| if self.agent.is_there() { failure } else { failure.help(NO_POOL) })?;
+        Ok(Volume::Borrowed(borrowed.volume))
     }
 
-    /// The volume.
-    pub fn volume(&self) -> Volume {
-        self.volume
-    }
-
-    /// Gives the memory back.
+    /// Swaps to a lender's export.
     ///
     /// # Errors
-    /// If what other programs swapped to it does not fit into RAM, or the agent is gone.
-    pub fn release(self) -> Result<()> {
-        match self.volume {
-            Volume::Borrowed(volume) => give_back(&self.agent, volume),
+    /// If it cannot be attached.
+    pub fn attach(&self, lender: Lender) -> Result<Volume> {
+        let wish = Wish { backend: BackendKind::Auto, swap: Some(PRIORITY) };
+        let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
+        Ok(Volume::Attached(record.spec.volume))
+    }
+
+    /// Gives a volume back. One that is gone already is given back; so is one of an agent that is not there: it is the
+    /// next agent's business.
+    ///
+    /// # Errors
+    /// If what other programs swapped to it does not fit into RAM, or the agent refuses.
+    pub fn release(&self, volume: Volume) -> Result<()> {
+        match volume {
+            Volume::Borrowed(volume) if self.agent.is_there() => {
+                let _progress = Progress::spinner("giving memory back");
+                let order = Return { volume: Some(volume) };
+                let returned = self.agent.call("giving memory back", LIMIT, async |client| {
+                    client.post(path::RETURN, &order).await
+                });
+                returned.map(|_: Returned| ())
+            }
+            Volume::Borrowed(_) => Ok(()),
+            Volume::Attached(volume) => {
+                let is_there = self.volumes.all()?.iter().any(|found| found.record.spec.volume == volume);
+                if is_there { self.volumes.detach(volume) } else { Ok(()) }
+            }
         }
     }
-}
-
-/// What to do where there is neither an agent nor a lender.
-const NO_POOL: &str = "start 'aquifer agent', or name an NBD export with --lender (see 'aquifer export'), \
-                       or have no memory in the pool with --remote 0";
-
-/// Has the agent return a volume.
-///
-/// # Errors
-/// If it does not answer, or what is swapped out does not fit into RAM.
-pub fn give_back(agent: &Agent, volume: VolumeId) -> Result<()> {
-    let _progress = Progress::spinner("giving memory back");
-    let order = Return { volume: Some(volume) };
-    let returned = agent.call("giving memory back", async |client| client.post(path::RETURN, &order).await);
-    returned.map(|_: Returned| ())
 }

@@ -1,0 +1,123 @@
+//! `aquifer attach`.
+
+use std::process::ExitCode;
+
+use aquifer_device::BackendKind;
+use aquifer_fabric::Uri;
+use aquifer_page::{Bytes, VolumeId};
+use clap::Args;
+use serde::Serialize;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+use serde::de::{Deserialize as _, IntoDeserializer as _};
+
+use super::Common;
+use crate::failure::{Failure, Result};
+use crate::lender::{Lender, Trust};
+use crate::manual::Manual;
+use crate::output;
+use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
+
+/// Makes a block device of an NBD export, and swap if asked
+///
+/// A process of its own serves the device until it is detached; it keeps the rules of the swap path (locked memory,
+/// spared by the OOM killer, never waiting for memory itself). Prints the device.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// The export: nbd://HOST:PORT/NAME, nbds:// for TLS, or nbd+unix:///NAME?socket=PATH
+    uri: Uri,
+    /// Use only this much of it
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Bytes>,
+    /// Swap to it
+    #[arg(long)]
+    swap: bool,
+    /// Swap priority, 0 to 32767; the kernel fills devices with high ones first
+    #[arg(long, value_name = "N", requires = "swap", default_value_t = PRIORITY,
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_device::swap::MAX_PRIORITY)))]
+    priority: u16,
+    /// How it becomes a block device: auto, ublk, nbd or fuse-loop
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend)]
+    backend: BackendKind,
+    #[command(flatten)]
+    trust: Trust,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        (
+            "aquifer attach 'nbd+unix:///?socket=/run/aquifer/export.sock' --swap",
+            "Swap to 'aquifer export' on this host",
+        ),
+        ("aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap", "Swap to host b's memory"),
+        ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Only a block device"),
+    ],
+    notes: &[
+        (
+            "What is kept",
+            "The device uses whole extents of 64MiB of the export, in an order of its own: what was in the export before is \
+             not seen, and what is written cannot be read by another program from there. An export serves one volume.",
+        ),
+        (
+            "When the lender does not answer",
+            "I/O waits for 8 s for it to come back; after that it fails, which for swap means a bus error in the program \
+             whose page it was. It works again as soon as the lender does.",
+        ),
+        (
+            "Security",
+            "With nbds both sides prove who they are by certificates of the cluster, and pages cross the network encrypted. \
+             With nbd:// to another host anybody on the way can read and change them.",
+        ),
+    ],
+    files: &[
+        ("/run/aquifer/volumes/ID.sock", "the volume's control socket"),
+        ("/run/aquifer/volumes/ID.log", "what its process had to say"),
+    ],
+    see_also: &["aquifer-detach(1)", "aquifer-export(1)", "aquifer-doctor(1)", "swapon(8)"],
+    ..Manual::NONE
+};
+
+/// What was attached.
+#[derive(Debug, Serialize)]
+struct Attached {
+    volume: VolumeId,
+    device: String,
+    backend: BackendKind,
+    capacity: Bytes,
+    swap: bool,
+    pid: u32,
+}
+
+impl Attach {
+    /// Attaches.
+    ///
+    /// # Errors
+    /// If the export cannot be used, or no backend can make a device of it.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        if !self.uri.secure && !self.uri.address.is_local() {
+            let warning = Failure::new(
+                "warning",
+                format!("{} is not encrypted: anybody on the way can read it", self.uri),
+            );
+            warning.help("use nbds:// with --tls").report(common.json);
+        }
+        let lender = Lender::find(&self.uri, &self.trust, self.size)?;
+        let wish = Wish { backend: self.backend, swap: self.swap.then_some(self.priority) };
+        let record = Volumes::under(&common.run_dir)?.attach(lender, wish, Owner::Attach)?;
+        let attached = Attached {
+            volume: record.spec.volume,
+            device: record.device.display().to_string(),
+            backend: record.backend,
+            capacity: record.spec.capacity,
+            swap: record.spec.swap,
+            pid: record.pid,
+        };
+        output::answer(common.json, &attached, |attached| attached.device.clone())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A backend by the name that it has in configurations.
+fn backend(text: &str) -> Result<BackendKind, ValueError> {
+    let text: StrDeserializer<'_, ValueError> = text.into_deserializer();
+    BackendKind::deserialize(text)
+}

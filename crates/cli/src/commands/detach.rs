@@ -1,0 +1,107 @@
+//! `aquifer detach`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use aquifer_page::VolumeId;
+use clap::Args;
+use serde::Serialize;
+
+use super::Common;
+use crate::failure::{Failure, Result};
+use crate::manual::Manual;
+use crate::output;
+use crate::volumes::{Found, Owner, Volumes};
+
+/// Takes a volume away again
+///
+/// Brings what is swapped out to it back into RAM, takes the device away and ends its process. It is refused, and the volume
+/// serves on, if that does not fit into RAM or the device is in use. Of a volume whose process was killed it removes what
+/// is left.
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// The device, or the volume's id
+    #[arg(value_name = "DEVICE|ID", required_unless_present = "all", conflicts_with = "all")]
+    which: Option<String>,
+    /// Every volume made by 'aquifer attach'
+    #[arg(long)]
+    all: bool,
+    /// Even if a running agent or 'aquifer run' has it
+    #[arg(long, conflicts_with = "all")]
+    force: bool,
+}
+
+pub(super) const MANUAL: Manual = Manual {
+    examples: &[
+        ("aquifer detach /dev/loop3", "One"),
+        ("aquifer detach --all", "Every one made by 'aquifer attach'"),
+    ],
+    see_also: &["aquifer-attach(1)", "aquifer-return(1)", "swapoff(8)"],
+    ..Manual::NONE
+};
+
+/// What was detached.
+#[derive(Debug, Serialize)]
+struct Detached {
+    detached: Vec<VolumeId>,
+}
+
+impl Detach {
+    /// Detaches.
+    ///
+    /// # Errors
+    /// If there is no such volume, somebody else has it, or it cannot be taken away; with --all, after all others were.
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
+        let volumes = Volumes::under(&common.run_dir)?;
+        let meant = self.meant(volumes.all()?)?;
+        let mut detached = Vec::new();
+        let mut failed = None;
+        for volume in meant {
+            match volumes.detach(volume) {
+                Ok(()) => detached.push(volume),
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        let detached = Detached { detached };
+        if failed.is_none() || !detached.detached.is_empty() {
+            output::answer(common.json, &detached, text)?;
+        }
+        failed.map_or(Ok(ExitCode::SUCCESS), Err)
+    }
+
+    fn meant(&self, all: Vec<Found>) -> Result<Vec<VolumeId>> {
+        let Some(which) = &self.which else {
+            let own = all.into_iter().filter(|found| found.owner == Some(Owner::Attach));
+            return Ok(own.map(|found| found.record.spec.volume).collect());
+        };
+        let is_meant = |found: &Found| {
+            found.record.device == Path::new(which) || found.record.spec.volume.to_string() == *which
+        };
+        let what = || format!("detaching {which}");
+        match all.into_iter().find(is_meant) {
+            None => Err(Failure::new(what(), "there is no such volume")
+                .help("'aquifer status' shows the agent's, the files in RUN_DIR/volumes show all")),
+            Some(found) if self.force || found.owner == Some(Owner::Attach) => {
+                Ok(vec![found.record.spec.volume])
+            }
+            Some(found) => Err(match found.owner {
+                Some(Owner::Run(pid)) => {
+                    Failure::new(what(), format!("'aquifer run' (process {pid}) has it"))
+                        .help("it goes when that ends; --force takes it away now")
+                }
+                _ => Failure::new(what(), "the agent has it").help(
+                    "give it back by 'aquifer return'; --force takes it away if there is no agent any more",
+                ),
+            }),
+        }
+    }
+}
+
+fn text(detached: &Detached) -> String {
+    match detached.detached.as_slice() {
+        [] => "nothing was attached".to_owned(),
+        volumes => {
+            format!("detached {}", volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! `aquifer volume-serve`, hidden: the process that serves a volume, and the helper that turns swap off for it.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use clap::Args;
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::{Failure, Result};
+
+/// Serves one volume; started by 'aquifer attach', 'aquifer run' and the agent
+///
+/// Reads what it is to do from standard input, and says on standard output how that went.
+#[derive(Debug, Args)]
+#[command(name = aquifer_device::process::SUBCOMMAND, hide = true)]
+pub struct VolumeServe {}
+
+impl VolumeServe {
+    /// Serves until the volume is detached.
+    ///
+    /// # Errors
+    /// If a person calls it. Why it cannot serve goes to the program that started it.
+    pub fn run(self) -> Result<ExitCode> {
+        if std::io::stdin().is_terminal() {
+            let failure = Failure::new("serving a volume", "nobody tells which");
+            return Err(failure.help("this is for other commands: use 'aquifer attach'"));
+        }
+        let filter = EnvFilter::try_from_env("AQUIFER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+        // Standard error is the volume's log.
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .init();
+        Ok(aquifer_device::process::run())
+    }
+}

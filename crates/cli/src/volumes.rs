@@ -1,0 +1,147 @@
+//! Volumes over one NBD export, and all volumes of this host.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use aquifer_device::BackendKind;
+use aquifer_device::process::client;
+use aquifer_device::process::{VolumeRecord, VolumeSpec};
+use aquifer_page::VolumeId;
+use aquifer_pool::VolumeConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, OrFail, Result};
+use crate::lender::Lender;
+use crate::progress::Progress;
+
+/// The swap priority of memory in the pool: before disks, to which the kernel gives negative ones.
+pub const PRIORITY: u16 = 100;
+
+/// Who has a volume, as noted with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Owner {
+    /// An operator, by `aquifer attach`.
+    Attach,
+    /// A command run by `aquifer run`, by the id of that process.
+    Run(u32),
+}
+
+/// What kind of device to make.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// How it becomes a block device.
+    pub backend: BackendKind,
+    /// Its swap priority, if it is to be swap.
+    pub swap: Option<u16>,
+}
+
+/// The volumes that have their files under one state directory.
+#[derive(Debug)]
+pub struct Volumes {
+    state: PathBuf,
+}
+
+/// A volume of this host.
+#[derive(Debug)]
+pub struct Found {
+    /// What is on record of it.
+    pub record: VolumeRecord,
+    /// Who has it; nobody that this program knows means: an agent.
+    pub owner: Option<Owner>,
+}
+
+impl Volumes {
+    /// Those under `state`.
+    ///
+    /// # Errors
+    /// If there is no working directory from which to find it.
+    pub fn under(state: &Path) -> Result<Self> {
+        let state = std::path::absolute(state).or_fail(|| format!("finding {}", state.display()))?;
+        Ok(Self { state })
+    }
+
+    /// Makes a volume over a lender's export, served by a process of its own.
+    ///
+    /// # Errors
+    /// If the export is in use by another volume, or the process says why it cannot serve.
+    pub fn attach(&self, lender: Lender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
+        let what = || format!("attaching {}", Export(&lender));
+        if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, &lender)) {
+            let (id, device) = (other.record.spec.volume, other.record.device);
+            let why = format!(
+                "volume {id} ({}) is over it already, and two would ruin each other's pages",
+                device.display()
+            );
+            return Err(Failure::new(what(), why).help("use another export, or 'aquifer detach' first"));
+        }
+        let spec = VolumeSpec {
+            volume: VolumeId::random(),
+            capacity: lender.lease.capacity,
+            leases: vec![lender.lease.clone()],
+            backend: wish.backend,
+            swap: wish.swap.is_some(),
+            priority: wish.swap,
+            patience: VolumeConfig::DEFAULT_PATIENCE,
+            workers: VolumeSpec::DEFAULT_WORKERS,
+            identity: lender.identity.clone(),
+            spill: None,
+            state: self.state.clone(),
+            note: serde_json::to_value(owner).or_fail(what)?,
+        };
+        let exe = std::env::current_exe().or_fail(what)?;
+        let _progress = Progress::spinner(what());
+        client::spawn(&exe, &spec).or_fail(what)
+    }
+
+    /// Takes a volume away: swap off, device gone, process ended. Of a dead one removes what is left.
+    ///
+    /// # Errors
+    /// If what is swapped to it does not fit into RAM, or the device is in use; it serves on then.
+    pub fn detach(&self, volume: VolumeId) -> Result<()> {
+        let what = || format!("detaching {volume}");
+        if !client::is_alive(&self.state, volume) {
+            return client::clean_up(&self.state, volume).or_fail(what);
+        }
+        let progress = Progress::bytes("swapping back", aquifer_page::Bytes::ZERO);
+        client::detach(&self.state, volume, |now| {
+            progress.set(now.total.saturating_sub(now.remaining), now.total)
+        })
+        .or_fail(what)
+    }
+
+    /// All volumes, living or dead, as far as their records can be read.
+    ///
+    /// # Errors
+    /// If the directory of records cannot be read.
+    pub fn all(&self) -> Result<Vec<Found>> {
+        let ids = client::list(&self.state).or_fail(|| "looking for volumes")?;
+        let found = ids.into_iter().filter_map(|id| client::record(&self.state, id).ok()).map(|record| {
+            let owner = Owner::deserialize(&record.spec.note).ok();
+            Found { record, owner }
+        });
+        Ok(found.collect())
+    }
+}
+
+fn is_over(record: &VolumeRecord, lender: &Lender) -> bool {
+    let same = |lease: &aquifer_pool::LeaseTarget| {
+        lease.address == lender.lease.address && lease.export == lender.lease.export
+    };
+    record.spec.leases.iter().any(same)
+}
+
+/// A lender's export, for messages.
+struct Export<'a>(&'a Lender);
+
+impl fmt::Display for Export<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lease = &self.0.lease;
+        let uri = aquifer_fabric::Uri {
+            secure: lease.secure,
+            address: lease.address.clone(),
+            export: lease.export.clone(),
+        };
+        uri.fmt(f)
+    }
+}
