@@ -1,8 +1,15 @@
 //! What the tests of this crate share.
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test binary uses a part; a test that cannot go on fails"
+)]
 
 pub mod aligned;
 pub mod cgroup;
+#[path = "../../../pool/tests/common/ours.rs"]
+pub mod lender;
+pub mod program;
 pub mod ram_disk;
 pub mod random;
 pub mod sys;
@@ -21,3 +28,8 @@ pub fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool
 
 /// What the kernel does at once, with room for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until `condition` holds, as long as a loaded machine may need for what is done at once.
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    wait_for(what, SOON, condition);
+}
