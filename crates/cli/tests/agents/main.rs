@@ -6,5 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod framework;
+mod losses;
 mod mistakes;
+mod recalls;
+mod restarts;
+mod sharing;
 mod strangers;

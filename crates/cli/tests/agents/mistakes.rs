@@ -177,7 +177,10 @@ fn when_nobody_lends_the_borrower_is_told_why() {
     let a = &cluster["a"];
     cluster["dead"].kill_agent();
     let borrow = |size: &str| Answer::of(&mut a.aquifer(&["borrow", size]));
-    borrow("64M").must_fail(1, &["nobody lends 64MiB", "full", "dead", "aquifer status"]);
+    borrow("64M").must_fail(
+        1,
+        &["nobody lends 64MiB", "full has 51.2MiB to spare", "dead does not answer", "aquifer status"],
+    );
     borrow("0").must_fail(1, &["at least one byte"]);
     borrow("1T").must_fail(1, &["1TiB", "max"]);
 
@@ -191,7 +194,7 @@ fn when_nobody_lends_the_borrower_is_told_why() {
         config.remove("peer");
     });
     a.restart();
-    borrow("64M").must_fail(1, &["nobody lends 64MiB", "no [[peer]]"]);
+    borrow("64M").must_fail(1, &["nobody lends 64MiB", "no peers", "[[peer]]"]);
     let returned = a.give_back();
     assert!(returned.volumes.is_empty());
 }

@@ -1,6 +1,6 @@
 //! A cluster on this machine, from nothing to nothing.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::net::Ipv4Addr;
 use std::ops::Index;
 use std::path::{Path, PathBuf};
@@ -105,9 +105,4 @@ pub fn address() -> Ipv4Addr {
     assert_ne!(own, u8::MAX, "no address left");
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, high | 0x80, low, own)
-}
-
-/// Removes a directory that may be gone already.
-pub fn remove_dir(path: &Path) {
-    let _ = fs::remove_dir_all(path);
 }

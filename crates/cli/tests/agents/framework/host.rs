@@ -6,19 +6,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::order::{Borrowed, Returned};
 use aquifer_api::path;
-use aquifer_api::status::{Role, Status};
+use aquifer_api::status::{Held, Lent, Role, Status, Volume};
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use aquifer_device::swap::swaps;
 use aquifer_page::{Bytes, HostName};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::de::DeserializeOwned;
 use toml::Table;
 
-use super::cluster::remove_dir;
 use super::{LIMIT, Load, Spec, wait_until};
 
 /// A host of a cluster.
@@ -147,11 +147,6 @@ impl Host {
         self.dir.join("spill")
     }
 
-    /// The cgroup that plays its machine.
-    pub fn cgroup(&self) -> &Cgroup {
-        &self.cgroup
-    }
-
     fn agent(&self) -> MutexGuard<'_, Option<Child>> {
         self.agent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,6 +206,41 @@ impl Host {
 
     pub fn role(&self) -> Role {
         self.status().role
+    }
+
+    /// The roles that it has had, in order.
+    pub fn roles(&self) -> Vec<Role> {
+        self.status().role_changes.iter().map(|change| change.to).collect()
+    }
+
+    /// The one volume that it has borrowed.
+    #[track_caller]
+    pub fn volume(&self) -> Volume {
+        let [volume] = self.status().borrowed.try_into().unwrap();
+        volume
+    }
+
+    /// What its one volume lies on of `lender`'s, if anything.
+    #[track_caller]
+    pub fn held_of(&self, lender: &str) -> Option<Held> {
+        self.volume().leases.into_iter().find(|held| held.lender.as_str() == lender)
+    }
+
+    /// The one lease that it has granted.
+    #[track_caller]
+    pub fn lent(&self) -> Lent {
+        let [lent] = self.status().lent.try_into().unwrap();
+        lent
+    }
+
+    /// Neither borrows nor lends, and holds nobody's pages.
+    pub fn is_free(&self) -> bool {
+        self.role() == Role::Neutral && self.lease_files().is_empty()
+    }
+
+    /// Whether any swap of this kernel is on `device`.
+    pub fn swaps_to(device: &str) -> bool {
+        swaps().unwrap().iter().any(|swap| swap.path == Path::new(device))
     }
 
     /// `aquifer WORDS` on this host.
@@ -288,42 +318,58 @@ impl Host {
         let _ = self.cgroup.kill_all();
     }
 
-    /// Ends the agent and what it may have left; a host without an agent gets one that gives back for the one that died.
+    /// Ends the agent, which gives back what was borrowed, and removes what it may have left all the same.
     pub(super) fn end(&self) {
-        if self.agent().is_none() && !self.processes().is_empty() {
+        if self.agent().is_none() && self.has_volumes() {
+            // The one that died left volumes to one that finds them.
             self.start();
-            let deadline = Instant::now() + LIMIT;
-            while self.try_status().is_none() && Instant::now() < deadline {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
+            soon(|| self.try_status().is_some());
         }
+        let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
         if let Some(mut agent) = self.agent().take() {
             let _ = kill_process(Pid::from_child(&agent), Signal::INT);
-            let deadline = Instant::now() + LIMIT;
-            while matches!(agent.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
+            soon(|| !matches!(agent.try_wait(), Ok(None)));
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        for volume in self.processes() {
-            eprintln!("{}: process {volume} is left over and is killed", self.name);
-            let _ = kill_process(volume, Signal::KILL);
+        for Volume { pid, device, .. } in volumes.into_iter().filter(|volume| lives(volume.pid)) {
+            eprintln!("{}: the volume of process {pid} on {device} is left over", self.name);
+            let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
+            let _ = Command::new("swapoff").arg(&device).status();
         }
-        remove_dir(&self.store);
-        self.store.parent().map(fs::remove_dir);
+        let _ = fs::remove_dir_all(&self.store);
+        let _ = self.store.parent().map(fs::remove_dir);
     }
 
-    /// The processes of this host's agent and volumes: all that were told of its directory.
-    pub fn processes(&self) -> Vec<Pid> {
-        let own = self.dir.as_os_str().as_encoded_bytes();
-        let mentions = |pid: &Pid| {
-            let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_pid())).unwrap_or_default();
-            line.windows(own.len() + 1).any(|part| part.starts_with(own) && part[own.len()] == b'/')
-        };
-        let all = fs::read_dir("/proc").unwrap().flatten();
-        let all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
-        all.filter(mentions).collect()
+    /// Demands that of this volume nothing is left: process, swap, device, files.
+    #[track_caller]
+    pub fn leaves_nothing(&self, volume: &Volume) {
+        wait_until("the volume's process has ended", || !lives(volume.pid));
+        assert!(!Self::swaps_to(&volume.device), "swap is on {} still", volume.device);
+        // A loop device has this directory while something is bound to it.
+        let name = Path::new(&volume.device).file_name().unwrap();
+        let bound = Path::new("/sys/block").join(name).join("loop/backing_file");
+        wait_until("the device is free", || !bound.exists());
+        let files = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
+        let left: Vec<_> = files
+            .map(|file| file.path())
+            .filter(|path| path.extension().is_none_or(|e| e != "log"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+
+    /// Whether volumes are on record here, served or not.
+    pub fn has_volumes(&self) -> bool {
+        let mut files = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
+        files.any(|file| file.path().extension().is_some_and(|extension| extension == "json"))
+    }
+}
+
+/// Waits for `condition` as long as anything may take.
+fn soon(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !condition() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

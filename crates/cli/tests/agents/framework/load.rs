@@ -66,21 +66,20 @@ impl Load {
         assert_eq!((pages_verified, pages_lost), (self.bytes.pages(), 0), "{verdict:?}");
     }
 
-    /// Has it write new content to all its memory, again and again, until `done`; then has it check every byte.
+    /// Has it write new content to all its memory, again and again, while `work` goes on beside it; then has it check every
+    /// byte.
     #[track_caller]
-    pub fn rewrite_until(&mut self, what: &str, mut done: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        let mut over = false;
-        while !over {
-            self.order("rewrite");
-            loop {
-                over |= done();
-                match self.event(Duration::from_millis(20)) {
-                    Some(Event::Filled { .. }) => break,
-                    _ => assert!(Instant::now() < deadline, "still not: {what}"),
-                }
+    pub fn rewrite_during(&mut self, work: impl FnOnce() + Send) {
+        std::thread::scope(|scope| {
+            let work = scope.spawn(work);
+            // At least once, and once more after the end.
+            let mut over = false;
+            while !over {
+                over = work.is_finished();
+                self.order("rewrite");
+                self.filled();
             }
-        }
+        });
         self.verify();
     }
 

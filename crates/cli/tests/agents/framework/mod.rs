@@ -10,7 +10,7 @@ pub mod stranger;
 use std::time::{Duration, Instant};
 
 pub use cluster::{Cluster, address, init};
-pub use host::{Answer, Host, block_on, lives};
+pub use host::{Answer, Host, lives};
 pub use load::Load;
 pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;
