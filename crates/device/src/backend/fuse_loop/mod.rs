@@ -103,10 +103,16 @@ fn serve(
         .name("fuse-session".to_owned())
         .spawn(move || {
             // Nobody listens any more when the device was dropped rather than detached.
-            let _ = ends.send(session.run());
+            let _ = ends.send(session.run().or_else(orderly));
         })
         .map_err(DeviceError::failed("cannot start the FUSE workers"))?;
     Ok(ended)
+}
+
+/// The kernel ends the connection when its last file is closed. Workers that wait then see either that it is gone
+/// (ENODEV, which the session takes for the end) or that it was aborted, as it happens.
+fn orderly(error: io::Error) -> io::Result<()> {
+    if error.raw_os_error() == Some(libc::ECONNABORTED) { Ok(()) } else { Err(error) }
 }
 
 /// Gives every worker one write of the largest size; see [`Server::warm_up`].
