@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_device::BackendKind;
 use aquifer_device::process::client;
-use aquifer_device::process::{VolumeRecord, VolumeSpec};
+use aquifer_device::process::{Files, VolumeRecord, VolumeSpec};
 use aquifer_page::VolumeId;
 use aquifer_pool::VolumeConfig;
 use serde::{Deserialize, Serialize};
@@ -107,7 +107,10 @@ impl Volumes {
         client::detach(&self.state, volume, |now| {
             progress.set(now.total.saturating_sub(now.remaining), now.total)
         })
-        .or_fail(what)
+        .or_fail(what)?;
+        // It ended well: what its process had to say is of no use any more.
+        let _ = std::fs::remove_file(Files::new(&self.state, volume).log());
+        Ok(())
     }
 
     /// All volumes, living or dead, as far as their records can be read.

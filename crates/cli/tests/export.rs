@@ -4,52 +4,11 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::Read as _;
+use std::process::Command;
 
-use common::{aquifer, eventually, stderr, stdout};
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-
-/// A running export, which has said that it is ready.
-struct Export {
-    child: Child,
-    ready: Value,
-}
-
-impl Export {
-    fn start(run_dir: &Path, words: &[&str]) -> Self {
-        let mut command = aquifer(run_dir);
-        let mut child =
-            command.args(["export", "--json"]).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let ready = serde_json::from_str(&line).unwrap();
-        Self { child, ready }
-    }
-
-    fn uri(&self) -> &str {
-        self.ready["uri"].as_str().unwrap()
-    }
-
-    fn pages(&self) -> PathBuf {
-        Path::new("/dev/shm/aquifer").join(format!("export-{}", self.child.id()))
-    }
-
-    fn end(&mut self, signal: Signal) -> Option<i32> {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Export {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(self.pages());
-    }
-}
+use common::{Export, aquifer, eventually, stderr, stdout};
+use rustix::process::Signal;
 
 /// Whether a program is not installed here.
 fn lacks(program: &str) -> bool {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::{Check, read};
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![root(), kernel(), userfaultfd()]
+    vec![root(), capability(), kernel(), userfaultfd()]
 }
 
 fn root() -> Check {
@@ -16,6 +16,24 @@ fn root() -> Check {
         Check::missing("root", found, "run as root: swap, cgroups and block devices are the kernel's")
             .essential()
     }
+}
+
+/// Containers and service managers take this one away from root most often.
+fn capability() -> Check {
+    const NAME: &str = "swap path";
+    let has = rustix::thread::capabilities(None)
+        .is_ok_and(|held| held.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE));
+    if has {
+        return Check::ok(
+            NAME,
+            "processes that serve swap can be protected from the OOM killer and from themselves",
+        );
+    }
+    Check::warn(
+        NAME,
+        "without CAP_SYS_RESOURCE a process that serves swap cannot be spared by the OOM killer, and may wait for itself",
+        "run with CAP_SYS_RESOURCE (containers: --cap-add SYS_RESOURCE)",
+    )
 }
 
 /// The oldest kernel with all that the device backends ask of it (LOOP_CONFIGURE came with 5.8; 5.10 is the next
