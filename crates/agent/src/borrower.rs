@@ -86,8 +86,9 @@ impl Borrower {
             state: state.clone(),
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
         };
-        fs::create_dir_all(&borrow.spill)
-            .map_err(|error| format!("cannot make the spill directory {}: {error}", borrow.spill.display()))?;
+        fs::create_dir_all(&borrow.spill).map_err(|error| {
+            format!("cannot make the spill directory {}: {error}", borrow.spill.display())
+        })?;
         let record = client::spawn(&self.exe, &spec).map_err(|error| error.to_string())?;
         let (pid, device, backend) = (record.pid, device(&record), record.backend);
         tracing::info!(volume = %volume.volume, pid, device, %backend, "swaps to borrowed memory");
@@ -151,6 +152,24 @@ impl Borrower {
         let ours = |path: &Path| volumes.values().any(|record| record.device == path);
         let swaps = swap::swaps().unwrap_or_default();
         swaps.iter().filter(|swap| ours(&swap.path)).map(|swap| swap.used).sum()
+    }
+
+    /// What would have to come back into memory if this volume went: what is swapped to it, less what the other volumes
+    /// have room for.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn comes_back(&self, volume: VolumeId) -> Result<Bytes, String> {
+        let swaps = swap::swaps().map_err(|error| format!("cannot read /proc/swaps: {error}"))?;
+        let (mut held, mut room) = (Bytes::ZERO, Bytes::ZERO);
+        for (id, record) in &*self.volumes() {
+            match swaps.iter().find(|swap| swap.path == record.device) {
+                Some(swap) if *id == volume => held = swap.used,
+                Some(swap) => room = room.saturating_add(swap.size.saturating_sub(swap.used)),
+                None => {}
+            }
+        }
+        Ok(held.saturating_sub(room))
     }
 
     /// Whose leases the volumes stand on.
@@ -237,7 +256,10 @@ fn target(lease: &BorrowedLease) -> Result<LeaseTarget, String> {
     Ok(LeaseTarget {
         lease: lease.lease,
         lender: lease.lender.clone(),
-        address: lease.address.parse().map_err(|error| format!("{} gave a bad address: {error}", lease.lender))?,
+        address: lease
+            .address
+            .parse()
+            .map_err(|error| format!("{} gave a bad address: {error}", lease.lender))?,
         export: lease.lease.to_string(),
         capacity: lease.bytes,
         secure: true,

@@ -14,6 +14,9 @@ use super::{Driver, Parts};
 /// How many decisions `status` shows.
 const REMEMBERED: usize = 200;
 
+/// The share of memory that must be left once all that was swapped out is back: programs go on allocating meanwhile.
+const KEPT_FREE: f64 = 0.02;
+
 /// What is being carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Busy {
@@ -146,9 +149,12 @@ impl Driver {
                 }
             }),
             Action::Deactivate { volume } => {
-                self.beside(Busy::Volume(volume), move || match borrower.deactivate(volume) {
-                    Ok(()) => Event::Deactivated { volume },
-                    Err(why) => Event::DeactivationFailed { volume, why },
+                let fits = self.fits_without(volume);
+                self.beside(Busy::Volume(volume), move || {
+                    match fits.and_then(|()| borrower.deactivate(volume)) {
+                        Ok(()) => Event::Deactivated { volume },
+                        Err(why) => Event::DeactivationFailed { volume, why },
+                    }
                 });
             }
             Action::Evacuate { volume, lease, onto } => self.beside(Busy::Lease(lease), move || {
@@ -170,6 +176,23 @@ impl Driver {
                 Event::LeaseFreed { lease }
             }),
         }
+    }
+
+    /// Whether what is swapped to a volume has room in memory. To be asked before swap goes off: the kernel would make room
+    /// in a cgroup by killing its programs.
+    fn fits_without(&self, volume: VolumeId) -> Result<(), String> {
+        let reading = self.parts.source.read().map_err(|error| error.to_string())?;
+        // What is swapped there may belong to others, who have their own memory for it.
+        let back = self.parts.borrower.comes_back(volume)?.min(reading.swap_used);
+        let free = reading.total.saturating_sub(reading.used);
+        let keep = reading.total.scaled(KEPT_FREE);
+        if back == Bytes::ZERO || back.saturating_add(keep) <= free {
+            return Ok(());
+        }
+        Err(format!(
+            "{back} are swapped out to volume {volume} and do not fit into memory: {free} of {} are free",
+            reading.total
+        ))
     }
 
     /// Runs `work` on a thread of its own, unless something is being done to the same thing already.
