@@ -8,19 +8,19 @@ use crate::framework::{Cluster, Host, Load, Spec, lacks_rights, wait_until};
 /// A borrower `a` that swaps to `b` and `c`, neither of which has room for all.
 fn over_two_lenders(third: Option<Spec>) -> (Cluster, Load) {
     let hosts = [
-        Spec::new("a").memory(Bytes::mib(96)),
-        // Two extents below T_upper, and one.
-        Spec::new("b").memory(Bytes::mib(176)),
+        Spec::new("a").memory(Bytes::mib(64)),
+        // One extent each below T_upper.
+        Spec::new("b").memory(Bytes::mib(96)),
         Spec::new("c").memory(Bytes::mib(96)),
     ];
     let cluster = Cluster::that_swaps(hosts.into_iter().chain(third));
     let a = &cluster["a"];
-    let borrowed = a.borrow(Bytes::mib(192));
-    assert_eq!((borrowed.leases.len(), borrowed.bytes), (2, Bytes::mib(192)));
-    let mut load = a.load(Bytes::mib(224));
+    let borrowed = a.borrow(Bytes::mib(128));
+    assert_eq!((borrowed.leases.len(), borrowed.bytes), (2, Bytes::mib(128)));
+    let mut load = a.load(Bytes::mib(152));
     load.filled();
     for lender in ["b", "c"] {
-        assert!(cluster[lender].stored() > Bytes::mib(16), "{lender}: {}", cluster[lender].stored());
+        assert!(cluster[lender].stored() > Bytes::mib(8), "{lender}: {}", cluster[lender].stored());
     }
     load.verify();
     (cluster, load)
@@ -29,7 +29,7 @@ fn over_two_lenders(third: Option<Spec>) -> (Cluster, Load) {
 /// Overloads `b` and waits until it has its memory back; nothing may be freed there that is still in use.
 fn overload(cluster: &Cluster) -> Load {
     let (a, b) = (&cluster["a"], &cluster["b"]);
-    let own = b.load(Bytes::mib(112));
+    let own = b.load(Bytes::mib(72));
     wait_until("b has its memory back", || {
         let freed = b.lease_files().is_empty();
         let in_use = a.held_of("b").is_some();

@@ -11,18 +11,18 @@ fn an_overloaded_host_borrows_by_itself_and_returns_when_its_load_ends() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(128)).set("borrow", "enabled", true);
+    let a = Spec::new("a").memory(Bytes::mib(96)).set("borrow", "enabled", true);
     let cluster = Cluster::that_swaps([
         // Half its memory is left when it begins to borrow: time enough, at the rate of the load, on any machine.
         a.set("memory", "upper", 0.5).set("memory", "lower", 0.4),
         Spec::new("b"),
     ]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
-    let mut load = a.slow_load(Bytes::mib(192), Bytes::mib(48));
+    let mut load = a.slow_load(Bytes::mib(136), Bytes::mib(32));
     load.filled();
     assert_eq!((a.role(), b.role()), (Role::Borrower, Role::Lender));
-    assert!(a.swapped() > Bytes::mib(50), "{}", a.swapped());
-    assert!(b.stored() > Bytes::mib(50), "{}", b.stored());
+    assert!(a.swapped() > Bytes::mib(32), "{}", a.swapped());
+    assert!(b.stored() > Bytes::mib(32), "{}", b.stored());
     load.verify();
 
     load.free();
@@ -40,15 +40,15 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     if lacks_rights() {
         return;
     }
-    let small = |name| Spec::new(name).memory(Bytes::mib(96));
-    let cluster = Cluster::that_swaps([small("a"), small("b"), Spec::new("lender").memory(Bytes::mib(384))]);
+    let small = |name| Spec::new(name).memory(Bytes::mib(64));
+    let cluster = Cluster::that_swaps([small("a"), small("b"), Spec::new("lender")]);
     let (a, b, lender) = (&cluster["a"], &cluster["b"], &cluster["lender"]);
-    a.borrow(Bytes::mib(128));
-    b.borrow(Bytes::mib(128));
+    a.borrow(Bytes::mib(64));
+    b.borrow(Bytes::mib(64));
     let borrowers: Vec<_> = lender.status().lent.iter().map(|lent| lent.borrower.to_string()).collect();
     assert!(borrowers.len() == 2 && borrowers.contains(&"a".to_owned()), "{borrowers:?}");
 
-    let mut loads = [a.load(Bytes::mib(144)), b.load(Bytes::mib(144))];
+    let mut loads = [a.load(Bytes::mib(88)), b.load(Bytes::mib(88))];
     loads.iter_mut().for_each(Load::filled);
     let [mut of_a, mut of_b] = loads;
     of_a.rewrite_during(|| of_b.verify());
@@ -68,15 +68,15 @@ fn what_does_not_fit_stays_borrowed_and_what_fits_is_given_back_on_interrupt() {
     if lacks_rights() {
         return;
     }
-    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(96)), Spec::new("b")]);
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(64)), Spec::new("b")]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     a.borrow(Bytes::mib(128));
-    let (mut first, mut second) = (a.load(Bytes::mib(48)), a.load(Bytes::mib(96)));
+    let (mut first, mut second) = (a.load(Bytes::mib(40)), a.load(Bytes::mib(56)));
     first.filled();
     second.filled();
 
     let refusal = Answer::of(&mut a.aquifer(&["return"]));
-    refusal.must_fail(1, &["swap", "return it when there is more free memory"]);
+    refusal.must_fail(1, &["do not fit into memory", "return it when there is more free memory"]);
     first.verify();
     second.verify();
 
