@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod channel;
+mod lookout;
 pub mod nbd;
 pub mod tls;
 

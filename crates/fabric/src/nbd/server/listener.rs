@@ -176,7 +176,8 @@ struct Connection {
 }
 
 impl Connection {
-    fn serve(&self, socket: Socket, mut peer: Peer) {
+    fn serve(&self, mut socket: Socket, mut peer: Peer) {
+        socket.look_out();
         let Shared { security, exports, limits, .. } = &*self.shared;
         match handshake::run(socket, security, &**exports, &mut peer, limits.handshake) {
             Ok(Some(terms)) => self.transmit(terms, &peer),

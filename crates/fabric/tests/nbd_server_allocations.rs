@@ -1,0 +1,73 @@
+//! Between a request and its reply the server allocates nothing. Alone in its file, as it counts for the whole process.
+#![allow(clippy::unwrap_used)]
+
+#[path = "nbd_server/harness.rs"]
+#[allow(dead_code)]
+mod harness;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use aquifer_fabric::nbd::proto::command;
+use aquifer_page::{Bytes, PAGE_SIZE};
+use harness::{Client, Served, pattern, request};
+
+/// The system's allocator, counting.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: all is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Sends `requests` and reads `reply.len()` bytes, a hundred times, with nothing allocated on this side either.
+fn talk(client: &mut Client, requests: &[u8], reply: &mut [u8]) -> usize {
+    let before = ALLOCATIONS.load(Ordering::SeqCst);
+    for _ in 0..100 {
+        client.stream.write_all(requests).unwrap();
+        client.stream.read_exact(reply).unwrap();
+    }
+    ALLOCATIONS.load(Ordering::SeqCst) - before
+}
+
+#[test]
+fn requests_are_answered_without_allocating() {
+    let served = Served::new(Bytes::mib(4));
+    served.lease.write(0, &pattern(1 << 20, 1)).unwrap();
+    let page = pattern(PAGE_SIZE, 2);
+    for (structured, head) in [(false, 16), (true, 28)] {
+        let mut client = served.client(structured);
+        let read = request(command::READ, 0, 1, 0, 4096);
+        let long_read = request(command::READ, 0, 1, 0, 1 << 18);
+        let write = [request(command::WRITE, 0, 1, 8192, 4096), page.clone()].concat();
+        let new_page = [request(command::WRITE, 0, 1, 2 << 20, 4096), page.clone()].concat();
+        let trim = request(command::TRIM, 0, 1, 2 << 20, 4096);
+        for (what, requests, reply) in [
+            ("reads", read.clone(), head + 4096),
+            ("long reads", long_read, head + (1 << 18)),
+            ("writes", write.clone(), 16),
+            ("new pages and trims", [new_page, trim].concat(), 32),
+            ("a batch", [write, read].concat(), 16 + head + 4096),
+        ] {
+            let mut reply = vec![0; reply];
+            // Once unobserved, as threads allocate when they start.
+            talk(&mut client, &requests, &mut reply);
+            assert_eq!(talk(&mut client, &requests, &mut reply), 0, "{what}, structured: {structured}");
+        }
+    }
+}
