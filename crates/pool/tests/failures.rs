@@ -175,3 +175,16 @@ fn a_worker_is_not_held_up_by_another_ones_silent_lender() {
         stuck.join().unwrap().unwrap();
     });
 }
+
+#[test]
+fn once_patience_is_over_thousands_of_operations_fail_at_once() {
+    let (volume, mut lenders) = volume(impatient(1), &[1]);
+    write(&volume, 0, 1);
+    lenders[0].kill();
+    let started = Instant::now();
+    for attempt in 0..5000 {
+        let error = volume.read(attempt % 4, 0, &mut [0; 4096]).unwrap_err();
+        assert!(error.is_unreachable() && error.to_string().contains("lender-1"), "{error}");
+    }
+    assert!(started.elapsed() < LIMIT, "took {:?}", started.elapsed());
+}

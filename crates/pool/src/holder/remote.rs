@@ -21,17 +21,22 @@ const LONGEST_DISCARD: u64 = 1 << 30;
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 /// What an attempt to connect gets at least, also when patience is all but over.
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
+/// Once patience is over: how long after one attempt to connect nobody makes another.
+const REST: Duration = Duration::from_millis(500);
 
 /// An export of a lender, with a connection for each worker.
 ///
 /// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
-/// patience lasts. From then on operations fail after one attempt, until one succeeds.
+/// patience lasts. From then on operations fail at once, but for one now and then that makes an attempt, until that
+/// succeeds: a kernel that swaps has thousands of them, and waits for each.
 pub struct RemoteHolder {
     target: Arc<Target>,
     links: Box<[Mutex<Option<Connection>>]>,
     patience: Duration,
     /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
     lost_at: AtomicU64,
+    /// Milliseconds from `started` to the last attempt after patience was over.
+    tried_at: AtomicU64,
     started: Instant,
     closed: AtomicBool,
 }
@@ -51,8 +56,8 @@ impl RemoteHolder {
         let target = Arc::new(target);
         let connect = || Connection::connect(target.clone(), patience / 2).map(|link| Mutex::new(Some(link)));
         let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<_, _>>()?;
-        let (lost_at, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { target, links, patience, lost_at, started: Instant::now(), closed })
+        let (lost_at, tried_at, closed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { target, links, patience, lost_at, tried_at, started: Instant::now(), closed })
     }
 
     /// The size of the export, and whether it is read-only.
@@ -109,9 +114,14 @@ impl RemoteHolder {
         started: Instant,
         mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
     ) -> Result<(), HolderError> {
-        // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
         let lost = self.lost(started);
-        let deadline = (lost + self.patience).max(Instant::now() + SHORTEST_ATTEMPT);
+        let deadline = lost + self.patience;
+        let unreachable = |source| HolderError::Unreachable { waited: lost.elapsed(), source };
+        // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
+        if Instant::now() >= deadline && !self.may_try() {
+            let (target, failure) = (self.target.clone(), Failure::Broken);
+            return Err(unreachable(Box::new(NbdError { target, failure })));
+        }
         let mut backoff = BACKOFF.0;
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
@@ -132,14 +142,21 @@ impl RemoteHolder {
                 Err(source)
                     if Instant::now() + backoff >= deadline || self.closed.load(Ordering::Relaxed) =>
                 {
-                    let source = Box::new(source);
-                    return Err(HolderError::Unreachable { waited: started.elapsed(), source });
+                    return Err(unreachable(Box::new(source)));
                 }
                 Err(_) => {}
             }
             thread::sleep(backoff);
             backoff = (backoff * 2).min(BACKOFF.1);
         }
+    }
+
+    /// Whether it is time for another attempt, which the caller then has to make.
+    fn may_try(&self) -> bool {
+        let now = self.started.elapsed().as_millis() as u64;
+        let last = self.tried_at.load(Ordering::Relaxed);
+        let rested = now >= last + REST.as_millis() as u64;
+        rested && self.tried_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Takes note that the lender answers.
