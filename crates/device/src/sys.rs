@@ -133,6 +133,23 @@ pub(crate) fn fork() -> io::Result<bool> {
     check(unsafe { libc::fork() }).map(|child| child > 0)
 }
 
+/// Gives the calling thread, and those that it starts, the lowest of the real-time priorities.
+pub(crate) fn real_time_priority() -> io::Result<()> {
+    set_scheduler(libc::SCHED_RR, 1)
+}
+
+/// Undoes [`real_time_priority`].
+pub(crate) fn ordinary_priority() -> io::Result<()> {
+    set_scheduler(libc::SCHED_OTHER, 0)
+}
+
+fn set_scheduler(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: sched_setscheduler reads one `struct sched_param`, which outlives the call; 0 is the calling thread.
+    check(unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) })?;
+    Ok(())
+}
+
 /// Tells the allocator never to give memory back nor to map any apart, so that the heap, once grown and touched,
 /// serves without a system call; and to have one heap for all threads, so that there is one to grow.
 pub(crate) fn keep_heap() -> io::Result<()> {

@@ -12,6 +12,7 @@ use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::run::Task;
+use crate::safety;
 use crate::swap::{self, Progress, SwapError};
 
 /// What the helper reports, one JSON object a line.
@@ -61,6 +62,8 @@ pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Re
 
 /// The helper's side; its exit code is that of its process.
 pub(super) fn helper(device: &Path) -> io::Result<()> {
+    // Where it cannot be given up it was not had.
+    let _ = safety::renounce();
     let say = |report: Report| -> io::Result<()> {
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &report)?;

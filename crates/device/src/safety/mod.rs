@@ -6,6 +6,7 @@
 //! a little less safe is still better than none.
 
 mod cgroup;
+mod reserve;
 
 use std::io;
 
@@ -56,12 +57,21 @@ pub fn protect() -> Report {
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
     report.apply("is not limited by a memory control group", cgroup::leave());
     report.apply("never waits for memory that it must free itself", io_flusher());
+    report.apply("may have memory that the kernel keeps from others (real-time priority)", reserve::enter());
+    report.apply("has enough of that memory on this host (vm.min_free_kbytes)", reserve::fill());
     report.apply("may open as many connections as the host allows", open_files());
     report.apply("keeps the heap that it has", sys::keep_heap());
     report.apply("is never paged out", lock_memory());
     reserve_heap();
     touch_stack();
     report
+}
+
+/// Gives up, in a program that a protected process has started, what only the swap path may have: it would else take
+/// the memory that is kept for that, and could not free any for itself by swapping.
+pub(crate) fn renounce() -> io::Result<()> {
+    sys::ordinary_priority()?;
+    Ok(rustix::process::configure_io_flusher_behavior(false)?)
 }
 
 fn never_out_of_memory() -> io::Result<()> {
