@@ -6,7 +6,7 @@ mod common;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 
 use aquifer_cli::cgroup::Hierarchy;
 use common::{aquifer, eventually, lacks_cgroups, stderr, stdout};
@@ -22,6 +22,7 @@ fn run(dir: &Path, command: &[&str]) -> std::process::Command {
 /// A run whose command has said that it is ready.
 struct Running {
     aquifer: Child,
+    output: BufReader<ChildStdout>,
     command: Pid,
 }
 
@@ -30,9 +31,17 @@ impl Running {
     fn start(dir: &Path, script: &str) -> Self {
         let script = format!("echo $$; {script}");
         let mut aquifer = run(dir, &["sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(aquifer.stdout.take().unwrap());
         let mut line = String::new();
-        BufReader::new(aquifer.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        Self { aquifer, command: Pid::from_raw(line.trim().parse().unwrap()).unwrap() }
+        output.read_line(&mut line).unwrap();
+        Self { aquifer, output, command: Pid::from_raw(line.trim().parse().unwrap()).unwrap() }
+    }
+
+    /// Waits for the script to say this.
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), what);
     }
 
     fn cgroup(&self) -> std::path::PathBuf {
@@ -116,8 +125,7 @@ fn signals_reach_the_command() {
         // 'wait' rather than 'sleep' alone: a shell runs a trap only between its own commands.
         let script = format!("trap 'exit 42' {name}; echo ready; sleep 600 & wait");
         let mut running = Running::start(dir.path(), &script);
-        let mut line = String::new();
-        BufReader::new(running.aquifer.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        running.says("ready");
         running.signal(signal);
         assert_eq!(running.code(), Some(42), "{name}");
         eventually("the cgroup is gone", || !running.cgroup().exists());
