@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::framework::{Cluster, Host, LIMIT, Spec, lacks_rights, wait_until};
+use crate::framework::{Cluster, LIMIT, Spec, lacks_rights, wait_until};
 
 #[test]
 fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
@@ -77,6 +77,5 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     drop(load);
     a.restart();
     assert!(a.is_free() && a.status().borrowed.is_empty());
-    assert!(!Host::swaps_to(&volume.device));
     a.leaves_nothing(&volume);
 }

@@ -61,7 +61,7 @@ fn a_volume_outlives_its_hosts_agent_and_the_next_one_finds_it_and_gives_it_back
         load.rewrite_during(|| {
             a.signal_agent(signal);
         });
-        assert!(lives(before.pid) && Host::swaps_to(&before.device), "{signal:?}");
+        assert!(lives(before.pid) && Host::is_swap(&before), "{signal:?}");
         load.rewrite_during(|| a.restart());
         let after = a.volume();
         assert_eq!((after.volume, after.pid, &after.device), (before.volume, before.pid, &before.device));

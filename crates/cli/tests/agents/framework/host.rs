@@ -13,6 +13,7 @@ use aquifer_api::order::{Borrowed, Returned};
 use aquifer_api::path;
 use aquifer_api::status::{Held, Lent, Role, Status, Volume};
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use aquifer_device::backend::label;
 use aquifer_device::swap::swaps;
 use aquifer_page::{Bytes, HostName};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -238,9 +239,15 @@ impl Host {
         self.role() == Role::Neutral && self.lease_files().is_empty()
     }
 
-    /// Whether any swap of this kernel is on `device`.
-    pub fn swaps_to(device: &str) -> bool {
-        swaps().unwrap().iter().any(|swap| swap.path == Path::new(device))
+    /// Whether the kernel has the device of this volume, and not another's by the same name.
+    pub fn is_attached(volume: &Volume) -> bool {
+        label(Path::new(&volume.device)).is_some_and(|label| label.ends_with(&volume.volume.to_string()))
+    }
+
+    /// Whether the kernel swaps to this volume.
+    pub fn is_swap(volume: &Volume) -> bool {
+        let device = Path::new(&volume.device);
+        Self::is_attached(volume) && swaps().unwrap().iter().any(|swap| swap.path == device)
     }
 
     /// `aquifer WORDS` on this host.
@@ -345,11 +352,7 @@ impl Host {
     #[track_caller]
     pub fn leaves_nothing(&self, volume: &Volume) {
         wait_until("the volume's process has ended", || !lives(volume.pid));
-        assert!(!Self::swaps_to(&volume.device), "swap is on {} still", volume.device);
-        // A loop device has this directory while something is bound to it.
-        let name = Path::new(&volume.device).file_name().unwrap();
-        let bound = Path::new("/sys/block").join(name).join("loop/backing_file");
-        wait_until("the device is free", || !bound.exists());
+        wait_until("the volume's device is gone", || !Self::is_attached(volume));
         let files = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
         let left: Vec<_> = files
             .map(|file| file.path())
