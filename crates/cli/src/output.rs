@@ -29,7 +29,7 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
 /// Prints `value` as one line of JSON on standard output.
 ///
 /// # Errors
-/// If it cannot be written; see [`line`].
+/// If it cannot be written; see [`line()`].
 pub fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(value).map_err(|error| Failure::new("writing JSON", error))?;
     line(text)
@@ -38,7 +38,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 /// Prints `value` as JSON if `as_json`, else the text that `text` makes of it.
 ///
 /// # Errors
-/// If it cannot be written; see [`line`].
+/// If it cannot be written; see [`line()`].
 pub fn answer<T: Serialize>(as_json: bool, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
     if as_json { json(value) } else { line(text(value)) }
 }
