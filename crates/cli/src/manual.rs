@@ -54,7 +54,7 @@ impl Manual {
     /// If `out` cannot be written.
     pub fn page(&self, command: &Command, name: &str, out: &mut dyn io::Write) -> io::Result<()> {
         // The page's own name is with a dash, the command line in its synopsis with a blank.
-        let page = clap_mangen::Man::new(command.clone().bin_name(name.replacen('-', " ", 1)))
+        let page = clap_mangen::Man::new(command.clone().bin_name(name.replace('-', " ")))
             .title(name.to_uppercase())
             .section("1")
             .source(concat!("aquifer ", env!("CARGO_PKG_VERSION")))

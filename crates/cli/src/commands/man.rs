@@ -48,10 +48,19 @@ fn write_all(dir: &Path) -> Result<()> {
     // Options of all commands reach their commands only when the command line is complete.
     cli.build();
     write(dir, "aquifer", page(&cli, "aquifer", "")?)?;
-    cli.get_subcommands().filter(|command| !command.is_hide_set()).try_for_each(|command| {
+    visible(&cli).try_for_each(|command| {
         let name = format!("aquifer-{}", command.get_name());
-        write(dir, &name, page(command, &name, command.get_name())?)
+        write(dir, &name, page(command, &name, command.get_name())?)?;
+        // The parts of a command share its manual.
+        visible(command).try_for_each(|part| {
+            let name = format!("{name}-{}", part.get_name());
+            write(dir, &name, page(part, &name, command.get_name())?)
+        })
     })
+}
+
+fn visible(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
 fn page(command: &clap::Command, name: &str, manual: &str) -> Result<Vec<u8>> {
