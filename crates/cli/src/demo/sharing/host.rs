@@ -15,7 +15,7 @@ use aquifer_device::process::client;
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::THRESHOLDS;
+use super::{OVERLOAD, THRESHOLDS};
 use crate::cgroup::Cgroup;
 use crate::demo::netns::Namespace;
 use crate::failure::{Failure, OrFail, Result};
@@ -47,6 +47,7 @@ impl Host {
         dir: &Path,
         namespace: &Namespace,
         cgroup: Cgroup,
+        memory: Bytes,
         (peer, peer_address): (&str, Ipv4Addr),
     ) -> Result<Self> {
         let store = stores(dir).join(name);
@@ -69,7 +70,7 @@ period = "100ms"
 upper = {upper}
 lower = {lower}
 [borrow]
-request = "16G"
+request = {request}
 max = "16G"
 spill = "{dir}/spill"
 [[peer]]
@@ -77,6 +78,7 @@ name = "{peer}"
 address = "{peer_address}:7070"
 "#,
             address = namespace.address(),
+            request = memory.scaled(OVERLOAD - 1.0 + 1.0 / 6.0).0,
             cluster = dir.with_file_name("cluster").display(),
             dir = dir.display(),
             store = store.display(),
@@ -107,6 +109,11 @@ address = "{peer_address}:7070"
     /// The way to its agent.
     pub(super) fn client(&self) -> Client {
         Client::local(&self.dir.join("agent.sock")).with_timeout(Duration::from_secs(5))
+    }
+
+    /// Where its agent and volumes keep their files.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where its lent pages are.

@@ -51,7 +51,7 @@ const OVERLOAD: f64 = 1.5;
 const THRESHOLDS: (f64, f64) = (0.8, 0.6);
 
 /// How long each step may take before the demo gives up.
-const STEP: Duration = Duration::from_secs(25);
+const STEP: Duration = Duration::from_secs(40);
 
 /// Marks of demos have this kind.
 const KIND: &str = "demo";
@@ -113,7 +113,7 @@ impl Stage {
             let cgroup = Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
                 .or_fail(|| format!("making the cgroup that plays host {name}"))?;
             let peer = (["b", "a"][index], other.address());
-            stage.hosts.push(Host::start(name, &stage.dir, own, cgroup, peer)?);
+            stage.hosts.push(Host::start(name, &stage.dir, own, cgroup, options.memory, peer)?);
         }
         for host in &stage.hosts {
             host.wait_until_ready()?;

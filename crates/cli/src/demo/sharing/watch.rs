@@ -1,7 +1,6 @@
 //! Watches both hosts while the demo runs, from outside: cgroups, /proc and the store's files; only roles come from the
 //! agents.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use aquifer_api::client::Client;
 use aquifer_api::path;
 use aquifer_api::status::{Role, RoleChange, Status};
+use aquifer_device::process::client;
 use aquifer_page::Bytes;
 use tokio::runtime::Runtime;
 
@@ -84,6 +84,7 @@ impl Turn {
 struct Eyes {
     cgroup: Arc<Cgroup>,
     store: PathBuf,
+    state: PathBuf,
     pid: i32,
     client: Client,
     role: Role,
@@ -107,6 +108,7 @@ impl Watch {
         let eyes = hosts.iter().map(|host| Eyes {
             cgroup: host.cgroup().clone(),
             store: host.store().to_owned(),
+            state: host.dir().to_owned(),
             pid: host.pid().as_raw_pid(),
             client: host.client(),
             role: Role::Neutral,
@@ -179,7 +181,6 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         let names: Vec<_> = seen.hosts.iter().map(|host| (host.name, seen.memory)).collect();
         Live::new(&names)
     };
-    let swaps_before = swaps();
     let mut period = 0;
     while !stop.load(Ordering::Relaxed) {
         if period % ASK == 0 {
@@ -189,7 +190,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         }
         period += 1;
         let samples: Vec<_> = eyes.iter().map(|eye| look(eye, began)).collect();
-        let swap_on = !swaps().is_subset(&swaps_before);
+        let swap_on = swap_is_on(&eyes);
         let rss: Vec<_> = eyes.iter().map(|eye| rss(eye.pid)).collect();
         {
             let mut seen = lock();
@@ -249,9 +250,18 @@ fn look(eye: &Eyes, began: Instant) -> Sample {
     Sample { at: began.elapsed().as_secs_f64(), ram: used + lent, swap, lent, role: eye.role }
 }
 
-/// The swap devices of the whole kernel.
-fn swaps() -> BTreeSet<PathBuf> {
-    aquifer_device::swap::swaps().unwrap_or_default().into_iter().map(|swap| swap.path).collect()
+/// Whether a volume of these hosts is swapped to. Other swap devices of this machine are none of the demo's business.
+fn swap_is_on(eyes: &[Eyes]) -> bool {
+    let swaps = aquifer_device::swap::swaps().unwrap_or_default();
+    if swaps.is_empty() {
+        return false;
+    }
+    let volumes = |eye: &Eyes| {
+        let state = eye.state.clone();
+        let ids = client::list(&state).unwrap_or_default();
+        ids.into_iter().filter_map(move |volume| client::record(&state, volume).ok())
+    };
+    eyes.iter().flat_map(volumes).any(|record| swaps.iter().any(|swap| swap.path == record.device))
 }
 
 /// RAM that a process holds.
