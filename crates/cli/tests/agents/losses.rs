@@ -12,7 +12,7 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(64)).set("borrow", "patience", "2s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "2s");
     let cluster = Cluster::that_swaps([
         a,
         Spec::new("b").memory(Bytes::mib(96)),
@@ -20,7 +20,7 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     ]);
     let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
     a.borrow(Bytes::mib(128));
-    let mut load = a.load(Bytes::mib(152));
+    let mut load = a.load(Bytes::mib(108));
     load.filled();
     let (lost, volume) = (c.lent().lease, a.volume());
 
@@ -48,10 +48,10 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     }
     let grace = Duration::from_secs(3);
     let b = Spec::new("b").set("lend", "grace", "3s");
-    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(64)), b]);
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(32)), b]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     a.borrow(Bytes::mib(64));
-    let mut load = a.load(Bytes::mib(88));
+    let mut load = a.load(Bytes::mib(48));
     load.filled();
     let volume = a.volume();
 

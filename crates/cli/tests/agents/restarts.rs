@@ -8,12 +8,12 @@ use crate::framework::{Cluster, Host, Load, Spec, lacks_rights, lives, wait_unti
 
 /// A borrower `a` that swaps to a lender `b`, and the program that makes it.
 fn swapping() -> (Cluster, Load) {
-    let a = Spec::new("a").memory(Bytes::mib(64)).set("borrow", "patience", "20s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);
     cluster["a"].borrow(Bytes::mib(128));
-    let mut load = cluster["a"].load(Bytes::mib(104));
+    let mut load = cluster["a"].load(Bytes::mib(48));
     load.filled();
-    assert!(cluster["b"].stored() > Bytes::mib(24), "{}", cluster["b"].stored());
+    assert!(cluster["b"].stored() > Bytes::mib(8), "{}", cluster["b"].stored());
     (cluster, load)
 }
 
@@ -35,7 +35,7 @@ fn pages_outlive_a_lenders_agent_that_is_killed_or_upgraded_while_they_are_swapp
         let before = b.lent();
         load.rewrite_during(|| {
             b.signal_agent(signal);
-            assert!(b.stored() > Bytes::mib(24), "{signal:?}: {}", b.stored());
+            assert!(b.stored() > Bytes::mib(8), "{signal:?}: {}", b.stored());
             b.restart();
             let after = b.lent();
             assert_eq!((after.lease, after.capacity), (before.lease, before.capacity));

@@ -11,18 +11,18 @@ fn an_overloaded_host_borrows_by_itself_and_returns_when_its_load_ends() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(96)).set("borrow", "enabled", true);
+    let a = Spec::new("a").memory(Bytes::mib(64)).set("borrow", "enabled", true);
     let cluster = Cluster::that_swaps([
         // Half its memory is left when it begins to borrow: time enough, at the rate of the load, on any machine.
         a.set("memory", "upper", 0.5).set("memory", "lower", 0.4),
         Spec::new("b"),
     ]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
-    let mut load = a.slow_load(Bytes::mib(136), Bytes::mib(32));
+    let mut load = a.slow_load(Bytes::mib(88), Bytes::mib(24));
     load.filled();
     assert_eq!((a.role(), b.role()), (Role::Borrower, Role::Lender));
-    assert!(a.swapped() > Bytes::mib(32), "{}", a.swapped());
-    assert!(b.stored() > Bytes::mib(32), "{}", b.stored());
+    assert!(a.swapped() > Bytes::mib(16), "{}", a.swapped());
+    assert!(b.stored() > Bytes::mib(16), "{}", b.stored());
     load.verify();
 
     load.free();
@@ -40,7 +40,7 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     if lacks_rights() {
         return;
     }
-    let small = |name| Spec::new(name).memory(Bytes::mib(64));
+    let small = |name| Spec::new(name).memory(Bytes::mib(32));
     let cluster = Cluster::that_swaps([small("a"), small("b"), Spec::new("lender")]);
     let (a, b, lender) = (&cluster["a"], &cluster["b"], &cluster["lender"]);
     a.borrow(Bytes::mib(64));
@@ -48,7 +48,7 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     let borrowers: Vec<_> = lender.status().lent.iter().map(|lent| lent.borrower.to_string()).collect();
     assert!(borrowers.len() == 2 && borrowers.contains(&"a".to_owned()), "{borrowers:?}");
 
-    let mut loads = [a.load(Bytes::mib(88)), b.load(Bytes::mib(88))];
+    let mut loads = [a.load(Bytes::mib(48)), b.load(Bytes::mib(48))];
     loads.iter_mut().for_each(Load::filled);
     let [mut of_a, mut of_b] = loads;
     of_a.rewrite_during(|| of_b.verify());

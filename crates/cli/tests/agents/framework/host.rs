@@ -339,7 +339,11 @@ impl Host {
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        for Volume { pid, device, .. } in volumes.into_iter().filter(|volume| lives(volume.pid)) {
+        for Volume { pid, device, .. } in volumes {
+            // One that was given back is on its way out.
+            if soon(|| !lives(pid)) {
+                continue;
+            }
             eprintln!("{}: the volume of process {pid} on {device} is left over", self.name);
             let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
             let _ = Command::new("swapoff").arg(&device).status();
@@ -368,12 +372,16 @@ impl Host {
     }
 }
 
-/// Waits for `condition` as long as anything may take.
-fn soon(mut condition: impl FnMut() -> bool) {
+/// Waits for `condition` as long as anything may take; whether it holds then.
+fn soon(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + LIMIT;
-    while !condition() && Instant::now() < deadline {
+    while !condition() {
+        if Instant::now() > deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(10));
     }
+    true
 }
 
 /// Whether a process lives.

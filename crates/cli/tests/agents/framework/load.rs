@@ -72,10 +72,7 @@ impl Load {
     pub fn rewrite_during(&mut self, work: impl FnOnce() + Send) {
         std::thread::scope(|scope| {
             let work = scope.spawn(work);
-            // At least once, and once more after the end.
-            let mut over = false;
-            while !over {
-                over = work.is_finished();
+            while !work.is_finished() {
                 self.order("rewrite");
                 self.filled();
             }

@@ -21,7 +21,7 @@ impl Spec {
             // A machine that runs tests makes tasks wait for all sorts of reasons.
             .set("memory", "pressure", 0.0)
             // What this host swaps out goes to what it borrowed, whatever other swap the machine has.
-            .set("borrow", "priority", 30_000)
+            .set("borrow", "priority", 32_767)
             .set("borrow", "enabled", false)
             .set("borrow", "request", "128M")
     }
