@@ -4,8 +4,8 @@
 //! arrives alone takes one receive and one send on a thread that was waiting for it, and requests that arrive together
 //! share both. A client can break its own connection and nothing else.
 //!
-//! The files follow a connection: [`listener`] accepts it, [`handshake`] agrees on export and modes, [`session`] carries
-//! out requests, with [`inbox`] and [`outbox`] at its ends, [`answer`] for what its answers look like and [`large_read`] for
+//! The files follow a connection: `listener` accepts it, `handshake` agrees on export and modes, `session` carries
+//! out requests, with `inbox` and `outbox` at its ends, `answer` for what its answers look like and `large_read` for
 //! what is sent straight from the store.
 
 mod answer;
@@ -30,7 +30,8 @@ use listener::Listener;
 
 /// Which leases a server shows to whom.
 ///
-/// Called from the threads of connections, during their handshakes only.
+/// Called from the threads of connections, at their beginning and end only. [`Server::close_lease`] waits for those
+/// threads: whoever calls it MUST NOT hold a lock that these functions take.
 pub trait Exports: Send + Sync {
     /// The lease behind an export, if `peer` may use it. The default export has the name `""`.
     ///

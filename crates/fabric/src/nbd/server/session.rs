@@ -133,10 +133,12 @@ impl Session {
         if length > MAX_PAYLOAD {
             return Err(SessionError::Protocol("a write of more than the 32 MiB that were agreed on"));
         }
-        let mut error = errno::OK;
-        if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
-            error = errno::EINVAL;
-        }
+        let mut error = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
+            errno::EINVAL
+        } else {
+            // All of it at once, lest a long write be stored up to the end of the lease and then refused.
+            write_code(self.lease.check(request.offset.get(), u64::from(length)))
+        };
         let mut at = request.offset.get();
         let mut left = length as usize;
         while left > 0 {
@@ -145,7 +147,7 @@ impl Session {
                 error = write_code(self.lease.write(at, &self.inbox.bytes()[..count]));
             }
             self.inbox.consume(count);
-            // Where this overflows, the first write was out of range and there is no second.
+            // Where this overflows the range was refused, and nothing is written.
             at = at.wrapping_add(count as u64);
             left -= count;
         }
