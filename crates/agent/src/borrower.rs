@@ -138,6 +138,12 @@ impl Borrower {
         (unused, moved)
     }
 
+    /// The volumes whose processes have died.
+    pub fn dead(&self) -> Vec<VolumeId> {
+        let dead = |volume: &VolumeId| !client::is_alive(&self.config.state, *volume);
+        self.volumes().keys().copied().filter(dead).collect()
+    }
+
     /// Whether there is a volume to swap to.
     pub fn is_active(&self) -> bool {
         !self.volumes().is_empty()

@@ -10,7 +10,7 @@ mod report;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquifer_api::{Problem, message, status};
 use aquifer_control::{Controller, Event, Memory, Message, Offer, Role};
@@ -33,6 +33,9 @@ use perform::{Busy, Outcome};
 /// Peers are asked what they could lend once M_u is above this share of T_upper x M_t: the answers are there when they are
 /// needed, and an idle host asks nobody anything.
 const ASK_EARLY: f64 = 0.9;
+
+/// Between two looks for volumes that have died.
+const CLEARING: Duration = Duration::from_secs(1);
 
 /// What the driver works with.
 #[derive(Debug)]
@@ -72,6 +75,8 @@ pub struct Driver {
     /// When each lease's borrower last gave a sign.
     signs: BTreeMap<LeaseId, Instant>,
     renewed: Instant,
+    /// When volumes that have died were last looked for.
+    cleared: Instant,
     /// Peers have been asked what they could lend and the period's step waits for their answers.
     asking: bool,
     /// What is to be taken in as soon as it is known who could lend.
@@ -107,6 +112,7 @@ impl Driver {
             orders: Orders::default(),
             signs: BTreeMap::new(),
             renewed: now,
+            cleared: now,
             asking: false,
             waiting: Vec::new(),
         }
@@ -148,6 +154,7 @@ impl Driver {
         };
         self.note_signs();
         self.renew();
+        self.clear_away_the_dead();
         match self.wants_offers() {
             true => self.ask_offers(),
             false => self.step_period(Vec::new()),
@@ -209,6 +216,20 @@ impl Driver {
         for (lender, leases) in self.parts.borrower.leases_by_lender() {
             let peers = self.parts.peers.clone();
             tokio::spawn(async move { peers.renew(&lender, leases).await });
+        }
+    }
+
+    /// Gives volumes back whose processes have died: the kernel would go on swapping to what nobody serves.
+    fn clear_away_the_dead(&mut self) {
+        if self.cleared.elapsed() < CLEARING {
+            return;
+        }
+        self.cleared = Instant::now();
+        for volume in self.parts.borrower.dead() {
+            if !self.busy.contains(&Busy::Volume(volume)) {
+                self.note_decision(format!("clears away volume {volume}: its process has died"));
+                self.step(Event::Return { volume: Some(volume) });
+            }
         }
     }
 

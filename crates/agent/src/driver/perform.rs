@@ -68,6 +68,11 @@ pub(super) fn role(role: control::Role) -> status::Role {
     }
 }
 
+/// Seconds since the epoch.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
 fn remember<T>(latest: &mut VecDeque<T>, new: T) {
     if latest.len() == REMEMBERED {
         latest.pop_front();
@@ -80,18 +85,22 @@ impl Driver {
     pub(super) fn step(&mut self, event: Event) {
         let step = self.controller.step(self.started.elapsed(), event);
         for decision in &step.decisions {
-            tracing::info!(role = %self.controller.role(), "{decision}");
             self.orders.note(decision, &self.parts.peers);
-            let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             if let What::RoleChanged { from, to } = decision.what {
-                remember(&mut self.role_changes, RoleChange { at, from: role(from), to: role(to) });
+                remember(&mut self.role_changes, RoleChange { at: now(), from: role(from), to: role(to) });
             }
-            remember(&mut self.decisions, status::Decision { at, what: decision.to_string() });
+            self.note_decision(decision.to_string());
         }
         for action in step.actions {
             self.perform(action);
         }
         self.orders.conclude(self.controller.unconfirmed_fins() == 0);
+    }
+
+    /// Logs what was decided and keeps it for the status.
+    pub(super) fn note_decision(&mut self, what: String) {
+        tracing::info!(role = %self.controller.role(), "{what}");
+        remember(&mut self.decisions, status::Decision { at: now(), what });
     }
 
     /// Takes note of something that has ended.
@@ -181,6 +190,10 @@ impl Driver {
     /// Whether what is swapped to a volume has room in memory. To be asked before swap goes off: the kernel would make room
     /// in a cgroup by killing its programs.
     fn fits_without(&self, volume: VolumeId) -> Result<(), String> {
+        if self.parts.borrower.dead().contains(&volume) {
+            // What it held is lost.
+            return Ok(());
+        }
         let reading = self.parts.source.read().map_err(|error| error.to_string())?;
         // What is swapped there may belong to others, who have their own memory for it.
         let back = self.parts.borrower.comes_back(volume)?.min(reading.swap_used);
