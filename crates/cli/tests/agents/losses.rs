@@ -39,6 +39,9 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     a.give_back();
     wait_until("the living are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
+    // Should it come back after all, it learns that its lease is over.
+    c.restart();
+    wait_until("the lost one is free too", || c.is_free());
 }
 
 #[test]
@@ -78,4 +81,29 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     a.restart();
     assert!(a.is_free() && a.status().borrowed.is_empty());
     a.leaves_nothing(&volume);
+}
+
+#[test]
+fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(32)), Spec::new("b")]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    let volume = a.volume();
+    kill_process(Pid::from_raw(volume.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    load.order("verify");
+    assert!(!load.killed().success(), "it cannot have read what is lost");
+    wait_until("both are free", || a.is_free() && b.is_free());
+    a.leaves_nothing(&volume);
+    let told = a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));
+    assert!(told, "{:?}", a.status().decisions);
+
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    load.verify();
 }

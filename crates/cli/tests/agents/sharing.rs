@@ -80,9 +80,13 @@ fn what_does_not_fit_stays_borrowed_and_what_fits_is_given_back_on_interrupt() {
     first.verify();
     second.verify();
 
-    drop(second);
     let volume = a.volume();
+    a.signal_agent(Signal::INT);
     assert!(lives(volume.pid) && Host::is_swap(&volume));
+    a.restart();
+    assert_eq!(a.volume().pid, volume.pid);
+
+    drop(second);
     let status = a.signal_agent(Signal::INT);
     assert!(status.success(), "{status}");
     first.verify();
