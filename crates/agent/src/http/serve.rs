@@ -1,5 +1,6 @@
 //! Accepting connections and learning who is at the other end.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -8,15 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::tls;
+use aquifer_page::HostName;
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::{Caller, router};
 use crate::driver::Handle;
@@ -24,8 +26,11 @@ use crate::driver::Handle;
 /// A caller that has not said who it is, or what it wants, by then is hung up on.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connections from other hosts at a time; more wait in the kernel's queue.
+/// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
+
+/// Callers at a time that have not shown yet who they are.
+const STRANGERS: usize = 128;
 
 /// The two places at which the API is reached. Dropping it removes the unix socket.
 #[derive(Debug)]
@@ -69,23 +74,51 @@ impl Endpoints {
     pub async fn serve(self, handle: Handle) {
         let router = router(handle);
         let mut connections = JoinSet::new();
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut strangers = Strangers::default();
         loop {
             tokio::select! {
                 Ok((stream, _)) = self.unix.accept() => {
                     connections.spawn(converse(stream, router.clone(), Caller::Local));
                 }
-                (place, Ok((stream, from))) = async {
-                    let place = places.clone().acquire_owned().await;
-                    (place, self.tcp.accept().await)
-                } => {
-                    let (router, tls) = (router.clone(), self.tls.clone());
-                    connections.spawn(async move {
-                        welcome(stream, from, router, tls).await;
-                        drop(place);
-                    });
+                Ok((stream, from)) = self.tcp.accept(), if connections.len() < CONNECTIONS => {
+                    strangers.welcome(stream, from, self.tls.clone());
+                }
+                Some((stream, host)) = strangers.next() => {
+                    connections.spawn(converse(stream, router.clone(), Caller::Peer(host)));
                 }
                 Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+/// Callers that have not shown yet who they are. Those of them that have had the longest time for it make room for new
+/// ones, so that no number of them keeps a peer out.
+#[derive(Debug, Default)]
+struct Strangers {
+    handshakes: JoinSet<Option<(TlsStream<TcpStream>, HostName)>>,
+    /// In the order in which they came.
+    waiting: VecDeque<AbortHandle>,
+}
+
+impl Strangers {
+    fn welcome(&mut self, stream: TcpStream, from: SocketAddr, tls: Arc<ServerConfig>) {
+        self.waiting.retain(|handshake| !handshake.is_finished());
+        if self.waiting.len() == STRANGERS
+            && let Some(oldest) = self.waiting.pop_front()
+        {
+            oldest.abort();
+        }
+        self.waiting.push_back(self.handshakes.spawn(welcome(stream, from, tls)));
+    }
+
+    /// The next that has proved to be a host of the cluster; pending while there is none.
+    async fn next(&mut self) -> Option<(TlsStream<TcpStream>, HostName)> {
+        loop {
+            match self.handshakes.join_next().await {
+                Some(Ok(Some(welcomed))) => return Some(welcomed),
+                Some(_) => {}
+                None => std::future::pending().await,
             }
         }
     }
@@ -98,19 +131,30 @@ impl Drop for Endpoints {
 }
 
 /// Lets a host in that proves to be one of the cluster.
-async fn welcome(stream: TcpStream, from: SocketAddr, router: Router, tls: Arc<ServerConfig>) {
+async fn welcome(
+    stream: TcpStream,
+    from: SocketAddr,
+    config: Arc<ServerConfig>,
+) -> Option<(TlsStream<TcpStream>, HostName)> {
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(PATIENCE, TlsAcceptor::from(tls).accept(stream)).await {
+    let stream = match tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            return tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
+            tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
+            return None;
         }
-        Err(_) => return tracing::warn!(%from, "hung up on a caller that did not say who it is"),
+        Err(_) => {
+            tracing::warn!(%from, "hung up on a caller that did not say who it is");
+            return None;
+        }
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     match certificate.map(tls::host_name) {
-        Some(Ok(host)) => converse(stream, router, Caller::Peer(host)).await,
-        _ => tracing::warn!(%from, "turned away a caller whose certificate names no host"),
+        Some(Ok(host)) => Some((stream, host)),
+        _ => {
+            tracing::warn!(%from, "turned away a caller whose certificate names no host");
+            None
+        }
     }
 }
 
