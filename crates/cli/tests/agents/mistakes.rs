@@ -3,10 +3,11 @@
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 
+use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use toml::{Table, Value};
 
-use crate::framework::{Answer, Cluster, Host, Spec, address, init, lacks_rights};
+use crate::framework::{Answer, Cluster, Host, Spec, address, init, lacks_rights, wait_until};
 
 /// What an agent says that cannot start; it must say so and end, soon.
 #[track_caller]
@@ -208,4 +209,19 @@ fn a_volume_that_is_not_borrowed_cannot_be_returned() {
     let unknown = "0123456789abcdef0123456789abcdef";
     let answer = Answer::of(&mut cluster["a"].aquifer(&["return", "--volume", unknown]));
     answer.must_fail(1, &[unknown, "aquifer status"]);
+}
+
+#[test]
+fn when_the_volume_cannot_be_made_what_was_lent_for_it_goes_back_at_once() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::new(["a", "b"]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    std::fs::write(a.spill(), "a file where a directory should be").unwrap();
+    let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
+    answer.must_fail(1, &["cannot make the spill directory", a.spill().to_str().unwrap()]);
+    wait_until("b has its memory back", || a.is_free() && b.is_free());
+    assert_eq!(b.roles(), [Role::Lender, Role::Neutral]);
+    assert!(!a.has_volumes());
 }

@@ -1,6 +1,7 @@
 //! Who is let in, and who is told nothing.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use aquifer_api::client::CallError;
 use aquifer_api::message::{MemBorFin, MemBorReq, MemLenFin, Renew};
@@ -10,7 +11,7 @@ use aquifer_fabric::nbd::proto::{option, reply};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 
 use crate::framework::stranger::{ask, connect, greeted, say, send_option, start_tls, until_closed};
-use crate::framework::{Cluster, Host, Identity, address, init, lacks_rights, wait_for};
+use crate::framework::{Cluster, Host, Identity, LIMIT, address, init, lacks_rights, wait_for};
 
 /// A lender `b` with a lease that `a` holds, `a` being played by the test, and a third host.
 struct Scene {
@@ -244,6 +245,33 @@ fn a_peer_cannot_give_orders() {
     ] {
         let error = peer.post(b, path, &body).unwrap_err();
         assert!(matches!(error, CallError::Refused { .. }) && error.to_string().contains(path), "{error}");
+    }
+    scene.goes_on(pid);
+}
+
+#[test]
+fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let [borrower, other] = ["a", "c"].map(|name| Identity::load(&scene.cluster[name].tls()));
+    for port in [b.api(), b.pages()] {
+        let mut silent: Vec<_> = (0..300).map(|_| connect(port)).collect();
+        let started = Instant::now();
+        if port == b.api() {
+            other.get(b, path::OFFER).unwrap();
+        } else {
+            borrower.open(b, scene.lease.lease).unwrap();
+        }
+        assert!(started.elapsed() < LIMIT / 2, "kept out for {:?}", started.elapsed());
+        // The first of them have been there the longest.
+        let mut first = silent.swap_remove(0);
+        first.set_read_timeout(Some(2 * LIMIT)).unwrap();
+        let heard = until_closed(&mut first);
+        assert!(heard.len() <= 18, "told more than the greeting: {heard:?}");
     }
     scene.goes_on(pid);
 }
