@@ -117,6 +117,18 @@ fn a_hundred_clients_are_served_at_once_and_the_next_is_turned_away() {
 }
 
 #[test]
+fn any_number_of_clients_that_say_nothing_keep_none_out_that_does() {
+    let limits = Limits { connections: 10, ..Limits::default() };
+    let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
+    let mut steady = served.client(false);
+    eventually("the server knows that it has chosen an export", || served.connections() == 1);
+    let mut silent: Vec<_> = (0..50).map(|_| Client::connect(&served.socket())).collect();
+    served.assert_serves();
+    assert!(silent[0].is_closed(), "the one that was there the longest made room");
+    steady.write(0, b"past the handshake nobody makes room");
+}
+
+#[test]
 fn a_client_that_does_not_read_holds_up_no_writer() {
     let served = Served::new(Bytes::mib(8));
     served.lease.write(0, &pattern(8 * MIB, 1)).unwrap();

@@ -60,6 +60,21 @@ struct Entry {
     socket: Socket,
     /// Known once the handshake is over.
     lease: Option<LeaseId>,
+    /// Shut down to make room.
+    leaving: bool,
+}
+
+impl Book {
+    /// Ends the connection that has been in its handshake the longest: whoever has not said what it wants must not keep
+    /// out a borrower that is on its way back to its pages. False if all are past it.
+    fn make_room(&mut self) -> bool {
+        let dawdles = |entry: &&mut Entry| entry.lease.is_none() && !entry.leaving;
+        let Some(oldest) = self.open.values_mut().find(dawdles) else { return false };
+        oldest.leaving = true;
+        // One that is shut down already is on its way out.
+        let _ = oldest.socket.shutdown();
+        true
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -153,13 +168,13 @@ fn start_connection(socket: Socket, peer: Peer, shared: &Arc<Shared>) -> io::Res
     let handle = socket.try_clone()?;
     let id = {
         let mut book = shared.locked();
-        if book.open.len() >= shared.limits.connections {
+        if book.open.len() >= shared.limits.connections && !book.make_room() {
             tracing::warn!("connection of {peer} refused: there are {} already", book.open.len());
             return Ok(());
         }
         book.next += 1;
         let id = book.next;
-        book.open.insert(id, Entry { socket: handle, lease: None });
+        book.open.insert(id, Entry { socket: handle, lease: None, leaving: false });
         id
     };
     let connection = Connection { id, shared: Arc::clone(shared) };
