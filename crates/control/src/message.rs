@@ -27,9 +27,16 @@ impl fmt::Display for Role {
 }
 
 /// One request of a borrower to one lender: repeated, it is the same request. Written as 32 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RequestId(pub u128);
+
+impl fmt::Debug for RequestId {
+    /// With the digits by which people know it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestId({self})")
+    }
+}
 
 impl TryFrom<String> for RequestId {
     type Error = NameError;
