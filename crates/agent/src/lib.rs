@@ -70,6 +70,11 @@ fn start_error(error: impl std::fmt::Display) -> AgentError {
 /// # Errors
 /// What kept it from starting.
 pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
+    for rule in &aquifer_device::safety::protect_agent().0 {
+        if let Some(failed) = &rule.failed {
+            tracing::warn!("a rule for when memory is short does not hold ('{}'): {failed}", rule.rule);
+        }
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("agent")

@@ -74,6 +74,17 @@ pub(crate) fn renounce() -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(false)?)
 }
 
+/// Applies those of the rules that suit an agent: it serves other hosts' pages, which must not be lost to a shortage here, but
+/// this host's reclaim never waits for it.
+///
+/// To be called before the process maps anything that must not be filled, such as the pages of leases.
+pub fn protect_agent() -> Report {
+    let mut report = Report::default();
+    report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
+    report.apply("is never paged out", lock_memory());
+    report
+}
+
 fn never_out_of_memory() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(needs("CAP_SYS_RESOURCE"))
 }
