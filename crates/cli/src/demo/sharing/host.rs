@@ -230,7 +230,8 @@ pub(super) fn clean_up(dir: &Path) {
 
 /// RAM that the pages in a store take.
 pub(super) fn stored(store: &Path) -> Bytes {
-    let files = fs::read_dir(store).into_iter().flatten().flatten().filter_map(|entry| entry.metadata().ok());
+    let files = fs::read_dir(store).into_iter().flatten().flatten().map(|entry| entry.path());
+    let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "pages"));
     // stat(2) counts blocks of 512 bytes.
-    Bytes(files.filter(fs::Metadata::is_file).map(|file| file.blocks() * 512).sum())
+    Bytes(pages.filter_map(|path| fs::metadata(path).ok()).map(|pages| pages.blocks() * 512).sum())
 }
