@@ -219,7 +219,9 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_in_the_largest_unit_that_fits() {
-        for (bytes, text) in [(0, "0B"), (1000, "1000B"), (64 << 20, "64MiB"), (3 << 29, "1.5GiB"), (1 << 40, "1TiB")] {
+        for (bytes, text) in
+            [(0, "0B"), (1000, "1000B"), (64 << 20, "64MiB"), (3 << 29, "1.5GiB"), (1 << 40, "1TiB")]
+        {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
     }

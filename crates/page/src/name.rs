@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Host and group names follow the rules of DNS labels, so that they fit certificates, paths and URLs.
-    #[error("'{0}' cannot be a {1} name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit")]
+    #[error(
+        "'{0}' cannot be a {1} name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit"
+    )]
     Name(String, &'static str),
     /// Ids are 32 hexadecimal digits.
     #[error("'{0}' is not a {1} id: it must be 32 hexadecimal digits")]
