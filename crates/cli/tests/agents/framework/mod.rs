@@ -1,5 +1,6 @@
 //! Hosts, loads and strangers, and waiting for what they do.
 
+mod answer;
 mod cluster;
 mod host;
 mod load;
@@ -9,8 +10,9 @@ pub mod stranger;
 
 use std::time::{Duration, Instant};
 
+pub use answer::Answer;
 pub use cluster::{Cluster, address, init};
-pub use host::{Answer, Host, lives};
+pub use host::{Host, lives};
 pub use load::Load;
 pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;
