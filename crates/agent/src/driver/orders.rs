@@ -16,7 +16,8 @@ use crate::peers::Peers;
 /// Orders that are being carried out: one borrowing, any number of returns.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    borrow: Option<(Option<VolumeId>, oneshot::Sender<Result<Borrowed, Problem>>)>,
+    /// The volume that it leads to, once that is known.
+    borrow: Option<(Option<VolumeId>, Reply<Borrowed>)>,
     returns: Vec<Pending>,
 }
 
@@ -29,8 +30,11 @@ struct Pending {
     gone: Vec<VolumeId>,
     /// When the last of them was gone.
     since: Option<Instant>,
-    reply: oneshot::Sender<Result<Returned, Problem>>,
+    reply: Reply<Returned>,
 }
+
+/// The way back to who gave an order.
+type Reply<T> = oneshot::Sender<Result<T, Problem>>;
 
 impl Orders {
     /// Learns from a decision what has become of the borrowing.
@@ -127,7 +131,7 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
 }
 
 impl Driver {
-    pub(super) fn order_borrow(&mut self, order: &Borrow, reply: oneshot::Sender<Result<Borrowed, Problem>>) {
+    pub(super) fn order_borrow(&mut self, order: &Borrow, reply: Reply<Borrowed>) {
         if self.orders.borrow.is_some() {
             let error = "another `aquifer borrow` is under way".to_owned();
             let _ = reply.send(Err(Problem { error, help: Some("wait for it to end".to_owned()) }));
@@ -138,7 +142,7 @@ impl Driver {
         self.ask_offers();
     }
 
-    pub(super) fn order_return(&mut self, order: &Return, reply: oneshot::Sender<Result<Returned, Problem>>) {
+    pub(super) fn order_return(&mut self, order: &Return, reply: Reply<Returned>) {
         let volumes: BTreeSet<_> = self.controller.volumes().iter().map(|volume| volume.volume).collect();
         let left = match order.volume {
             None => volumes,

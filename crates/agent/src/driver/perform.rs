@@ -214,7 +214,10 @@ impl Driver {
             return;
         }
         let outcomes = self.outcomes.clone();
-        tokio::task::spawn_blocking(move || outcomes.send(Outcome::Done(busy, Some(work()))));
+        tokio::task::spawn_blocking(move || {
+            // Nobody waits for it when the agent is ending.
+            let _ = outcomes.send(Outcome::Done(busy, Some(work())));
+        });
     }
 
     fn say(&mut self, to: HostName, message: Message) {
