@@ -3,6 +3,7 @@
 mod exclusive;
 mod fuse_loop;
 mod nbd;
+mod ublk;
 
 use std::fmt;
 use std::path::Path;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::fuse_loop::FuseLoop;
 pub use self::nbd::Nbd;
+pub use self::ublk::Ublk;
 use crate::{DeviceError, Disk};
 
 /// The largest read or write that one request may carry. Swap writes up to 128 KiB; twice that keeps ordinary use
@@ -25,6 +27,8 @@ pub enum BackendKind {
     /// The first of the others that the kernel has.
     #[default]
     Auto,
+    /// The kernel's ublk driver over io_uring.
+    Ublk,
     /// The kernel's nbd driver over a socket pair.
     Nbd,
     /// A FUSE file under a loop device; needs no module that distributions leave out.
@@ -35,6 +39,7 @@ impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Auto => "auto",
+            Self::Ublk => "ublk",
             Self::Nbd => "nbd",
             Self::FuseLoop => "fuse-loop",
         })
@@ -80,8 +85,8 @@ pub trait Attached: Send + fmt::Debug {
 }
 
 /// All backends, the one to prefer first.
-pub fn backends() -> [&'static dyn Backend; 2] {
-    [&Nbd, &FuseLoop]
+pub fn backends() -> [&'static dyn Backend; 3] {
+    [&Ublk, &Nbd, &FuseLoop]
 }
 
 /// Whether a backend can be used on this host.
@@ -114,12 +119,27 @@ pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
     Err(DeviceError::Unavailable { kind, why: reasons.join("; ") })
 }
 
-/// What the device is marked with ([`Options::label`]) while it is attached, as the kernel shows it; nothing where it is
-/// not attached or not one of ours.
-pub fn label(device: &Path) -> Option<String> {
-    let directory = Path::new("/sys/block").join(device.file_name()?);
-    let text = ["loop/backing_file", "backend"]
+/// Whether the device is attached and marked with `label` ([`Options::label`]).
+pub fn is_marked(device: &Path, label: &str) -> bool {
+    let Some(name) = device.file_name() else { return false };
+    let directory = Path::new("/sys/block").join(name);
+    let shown = ["loop/backing_file", "backend"]
         .iter()
-        .find_map(|attribute| std::fs::read_to_string(directory.join(attribute)).ok())?;
-    Some(text.trim().trim_start_matches('/').to_owned())
+        .find_map(|attribute| std::fs::read_to_string(directory.join(attribute)).ok());
+    match shown {
+        Some(text) => text.trim().trim_start_matches('/') == label,
+        None => ublk::is_marked(device, label),
+    }
+}
+
+/// Makes a device usable for its removal after its server has died: requests that would wait for a server fail. To be kept
+/// until nobody uses the device.
+pub(crate) fn release_dead(
+    device: &Path,
+    kind: BackendKind,
+) -> Result<Option<Box<dyn Attached>>, DeviceError> {
+    match kind {
+        BackendKind::Ublk => ublk::release_dead(device).map(Some),
+        BackendKind::Auto | BackendKind::Nbd | BackendKind::FuseLoop => Ok(None),
+    }
 }

@@ -6,7 +6,7 @@ use aquifer_page::VolumeId;
 
 use super::ProcessError;
 use super::spec::{Files, Locked, VolumeRecord};
-use crate::{backend, swap};
+use crate::{BackendKind, backend, swap};
 
 /// How long the kernel may take to let go of a device that nobody uses any more.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,24 +23,26 @@ pub fn clean_up(state: &Path, volume: VolumeId) -> Result<(), ProcessError> {
     let _lock = Locked::take(&files)?;
     let path = files.record();
     let record = files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
-    if let Some(VolumeRecord { spec, device, .. }) = record {
-        release(&device, &spec.label()).map_err(|why| ProcessError::Left { volume, why })?;
+    if let Some(VolumeRecord { spec, device, backend, .. }) = record {
+        release(&device, backend, &spec.label()).map_err(|why| ProcessError::Left { volume, why })?;
     }
     files.remove();
     Ok(())
 }
 
 /// Turns swap off and waits until the device is gone; otherwise says what is left.
-fn release(device: &Path, label: &str) -> Result<(), String> {
+fn release(device: &Path, kind: BackendKind, label: &str) -> Result<(), String> {
     // The kernel may have given the device to somebody else since.
-    let ours = || backend::label(device).is_some_and(|found| found == label);
+    let ours = || backend::is_marked(device, label);
     if !ours() {
         return Ok(());
     }
+    let failing = backend::release_dead(device, kind).map_err(|error| error.to_string())?;
     if let Some(lost) = swap::usage(device).map_err(|error| format!("cannot read /proc/swaps: {error}"))? {
         tracing::warn!(device = %device.display(), %lost, "swap on a volume that nobody serves any more: turning it off");
         swap::off(device, |_| ()).map_err(|error| error.to_string())?;
     }
+    drop(failing);
     let deadline = Instant::now() + PATIENCE;
     while ours() {
         if Instant::now() > deadline {

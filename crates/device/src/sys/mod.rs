@@ -1,5 +1,7 @@
 //! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
 
+pub(crate) mod ublk;
+
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
