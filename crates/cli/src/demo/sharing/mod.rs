@@ -53,6 +53,9 @@ const THRESHOLDS: (f64, f64) = (0.8, 0.6);
 /// How long each step may take before the demo gives up.
 const STEP: Duration = Duration::from_secs(40);
 
+/// How long both hosts are watched after the end.
+const CODA: Duration = Duration::from_millis(1500);
+
 /// Marks of demos have this kind.
 const KIND: &str = "demo";
 
@@ -128,6 +131,8 @@ impl Stage {
             let play = Play { stage: self, watch, interrupted, host: &self.hosts[turn], turn };
             *verdict = play.overload(options)?;
         }
+        // The picture is to show that it is over.
+        std::thread::sleep(CODA);
         Ok(verdicts)
     }
 
