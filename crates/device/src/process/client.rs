@@ -28,7 +28,7 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts a process that serves a volume and waits until it does.
 ///
-/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run`]. When this fails nothing is left of it.
+/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it.
 pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
     let files = spec.files();
     files.make_directory()?;

@@ -1,7 +1,7 @@
 //! The volume process: one a volume, and the only one on the swap path.
 //!
 //! [`client::spawn`] starts it from any program, by running it again under a hidden subcommand ([`SUBCOMMAND`]) that calls
-//! [`run`]. It outlives its starter; who comes later finds it by its files in the state directory:
+//! [`run()`]. It outlives its starter; who comes later finds it by its files in the state directory:
 //!
 //! | `volumes/ID.json` | what it serves ([`VolumeRecord`]); locked while it lives, so that a dead one is told from a slow one |
 //! |---|---|

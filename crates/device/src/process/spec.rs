@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ProcessError;
 use crate::BackendKind;
 
-/// The hidden subcommand of the program that a volume process is: its `main` must hand it to [`super::run`].
+/// The hidden subcommand of the program that a volume process is: its `main` must hand it to [`super::run()`].
 pub const SUBCOMMAND: &str = "volume-serve";
 
 /// Everything a volume process is told.

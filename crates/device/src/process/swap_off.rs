@@ -24,7 +24,7 @@ enum Report {
     Failed { errno: Option<i32>, error: String },
 }
 
-/// Turns off swap on `device` by running this program again, as [`super::run`] with another task.
+/// Turns off swap on `device` by running this program again, as [`super::run()`] with another task.
 pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
     let used = check_room(device)?;
     let fail = |source| SwapError::Off {
