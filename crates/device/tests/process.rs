@@ -279,6 +279,18 @@ fn a_volume_that_cannot_be_made_says_why_to_its_starter_and_leaves_nothing() {
 }
 
 #[test]
+fn a_volume_that_cannot_be_swapped_to_leaves_nothing() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(40_000));
+    let refused = client::spawn(volume_process(), &volume.spec).unwrap_err().to_string();
+    assert!(refused.contains("40000") && refused.contains("32767"), "{refused}");
+    common::wait_until("the end of the process", || !client::is_alive(volume.state(), volume.id()));
+    assert_eq!(client::list(volume.state()).unwrap(), []);
+    assert!(!volume.files().socket().exists());
+}
+
+#[test]
 fn garbage_on_the_control_socket_is_answered_with_an_error_and_others_go_on() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);

@@ -28,7 +28,8 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Starts a process that serves a volume and waits until it does.
 ///
-/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it.
+/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it,
+/// unless it was silent for too long: then it may yet come up, and [`is_alive`] tells.
 pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
     let files = spec.files();
     files.make_directory()?;
@@ -80,8 +81,7 @@ pub fn list(state: &Path) -> Result<Vec<VolumeId>, ProcessError> {
 
 /// Whether a process serves the volume; if not, [`clean_up`] removes what one left.
 pub fn is_alive(state: &Path, volume: VolumeId) -> bool {
-    let files = Files::new(state, volume);
-    files.record().exists() && matches!(Locked::take(&files), Err(ProcessError::Served(_)))
+    Locked::is_taken(&Files::new(state, volume))
 }
 
 /// What the process of a volume was told, and what came of it.

@@ -71,20 +71,30 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     for rule in safety.0.iter().filter(|rule| rule.failed.is_some()) {
         tracing::warn!(rule.rule, rule.failed, "a protection of the swap path does not hold");
     }
-    let (finish, finished) = mpsc::channel();
     let serving = Arc::new(Serving::start(spec, safety)?);
-    let control = Control::bind(&serving, finish.clone())?;
-    watch_signals(serving.clone(), finish).map_err(ProcessError::io("cannot watch for signals"))?;
-    serving.swap_on()?;
+    let (finish, finished) = mpsc::channel();
+    if let Err(error) = open_to_requests(&serving, finish) {
+        // What this fails with is the lesser news.
+        let _ = serving.detach(|_| ());
+        return Err(error);
+    }
     let record = serving.record();
     tracing::info!(volume = %spec.volume, device = %record.device.display(), backend = %record.backend, "serving");
-    control.listen()?;
+    // The starter may be gone, which matters to nobody.
     let _ = say(&Response::Status(Box::new(serving.status())));
-    close_standard_output().map_err(ProcessError::io("cannot let go of the starter's pipe"))?;
+    let _ = close_standard_output();
     // Whoever detaches the volume says so when all is done and answered.
     let _ = finished.recv();
     tracing::info!(volume = %spec.volume, "detached");
     Ok(())
+}
+
+/// Turns swap on, if that is wanted, and listens to those who may ask for the end.
+fn open_to_requests(serving: &Arc<Serving>, finish: mpsc::Sender<()>) -> Result<(), ProcessError> {
+    let control = Control::bind(serving, finish.clone())?;
+    watch_signals(serving.clone(), finish).map_err(ProcessError::io("cannot watch for signals"))?;
+    serving.swap_on()?;
+    control.listen()
 }
 
 /// Goes on in a child in a session of its own, so that neither the end of the starter nor its terminal's matters.

@@ -1,8 +1,9 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, VolumeId};
 use aquifer_pool::LeaseTarget;
@@ -116,7 +117,7 @@ impl Files {
                 Err(_) if tries == 0 => return Ok(None),
                 Err(_) => {
                     tries -= 1;
-                    std::thread::sleep(Duration::from_millis(10));
+                    thread::sleep(Duration::from_millis(10));
                 }
             }
         }
@@ -151,6 +152,14 @@ pub struct VolumeRecord {
     pub backend: BackendKind,
 }
 
+/// Whoever looks whether a record is locked has it locked for a moment: a lock is tried again for this long.
+const LOOK: Duration = Duration::from_millis(300);
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let (ours, there) = (file.metadata()?, fs::metadata(path));
+    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))
+}
+
 /// The open and locked record of a volume. Nobody else can serve the volume or clean up after it meanwhile.
 #[derive(Debug)]
 pub(super) struct Locked {
@@ -164,12 +173,26 @@ impl Locked {
         let fail = || ProcessError::io(format!("cannot open and lock {}", path.display()));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(fail())?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { file }),
-            Err(fs::TryLockError::WouldBlock) => Err(ProcessError::Served(files.id)),
-            Err(fs::TryLockError::Error(error)) => Err(fail()(error)),
+        let deadline = Instant::now() + LOOK;
+        loop {
+            let file = options.open(&path).map_err(fail())?;
+            match file.try_lock() {
+                // Who had it before may have removed the file after we opened it.
+                Ok(()) if is_at(&file, &path).map_err(fail())? => return Ok(Self { file }),
+                Ok(()) => {}
+                Err(fs::TryLockError::WouldBlock) if Instant::now() > deadline => {
+                    return Err(ProcessError::Served(files.id));
+                }
+                Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
+                Err(fs::TryLockError::Error(error)) => return Err(fail()(error)),
+            }
         }
+    }
+
+    /// Whether a process has the record locked.
+    pub(super) fn is_taken(files: &Files) -> bool {
+        let Ok(file) = File::open(files.record()) else { return false };
+        matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
     }
 
     /// Says that the volume is about to be served.
