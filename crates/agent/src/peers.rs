@@ -101,9 +101,22 @@ impl Peers {
     ) {
         let Some(peer) = self.peers.get(host) else { return };
         let mut last = peer.last.lock().unwrap_or_else(PoisonError::into_inner);
+        // Said once, however often the same is tried again.
         match answer {
-            Ok(answer) => *last = Last { spare: spare(answer).or(last.spare), error: None },
-            Err(error) => *last = Last { spare: None, error: Some(error.to_string()) },
+            Ok(answer) => {
+                if last.error.is_some() {
+                    tracing::info!("{host} answers again");
+                }
+                *last = Last { spare: spare(answer).or(last.spare), error: None };
+            }
+            Err(error) => {
+                let error = error.to_string();
+                match last.error {
+                    None => tracing::warn!("{host}: {error}"),
+                    Some(_) => tracing::debug!("{host}: {error}"),
+                }
+                *last = Last { spare: None, error: Some(error) };
+            }
         }
     }
 }

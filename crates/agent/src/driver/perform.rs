@@ -231,7 +231,7 @@ impl Driver {
             let event = match said {
                 Ok(()) => Some(Event::Delivered { to, message }),
                 Err(why) => {
-                    tracing::warn!(
+                    tracing::debug!(
                         "{message:?} did not reach {to} and will be sent again if it still matters: {why}"
                     );
                     None

@@ -23,6 +23,9 @@ use crate::swap;
 /// How long a volume process may be silent: longer than the most patient step in it, which is moving an extent.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How long a volume process may take to tell how it is, which waits for nothing.
+const STATUS_PATIENCE: Duration = Duration::from_secs(3);
+
 /// How long a volume may take from its start until it is served.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -98,7 +101,7 @@ pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessErr
 /// How a volume is.
 pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
     let files = Files::new(state, volume);
-    match ask(&files, &Request::Status, |_| ())? {
+    match ask(&files, &Request::Status, STATUS_PATIENCE, |_| ())? {
         Response::Status(status) => Ok(*status),
         other => Err(unexpected(&files, &other)),
     }
@@ -138,7 +141,7 @@ pub fn detach(
 }
 
 fn done(files: &Files, request: &Request, progress: impl FnMut(Response)) -> Result<(), ProcessError> {
-    match ask(files, request, progress)? {
+    match ask(files, request, PATIENCE, progress)? {
         Response::Done => Ok(()),
         other => Err(unexpected(files, &other)),
     }
@@ -148,13 +151,14 @@ fn done(files: &Files, request: &Request, progress: impl FnMut(Response)) -> Res
 fn ask(
     files: &Files,
     request: &Request,
+    patience: Duration,
     mut progress: impl FnMut(Response),
 ) -> Result<Response, ProcessError> {
     let mut stream = open(files)?;
     let broken = |error: io::Error| silent(files, &format!("broke off the conversation ({error})"));
     let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
     line.push(b'\n');
-    stream.set_read_timeout(Some(PATIENCE)).map_err(broken)?;
+    stream.set_read_timeout(Some(patience)).map_err(broken)?;
     stream.write_all(&line).map_err(broken)?;
     let mut lines = BufReader::new(stream).lines();
     while let Some(line) = lines.next() {

@@ -1,5 +1,8 @@
-//! The kernel's nbd driver, over socket pairs whose other ends we serve: one connection, one hardware queue and one
-//! thread a worker.
+//! The kernel's nbd driver, over a socket pair whose other end we serve.
+//!
+//! One connection, whatever the number of workers. For each connection the driver keeps a work item that waits for replies, and
+//! when the kernel is slow to start a thread for it, as it is when memory is short, a single rescuer thread gets them all,
+//! one after the other. It never comes to the second, and requests sent over that connection are never done.
 
 mod netlink;
 mod serve;
@@ -18,6 +21,7 @@ use aquifer_fabric::nbd::proto::export_flag;
 use aquifer_page::PAGE_SIZE;
 
 use self::netlink::{Connect, Driver};
+use self::serve::Connection;
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
 use crate::{DeviceError, Disk};
 
@@ -31,8 +35,7 @@ const DRIVER_PATIENCE: u64 = 365 * 24 * 3600;
 const FLAGS: u16 = export_flag::HAS_FLAGS
     | export_flag::SEND_FLUSH
     | export_flag::SEND_TRIM
-    | export_flag::SEND_WRITE_ZEROES
-    | export_flag::CAN_MULTI_CONN;
+    | export_flag::SEND_WRITE_ZEROES;
 
 /// The nbd backend.
 #[derive(Debug)]
@@ -57,7 +60,7 @@ impl Backend for Nbd {
         let mut driver =
             Driver::open().map_err(DeviceError::failed("cannot reach the kernel's nbd driver"))?;
         let size = disk.capacity().0;
-        let ends = start_workers(&disk, options.workers)
+        let end = start_workers(&disk, options.workers)
             .map_err(DeviceError::failed("the nbd workers did not get ready"))?;
         let connect = Connect {
             size,
@@ -65,7 +68,7 @@ impl Backend for Nbd {
             timeout: DRIVER_PATIENCE,
             flags: FLAGS,
             label: &options.label,
-            sockets: ends.iter().map(AsFd::as_fd).collect(),
+            socket: end.as_fd(),
         };
         let index = driver.connect(&connect).map_err(DeviceError::failed("cannot get an nbd device"))?;
         let mut device = NbdDevice {
@@ -80,22 +83,21 @@ impl Backend for Nbd {
     }
 }
 
-/// Starts a thread for each worker; returns the ends of their connections that are for the driver.
-fn start_workers(disk: &Arc<dyn Disk>, workers: usize) -> io::Result<Vec<UnixStream>> {
+/// Starts the workers; returns the end of their connection that is for the driver.
+fn start_workers(disk: &Arc<dyn Disk>, workers: usize) -> io::Result<UnixStream> {
     let (ready, all_ready) = mpsc::channel();
-    let mut ends = Vec::with_capacity(workers);
+    let (ours, theirs) = UnixStream::pair()?;
+    let connection = Arc::new(Connection::new(ours));
     for worker in 0..workers {
-        let (ours, theirs) = UnixStream::pair()?;
-        let (disk, ready) = (disk.clone(), ready.clone());
+        let (disk, connection, ready) = (disk.clone(), connection.clone(), ready.clone());
         thread::Builder::new()
             .name(format!("nbd-{worker}"))
-            .spawn(move || serve::run(&*disk, worker, ours, |prepared| _ = ready.send(prepared)))?;
-        ends.push(theirs);
+            .spawn(move || serve::run(&*disk, worker, &connection, |prepared| _ = ready.send(prepared)))?;
     }
     for _ in 0..workers {
         all_ready.recv_timeout(PATIENCE).unwrap_or_else(|error| Err(io::Error::other(error)))?;
     }
-    Ok(ends)
+    Ok(theirs)
 }
 
 #[derive(Debug)]

@@ -49,8 +49,8 @@ pub(super) struct Connect<'a> {
     pub(super) flags: u16,
     /// What the driver shows in the device's `backend` attribute.
     pub(super) label: &'a str,
-    /// The driver takes a reference of its own to each.
-    pub(super) sockets: Vec<BorrowedFd<'a>>,
+    /// The driver takes a reference of its own.
+    pub(super) socket: BorrowedFd<'a>,
 }
 
 /// A connection to the driver.
@@ -89,12 +89,10 @@ impl Driver {
         request.attribute(SERVER_FLAGS, &u64::from(connect.flags).to_ne_bytes());
         request.attribute(CLIENT_FLAGS, &DISCONNECT_ON_CLOSE.to_ne_bytes());
         request.attribute(BACKEND_IDENTIFIER, format!("{}\0", connect.label).as_bytes());
+        let mut item = Message::default();
+        item.attribute(SOCKET_FD, &(connect.socket.as_raw_fd() as u32).to_ne_bytes());
         let mut sockets = Message::default();
-        for socket in &connect.sockets {
-            let mut item = Message::default();
-            item.attribute(SOCKET_FD, &(socket.as_raw_fd() as u32).to_ne_bytes());
-            sockets.attribute(SOCKET_ITEM | NESTED, &item.bytes);
-        }
+        sockets.attribute(SOCKET_ITEM | NESTED, &item.bytes);
         request.attribute(SOCKETS | NESTED, &sockets.bytes);
         let answer = self.call(request)?;
         find(&answer, INDEX)

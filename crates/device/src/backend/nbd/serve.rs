@@ -1,5 +1,7 @@
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
 use aquifer_page::PAGE_SIZE;
@@ -11,36 +13,63 @@ use crate::safety::touch_stack;
 
 const REPLY: usize = size_of::<SimpleReply>();
 
-/// Serves one connection of the driver in NBD's transmission phase until the driver disconnects.
+/// The end of the driver's connection that is ours. The workers take turns at it: one waits for a request and, having read all
+/// of it, leaves the next one to another.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    /// Held while a request is awaited and read.
+    requests: Mutex<()>,
+    /// Held while a reply is sent.
+    replies: Mutex<()>,
+}
+
+impl Connection {
+    pub(super) fn new(stream: UnixStream) -> Self {
+        Self { stream, requests: Mutex::new(()), replies: Mutex::new(()) }
+    }
+}
+
+/// Serves requests of the driver, in NBD's transmission phase, until it disconnects.
 ///
 /// `ready` is called once, when no request will need memory that is not there.
 pub(super) fn run(
     disk: &dyn Disk,
     worker: usize,
-    connection: UnixStream,
+    connection: &Connection,
     ready: impl FnOnce(io::Result<()>),
 ) -> io::Result<()> {
     touch_stack();
     let mut buffer = vec![1; REPLY + MAX_REQUEST];
     ready(disk.read(worker, 0, &mut buffer[..PAGE_SIZE]));
-    let mut connection = Connection { disk, worker, stream: connection, buffer };
-    while connection.serve_one()? {}
-    Ok(())
+    let mut server = Server { disk, worker, connection, buffer };
+    let result = loop {
+        match server.serve_one() {
+            Ok(true) => {}
+            Ok(false) => break Ok(()),
+            Err(error) => break Err(error),
+        }
+    };
+    // Nobody can make sense of a stream in which one worker got lost. Refused where it is shut down already.
+    let _ = connection.stream.shutdown(Shutdown::Both);
+    result
 }
 
-struct Connection<'a> {
+struct Server<'a> {
     disk: &'a dyn Disk,
     worker: usize,
-    stream: UnixStream,
+    connection: &'a Connection,
     /// Room for a reply's head, then for data, so that both go out in one call.
     buffer: Vec<u8>,
 }
 
-impl Connection<'_> {
+impl Server<'_> {
     /// Serves one request; false when it was the last.
     fn serve_one(&mut self) -> io::Result<bool> {
+        let turn = take(&self.connection.requests);
+        let mut stream = &self.connection.stream;
         let mut request = Request::new_zeroed();
-        match self.stream.read_exact(request.as_mut_bytes()) {
+        match stream.read_exact(request.as_mut_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
             result => result?,
         }
@@ -50,14 +79,15 @@ impl Connection<'_> {
             // The kernel is the only peer; after this its stream cannot be understood any more.
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let (offset, worker) = (request.offset.get(), self.worker);
         let data = &mut self.buffer[REPLY..REPLY + if carries_data { length } else { 0 }];
+        if request.command.get() == command::WRITE {
+            stream.read_exact(data)?;
+        }
+        drop(turn);
+        let (offset, worker) = (request.offset.get(), self.worker);
         let (done, answered) = match request.command.get() {
             command::READ => (self.disk.read(worker, offset, data), length),
-            command::WRITE => {
-                self.stream.read_exact(data)?;
-                (self.disk.write(worker, offset, data), 0)
-            }
+            command::WRITE => (self.disk.write(worker, offset, data), 0),
             command::TRIM | command::WRITE_ZEROES => (self.disk.discard(worker, offset, length as u64), 0),
             command::FLUSH => (self.disk.flush(worker), 0),
             // The driver announces twice that it goes, and complains where nobody listens: wait until it has gone.
@@ -77,8 +107,14 @@ impl Connection<'_> {
         let reply =
             SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: request.cookie };
         self.buffer[..REPLY].copy_from_slice(reply.as_bytes());
-        self.stream.write_all(&self.buffer[..REPLY + length])
+        let _turn = take(&self.connection.replies);
+        (&self.connection.stream).write_all(&self.buffer[..REPLY + length])
     }
+}
+
+/// A lock that guards nothing but an order keeps nothing that a panic could have broken.
+fn take(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn nbd_error(error: &io::Error) -> u32 {
