@@ -8,7 +8,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use aquifer_cli::cgroup::Hierarchy;
 use common::{Export, aquifer, eventually, lacks_cgroups, lacks_devices, stderr, stdout};
@@ -90,6 +90,14 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
     let output = dir.aquifer(&["detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+    assert_eq!(stored(&export), 0, "the lender has its memory back");
+}
+
+/// The bytes for which the export needs memory.
+fn stored(export: &Export) -> u64 {
+    let output = Command::new("nbdinfo").args(["--map", "--totals", "--json", export.uri()]).output().unwrap();
+    let kinds: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
+    kinds.iter().filter(|kind| kind["type"] == 0).map(|kind| kind["size"].as_u64().unwrap()).sum()
 }
 
 #[test]

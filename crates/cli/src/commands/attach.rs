@@ -55,7 +55,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "What is kept",
             "The device uses whole extents of 64MiB of the export, in an order of its own: what was in the export before is \
-             not seen, and what is written cannot be read by another program from there. An export serves one volume.",
+             not seen, and what is written cannot be read by another program from there. An export serves one \
+             volume. Detaching gives its memory back.",
         ),
         (
             "When the lender does not answer",

@@ -100,8 +100,16 @@ impl Serving {
             swap_off::by_helper(attached.path(), progress)?;
         }
         attached.detach()?;
+        self.give_back();
         self.files.remove();
         Ok(())
+    }
+
+    /// Discards all that is stored: nobody can find it any more. Lenders that do not answer are no reason to stay.
+    fn give_back(&self) {
+        if let Err(error) = self.volume.discard(0, 0, self.record().spec.capacity.0) {
+            tracing::warn!("what was stored could not be given back: {error}");
+        }
     }
 
     fn claim(&self) -> Result<MutexGuard<'_, Box<dyn Attached>>, ProcessError> {
