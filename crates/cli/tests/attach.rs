@@ -95,7 +95,8 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
 
 /// The bytes for which the export needs memory.
 fn stored(export: &Export) -> u64 {
-    let output = Command::new("nbdinfo").args(["--map", "--totals", "--json", export.uri()]).output().unwrap();
+    let output =
+        Command::new("nbdinfo").args(["--map", "--totals", "--json", export.uri()]).output().unwrap();
     let kinds: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
     kinds.iter().filter(|kind| kind["type"] == 0).map(|kind| kind["size"].as_u64().unwrap()).sum()
 }
