@@ -1,5 +1,6 @@
 //! What the protocol loops read from and write to: a plain socket, or one under TLS.
 
+use std::cell::Cell;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,6 +12,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use crate::Address;
 use crate::lookout::Lookout;
+use crate::sleep::going_to_sleep;
 
 /// The most slices Linux takes in one `sendmsg` (`UIO_MAXIOV`).
 pub const MAX_SLICES: usize = 1024;
@@ -62,7 +64,8 @@ pub trait Channel: Send {
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
-    lookout: Option<Lookout>,
+    patience: Cell<Option<Duration>>,
+    lookout: Lookout,
 }
 
 impl Socket {
@@ -91,25 +94,24 @@ impl Socket {
         }
     }
 
-    /// Lets `recv` look out for bytes for a moment before it goes to sleep, whenever that has just proved worth it.
-    ///
-    /// For the page path: it saves the peer the cost of waking this thread, which is most of what a small request costs.
-    pub fn look_out(&mut self) {
-        self.lookout = Some(Lookout::default());
-    }
-
     /// A second handle to the same socket, to shut it down from another thread.
     ///
     /// # Errors
     /// The system's (too many open files).
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { fd: self.fd.try_clone()?, lookout: None })
+        Ok(Self { patience: self.patience.clone(), ..Self::from(self.fd.try_clone()?) })
+    }
+}
+
+impl From<OwnedFd> for Socket {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd, patience: Cell::new(None), lookout: Lookout::new() }
     }
 }
 
 impl From<UnixStream> for Socket {
     fn from(stream: UnixStream) -> Self {
-        Self { fd: stream.into(), lookout: None }
+        OwnedFd::from(stream).into()
     }
 }
 
@@ -118,7 +120,7 @@ impl From<TcpStream> for Socket {
     fn from(stream: TcpStream) -> Self {
         // A socket that is already dead refuses; its first use will say so.
         let _ = stream.set_nodelay(true);
-        Self { fd: stream.into(), lookout: None }
+        OwnedFd::from(stream).into()
     }
 }
 
@@ -130,17 +132,20 @@ impl AsFd for Socket {
 
 impl Channel for Socket {
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let Self { fd, lookout } = self;
-        match lookout {
-            Some(lookout) => lookout.wait(|flags| recv(fd, buf, flags)),
-            None => recv(fd, buf, RecvFlags::empty()),
-        }
+        let Self { fd, patience, lookout } = self;
+        lookout.wait(fd.as_fd(), patience.get(), || recv(fd, buf))
     }
 
     fn send_all(&mut self, mut bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
         IoSlice::advance_slices(&mut bufs, 0);
         while !bufs.is_empty() {
-            let sent = send(&self.fd, bufs, SendFlags::NOSIGNAL)?;
+            let sent = match send(&self.fd, bufs, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    going_to_sleep();
+                    send(&self.fd, bufs, SendFlags::NOSIGNAL)?
+                }
+                sent => sent?,
+            };
             IoSlice::advance_slices(&mut bufs, sent);
         }
         Ok(())
@@ -163,7 +168,7 @@ impl Channel for Socket {
     }
 
     fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
-        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, recv)?;
+        self.patience.set(recv);
         sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, send)?;
         Ok(())
     }
@@ -194,10 +199,10 @@ impl Write for Socket {
     }
 }
 
-/// One `recv`.
-fn recv(fd: &OwnedFd, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
+/// One `recv` that does not wait.
+fn recv(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
     loop {
-        match rustix::net::recv(fd, &mut *buf, flags) {
+        match rustix::net::recv(fd, &mut *buf, RecvFlags::DONTWAIT) {
             Ok((_, received)) => return Ok(received),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -1,15 +1,31 @@
 use std::hint;
 use std::io;
+use std::num::NonZero;
+use std::os::fd::BorrowedFd;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::RecvFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
-/// How long to look out: what a peer on the same machine takes to answer, with its own waking up.
-const WINDOW: Duration = Duration::from_micros(30);
+use crate::sleep::going_to_sleep;
+
+/// How long to look out: what a peer on the same machine takes to answer, with its own waking up, and what a kernel that
+/// swaps to it takes from one page fault to the next.
+const WINDOW: Duration = Duration::from_micros(100);
 
 /// Pauses of the processor between two looks, 1 to 2 us: each look takes the socket's lock away from the peer that wants
 /// to put bytes there.
 const PAUSES: u32 = 32;
+
+/// How many threads of this process are looking out.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many may: half of the processors, so that those they wait for have one to run on.
+static MOST: LazyLock<usize> =
+    LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2));
 
 /// Looking out for bytes for a moment instead of going to sleep at once.
 ///
@@ -18,26 +34,77 @@ const PAUSES: u32 = 32;
 /// wants it has it first, the peer above all. It is done only as long as it pays: if nothing came within the window
 /// the thread sleeps, and the next time it goes to sleep at once, until bytes come that quickly again. An idle
 /// connection so uses no processor at all.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lookout {
     pays: bool,
 }
 
 impl Lookout {
-    /// Receives by `recv`, which is to wait or not as its flags say.
-    pub(crate) fn wait(&mut self, mut recv: impl FnMut(RecvFlags) -> io::Result<usize>) -> io::Result<usize> {
+    pub(crate) fn new() -> Self {
+        // Found out now, because that takes memory, and the page path must not.
+        LazyLock::force(&MOST);
+        Self { pays: false }
+    }
+
+    /// Receives by `recv`, which is not to wait, as soon as `socket` has something, but within `patience`.
+    ///
+    /// Sleeps in `poll`, not in a receive: a unix socket wakes whoever sleeps in one also when the peer has taken what we
+    /// sent, only to find that nothing has come.
+    pub(crate) fn wait(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        patience: Option<Duration>,
+        mut recv: impl FnMut() -> io::Result<usize>,
+    ) -> io::Result<usize> {
         let start = Instant::now();
-        while self.pays && start.elapsed() < WINDOW {
-            match recv(RecvFlags::DONTWAIT) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    (0..PAUSES).for_each(|_| hint::spin_loop());
-                    rustix::thread::sched_yield();
-                }
-                result => return result,
+        let mut looking = None;
+        loop {
+            let result = recv();
+            let waited = start.elapsed();
+            if !result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+                self.pays = waited < WINDOW;
+                return result;
+            }
+            looking = looking.or_else(|| Looking::begin(self.pays)).filter(|_| waited < WINDOW);
+            if looking.is_some() {
+                (0..PAUSES).for_each(|_| hint::spin_loop());
+                rustix::thread::sched_yield();
+            } else {
+                going_to_sleep();
+                sleep(socket, patience.map(|patience| patience.saturating_sub(waited)))?;
             }
         }
-        let result = recv(RecvFlags::empty());
-        self.pays = start.elapsed() < WINDOW;
-        result
+    }
+}
+
+/// One of those that look out, until dropped.
+struct Looking;
+
+impl Looking {
+    fn begin(pays: bool) -> Option<Self> {
+        if !pays {
+            return None;
+        }
+        let looking = Self;
+        (LOOKING.fetch_add(1, Ordering::Relaxed) < *MOST).then_some(looking)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Sleeps until there is something to receive.
+fn sleep(socket: BorrowedFd<'_>, patience: Option<Duration>) -> io::Result<()> {
+    let patience = patience.map(|patience| Timespec {
+        tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: patience.subsec_nanos().into(),
+    });
+    match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], patience.as_ref()) {
+        Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+use aquifer_fabric::sleep::going_to_sleep;
 
 use aquifer_page::EXTENT_SIZE;
 
@@ -107,10 +109,20 @@ impl Extent {
     }
 
     pub(crate) fn shared(&self) -> RwLockReadGuard<'_, Place> {
+        match self.place.try_read() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => going_to_sleep(),
+        }
         self.place.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, Place> {
+        match self.place.try_write() {
+            Ok(guard) => return guard,
+            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => going_to_sleep(),
+        }
         self.place.write().unwrap_or_else(PoisonError::into_inner)
     }
 

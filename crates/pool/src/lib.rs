@@ -16,7 +16,9 @@ mod placement;
 mod status;
 mod volume;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use aquifer_fabric::sleep::going_to_sleep;
 
 pub use config::{LeaseTarget, VolumeConfig};
 pub use error::PoolError;
@@ -27,5 +29,10 @@ pub use volume::Volume;
 /// Locks; a thread that panicked while it held the lock left nothing half done, as nothing here panics between changes
 /// that belong together.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.try_lock() {
+        Ok(guard) => return guard,
+        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => going_to_sleep(),
+    }
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,6 +3,7 @@
 mod exclusive;
 mod fuse_loop;
 mod nbd;
+mod turn;
 mod ublk;
 
 use std::fmt;

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 
+use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -113,6 +114,7 @@ impl Direct {
 
 impl Holder for FileHolder {
     fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        going_to_sleep();
         match self.direct(offset, into.len()) {
             Some(direct) => direct.read(worker, offset, into),
             None => self.file.read_exact_at(into, offset),
@@ -121,6 +123,7 @@ impl Holder for FileHolder {
     }
 
     fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        going_to_sleep();
         match self.direct(offset, data.len()) {
             Some(direct) => direct.write(worker, offset, data),
             None => self.file.write_all_at(data, offset),

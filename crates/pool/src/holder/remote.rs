@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Operation, Run, Target};
+use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 
 use super::{Holder, HolderError, Piece, write_zeroes};
@@ -114,6 +115,7 @@ impl RemoteHolder {
         started: Instant,
         mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
     ) -> Result<(), HolderError> {
+        going_to_sleep();
         let lost = self.lost(started);
         let deadline = lost + self.patience;
         let unreachable = |source| HolderError::Unreachable { waited: lost.elapsed(), source };

@@ -22,6 +22,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use self::loop_device::LoopDevice;
 use self::server::{Server, WARM_UP_NAME};
+use super::turn::Turn;
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
 use crate::{DeviceError, Disk};
 
@@ -55,12 +56,12 @@ impl Backend for FuseLoop {
             .open(FUSE_DEVICE)
             .map_err(DeviceError::failed(format!("cannot open {FUSE_DEVICE}")))?;
         let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
-        let ended = serve(disk, fuse.into(), options)?;
+        let workers = serve(disk, fuse.into(), options)?;
         warm_up(&root, options.workers).map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
         let file = open_in(&root, &options.label)
             .map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
         let device = LoopDevice::bind(file.as_fd(), &options.label)?;
-        Ok(Box::new(FuseLoopDevice { device, ended }))
+        Ok(Box::new(FuseLoopDevice { device, workers }))
     }
 }
 
@@ -82,17 +83,14 @@ fn mount(fuse: &File) -> io::Result<OwnedFd> {
     Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// Starts the workers. What it returns gets the session's end, or is disconnected.
-fn serve(
-    disk: Arc<dyn Disk>,
-    fuse: OwnedFd,
-    options: &Options,
-) -> Result<Receiver<io::Result<()>>, DeviceError> {
+/// Starts the workers.
+fn serve(disk: Arc<dyn Disk>, fuse: OwnedFd, options: &Options) -> Result<Workers, DeviceError> {
+    let turn = Arc::new(Turn::default());
     let mut config = Config::default();
     config.n_threads = Some(options.workers);
     config.clone_fd = true;
     let session = Session::from_fd(
-        Server::new(disk, options.workers, options.label.clone()),
+        Server::new(disk, options.workers, options.label.clone(), turn.clone()),
         fuse,
         SessionACL::All,
         config,
@@ -106,7 +104,7 @@ fn serve(
             let _ = ends.send(session.run().or_else(orderly));
         })
         .map_err(DeviceError::failed("cannot start the FUSE workers"))?;
-    Ok(ended)
+    Ok(Workers { turn, ended })
 }
 
 /// The kernel ends the connection when its last file is closed. Workers that wait then see either that it is gone
@@ -137,7 +135,22 @@ fn open_in(root: &OwnedFd, name: &str) -> io::Result<File> {
 #[derive(Debug)]
 struct FuseLoopDevice {
     device: LoopDevice,
+    workers: Workers,
+}
+
+/// The threads that serve the file.
+#[derive(Debug)]
+struct Workers {
+    turn: Arc<Turn>,
+    /// Gets the session's end, or is disconnected.
     ended: Receiver<io::Result<()>>,
+}
+
+impl Drop for Workers {
+    /// Those that wait for their turn would not hear of the session's end.
+    fn drop(&mut self) {
+        self.turn.end();
+    }
 }
 
 impl Attached for FuseLoopDevice {
@@ -151,7 +164,8 @@ impl Attached for FuseLoopDevice {
 
     fn detach(&mut self) -> Result<(), DeviceError> {
         self.device.release()?;
-        match self.ended.recv_timeout(RELEASE_PATIENCE) {
+        self.workers.turn.end();
+        match self.workers.ended.recv_timeout(RELEASE_PATIENCE) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(DeviceError::failed("the FUSE server ended with an error")(error)),
             Err(RecvTimeoutError::Disconnected) => Ok(()),

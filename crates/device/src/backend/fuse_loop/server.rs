@@ -14,6 +14,7 @@ use fuser::{
 
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
+use crate::backend::turn::Turn;
 use crate::safety::touch_stack;
 
 /// The file by which each worker is made ready; see [`Server::warm_up`].
@@ -43,18 +44,20 @@ pub(super) struct Server {
     disk: Arc<dyn Disk>,
     workers: usize,
     next_worker: AtomicUsize,
+    turn: Arc<Turn>,
     met: Mutex<usize>,
     all_met: Condvar,
 }
 
 impl Server {
     /// The volume's file bears the name `name`.
-    pub(super) fn new(disk: Arc<dyn Disk>, workers: usize, name: String) -> Self {
+    pub(super) fn new(disk: Arc<dyn Disk>, workers: usize, name: String, turn: Arc<Turn>) -> Self {
         Self {
             name,
             disk,
             workers,
             next_worker: AtomicUsize::new(0),
+            turn,
             met: Mutex::new(0),
             all_met: Condvar::new(),
         }
@@ -79,6 +82,7 @@ impl Server {
     fn warm_up(&self) -> io::Result<()> {
         let worker = self.worker();
         touch_stack();
+        self.turn.join();
         BUFFER.with_borrow_mut(|buffer| {
             buffer.resize(MAX_REQUEST, 0);
             buffer.fill(1);
@@ -188,6 +192,7 @@ impl Filesystem for Server {
                 Err(error) => reply.error(errno(&error)),
             }
         });
+        self.turn.take();
     }
 
     fn write(
@@ -210,6 +215,7 @@ impl Filesystem for Server {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
         }
+        self.turn.take();
     }
 
     fn fallocate(
@@ -226,6 +232,7 @@ impl Filesystem for Server {
             return reply.error(Errno::EOPNOTSUPP);
         }
         done(self.disk.discard(self.worker(), offset, length), reply);
+        self.turn.take();
     }
 
     fn fsync(
@@ -237,6 +244,7 @@ impl Filesystem for Server {
         reply: ReplyEmpty,
     ) {
         done(self.disk.flush(self.worker()), reply);
+        self.turn.take();
     }
 
     /// The loop driver takes the block size from here as the granularity of discards.

@@ -1,7 +1,7 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
 use aquifer_page::PAGE_SIZE;
@@ -9,24 +9,24 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
+use crate::backend::turn::Turn;
 use crate::safety::touch_stack;
 
 const REPLY: usize = size_of::<SimpleReply>();
 
-/// The end of the driver's connection that is ours. The workers take turns at it: one waits for a request and, having read all
-/// of it, leaves the next one to another.
+/// The end of the driver's connection that is ours.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
-    /// Held while a request is awaited and read.
-    requests: Mutex<()>,
+    /// To wait for a request and read all of it.
+    turn: Arc<Turn>,
     /// Held while a reply is sent.
     replies: Mutex<()>,
 }
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self { stream, requests: Mutex::new(()), replies: Mutex::new(()) }
+        Self { stream, turn: Arc::default(), replies: Mutex::new(()) }
     }
 }
 
@@ -40,6 +40,7 @@ pub(super) fn run(
     ready: impl FnOnce(io::Result<()>),
 ) -> io::Result<()> {
     touch_stack();
+    connection.turn.join();
     let mut buffer = vec![1; REPLY + MAX_REQUEST];
     ready(disk.read(worker, 0, &mut buffer[..PAGE_SIZE]));
     let mut server = Server { disk, worker, connection, buffer };
@@ -52,6 +53,7 @@ pub(super) fn run(
     };
     // Nobody can make sense of a stream in which one worker got lost. Refused where it is shut down already.
     let _ = connection.stream.shutdown(Shutdown::Both);
+    connection.turn.end();
     result
 }
 
@@ -66,7 +68,7 @@ struct Server<'a> {
 impl Server<'_> {
     /// Serves one request; false when it was the last.
     fn serve_one(&mut self) -> io::Result<bool> {
-        let turn = take(&self.connection.requests);
+        self.connection.turn.take();
         let mut stream = &self.connection.stream;
         let mut request = Request::new_zeroed();
         match stream.read_exact(request.as_mut_bytes()) {
@@ -83,7 +85,6 @@ impl Server<'_> {
         if request.command.get() == command::WRITE {
             stream.read_exact(data)?;
         }
-        drop(turn);
         let (offset, worker) = (request.offset.get(), self.worker);
         let (done, answered) = match request.command.get() {
             command::READ => (self.disk.read(worker, offset, data), length),
@@ -107,14 +108,10 @@ impl Server<'_> {
         let reply =
             SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: request.cookie };
         self.buffer[..REPLY].copy_from_slice(reply.as_bytes());
-        let _turn = take(&self.connection.replies);
+        // It guards nothing but an order: a panic could not have broken it.
+        let _order = self.connection.replies.lock().unwrap_or_else(PoisonError::into_inner);
         (&self.connection.stream).write_all(&self.buffer[..REPLY + length])
     }
-}
-
-/// A lock that guards nothing but an order keeps nothing that a panic could have broken.
-fn take(lock: &Mutex<()>) -> MutexGuard<'_, ()> {
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn nbd_error(error: &io::Error) -> u32 {

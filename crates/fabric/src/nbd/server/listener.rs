@@ -191,8 +191,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn serve(&self, mut socket: Socket, mut peer: Peer) {
-        socket.look_out();
+    fn serve(&self, socket: Socket, mut peer: Peer) {
         let Shared { security, exports, limits, .. } = &*self.shared;
         match handshake::run(socket, security, &**exports, &mut peer, limits.handshake) {
             Ok(Some(terms)) => self.transmit(terms, &peer),
