@@ -16,9 +16,9 @@ use crate::sleep::going_to_sleep;
 /// swaps to it takes from one page fault to the next.
 const WINDOW: Duration = Duration::from_micros(100);
 
-/// Pauses of the processor between two looks, about 1 us: each look takes the socket's lock away from the peer that wants
+/// Pauses of the processor between two looks, 1 to 2 us: each look takes the socket's lock away from the peer that wants
 /// to put bytes there.
-const PAUSES: u32 = 16;
+const PAUSES: u32 = 32;
 
 /// How many threads of this process are looking out.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
