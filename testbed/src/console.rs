@@ -21,13 +21,21 @@ pub(crate) struct Console {
     host: String,
     live: bool,
     text: Mutex<String>,
+    /// Where in the text the answer to [`Self::ask`] begins, if it was asked in this boot.
+    answer: Mutex<Option<usize>>,
     keyboard: Mutex<Option<UnixStream>>,
 }
 
 impl Console {
     pub(crate) fn new(host: &str, live: bool) -> Arc<Self> {
-        let (text, keyboard) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { host: host.to_owned(), live, text, keyboard })
+        let host = host.to_owned();
+        Arc::new(Self {
+            host,
+            live,
+            text: Mutex::default(),
+            answer: Mutex::default(),
+            keyboard: Mutex::default(),
+        })
     }
 
     /// Shows what comes from `stream`, until it ends.
@@ -44,6 +52,7 @@ impl Console {
     /// Types on it what [`Self::ask`] wants to.
     pub(crate) fn connect(&self, keyboard: UnixStream) {
         *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) = Some(keyboard);
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Adds a line of the testbed's own.
@@ -68,6 +77,7 @@ impl Console {
     /// and a key, which works however badly the guest is stuck.
     pub(crate) fn ask(&self) {
         let deadline = Instant::now() + LAST_WORDS;
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
         for key in *b"8mwl" {
             if let Some(keyboard) = &mut *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) {
                 let _ = keyboard.write_all(&[1, b'b', key]);
@@ -92,11 +102,13 @@ impl Console {
         anyhow::anyhow!("host {}: {what}\n{}", self.host, self.tail())
     }
 
-    /// The last lines, under a heading.
+    /// The last lines, and all that it said when it was asked, under a heading.
     pub(crate) fn tail(&self) -> String {
         let text = self.text();
-        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let answer = *self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, answer) = text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
+        let lines: Vec<_> = before.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(TAIL)..];
-        format!("---- the end of {}'s console:\n{}\n----", self.host, last.join("\n"))
+        format!("---- the end of {}'s console:\n{}\n{}\n----", self.host, last.join("\n"), answer.trim())
     }
 }

@@ -1,0 +1,53 @@
+//! The paper's experiment between machines (Sharing, Fig. 10): one overloaded, helped by the other, then the roles switched.
+
+use anyhow::Result;
+use aquifer_api::status::Role;
+use aquifer_page::Bytes;
+use aquifer_testbed::Host;
+
+use crate::support::{Aquifer as _, Load, member, with_cluster};
+
+/// Of each host; the kernel and the initramfs leave about 260 MiB of it.
+pub(crate) const MEMORY: Bytes = Bytes::mib(384);
+
+pub(crate) const SETTINGS: [&str; 4] =
+    ["memory.period = '200ms'", "memory.upper = 0.7", "memory.lower = 0.5", "borrow.request = '128M'"];
+
+#[test]
+#[ignore = "boots guests"]
+fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
+    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &SETTINGS, |hosts| {
+        let (a, b) = (&hosts["a"], &hosts["b"]);
+        overload(a, b)?;
+        overload(b, a)
+    })
+}
+
+/// Overloads `borrower`, which is helped by `lender`, until all is as before.
+fn overload(borrower: &Host, lender: &Host) -> Result<()> {
+    let before = borrower.pages_swapped_out()?;
+    let (first, second) = overloaded(borrower, lender, 1000)?;
+    second.is_done()?;
+    let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
+    assert!(swapped > Bytes::mib(32), "{swapped}");
+    assert!(lender.lends()? > Bytes::mib(32), "{}", lender.lends()?);
+    first.verify()?;
+    second.verify()?;
+
+    first.end()?;
+    second.end()?;
+    borrower.wait_until_it_is_free()?;
+    lender.wait_until_it_is_free()
+}
+
+/// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
+/// so many accesses, fills what is left and then swaps.
+pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Result<(Load, Load)> {
+    let first = Load::start(borrower, Bytes::mib(216), 0)?;
+    first.filled()?;
+    borrower.wait_until_it_is(Role::Borrower)?;
+    assert_eq!(lender.status()?.role, Role::Lender);
+    let second = Load::start(borrower, Bytes::mib(104), accesses)?;
+    second.filled()?;
+    Ok((first, second))
+}
