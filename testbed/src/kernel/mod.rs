@@ -43,9 +43,9 @@ impl Kernel {
     pub fn prepare(self) -> Result<Prepared> {
         let cache = crate::cache_dir()?;
         let dir = cache.join(format!("kernel-{self}"));
-        let _lock = lock(&dir.with_extension("lock"))?;
+        let _lock = lock(&cache.join(format!("kernel-{self}.lock")))?;
         if !dir.join("release").exists() {
-            let work = dir.with_extension("new");
+            let work = cache.join(format!("kernel-{self}.new"));
             // What a build that was killed has left.
             let _ = fs::remove_dir_all(&work);
             let built = self.build(&work).and_then(|()| Ok(fs::rename(&work, &dir)?));

@@ -41,7 +41,7 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
     let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (first, second) = overloaded(a, b, 20_000)?;
+        let (first, second) = overloaded(a, b, 5_000)?;
         b.cut();
         wait_until("a misses b", PATIENCE, || {
             let held = a.status()?.borrowed.remove(0).leases.remove(0);

@@ -7,11 +7,11 @@ use aquifer_testbed::Host;
 
 use crate::support::{Aquifer as _, Load, member, with_cluster};
 
-/// Of each host; the kernel and the initramfs leave about 260 MiB of it.
-pub(crate) const MEMORY: Bytes = Bytes::mib(384);
+/// Of each host; the kernel and the initramfs leave about 130 MiB of it.
+pub(crate) const MEMORY: Bytes = Bytes::mib(256);
 
 pub(crate) const SETTINGS: [&str; 4] =
-    ["memory.period = '200ms'", "memory.upper = 0.7", "memory.lower = 0.5", "borrow.request = '128M'"];
+    ["memory.period = '200ms'", "memory.upper = 0.7", "memory.lower = 0.5", "borrow.request = '64M'"];
 
 #[test]
 #[ignore = "boots guests"]
@@ -26,11 +26,11 @@ fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round()
 /// Overloads `borrower`, which is helped by `lender`, until all is as before.
 fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
-    let (first, second) = overloaded(borrower, lender, 1000)?;
+    let (first, second) = overloaded(borrower, lender, 300)?;
     second.is_done()?;
     let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
-    assert!(swapped > Bytes::mib(32), "{swapped}");
-    assert!(lender.lends()? > Bytes::mib(32), "{}", lender.lends()?);
+    assert!(swapped > Bytes::mib(16), "{swapped}");
+    assert!(lender.lends()? > Bytes::mib(16), "{}", lender.lends()?);
     first.verify()?;
     second.verify()?;
 
@@ -43,11 +43,11 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
 /// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
 /// so many accesses, fills what is left and then swaps.
 pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Result<(Load, Load)> {
-    let first = Load::start(borrower, Bytes::mib(216), 0)?;
+    let first = Load::start(borrower, Bytes::mib(116), 0)?;
     first.filled()?;
     borrower.wait_until_it_is(Role::Borrower)?;
     assert_eq!(lender.status()?.role, Role::Lender);
-    let second = Load::start(borrower, Bytes::mib(104), accesses)?;
+    let second = Load::start(borrower, Bytes::mib(52), accesses)?;
     second.filled()?;
     Ok((first, second))
 }
