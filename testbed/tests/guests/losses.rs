@@ -7,7 +7,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, wait_until};
 
 use crate::sharing::{MEMORY, SETTINGS, overloaded};
-use crate::support::{Aquifer as _, PATIENCE, member, with_cluster};
+use crate::support::{Aquifer as _, PATIENCE, member, step, with_cluster};
 
 /// More accesses than a load gets to make.
 const FOR_EVER: u64 = 10_000_000;
@@ -20,6 +20,7 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
         let (a, b) = (&hosts["a"], &hosts["b"]);
         let (_first, second) = overloaded(a, b, FOR_EVER)?;
         let lease = b.status()?.lent[0].lease;
+        step("b's plug is pulled");
         b.pull_plug()?;
 
         // What it needs is gone for good, and so is it: SIGBUS.
@@ -42,12 +43,14 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
         let (first, second) = overloaded(a, b, 5_000)?;
+        step("b's link is cut");
         b.cut();
         wait_until("a misses b", PATIENCE, || {
             let held = a.status()?.borrowed.remove(0).leases.remove(0);
             Ok(held.state.starts_with("unreachable"))
         })?;
         assert!(first.is_running() && second.is_running(), "who waits has not failed");
+        step("b's link is mended");
         b.mend();
 
         second.is_done()?;

@@ -5,7 +5,7 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use aquifer_testbed::Host;
 
-use crate::support::{Aquifer as _, Load, member, with_cluster};
+use crate::support::{Aquifer as _, Load, member, step, with_cluster};
 
 /// Of each host; the kernel and the initramfs leave about 130 MiB of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(256);
@@ -28,12 +28,14 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
     let (first, second) = overloaded(borrower, lender, 300)?;
     second.is_done()?;
+    step("all pages are checked");
     let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
     assert!(swapped > Bytes::mib(16), "{swapped}");
     assert!(lender.lends()? > Bytes::mib(16), "{}", lender.lends()?);
     first.verify()?;
     second.verify()?;
 
+    step(&format!("{swapped} were swapped out; the loads end"));
     first.end()?;
     second.end()?;
     borrower.wait_until_it_is_free()?;
@@ -43,11 +45,17 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
 /// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
 /// so many accesses, fills what is left and then swaps.
 pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Result<(Load, Load)> {
+    // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+    borrower.sh("echo 5 >/proc/sys/vm/page-cluster")?;
+    step(&format!("{borrower} is overloaded"));
     let first = Load::start(borrower, Bytes::mib(116), 0)?;
     first.filled()?;
+    step("its program is filled");
     borrower.wait_until_it_is(Role::Borrower)?;
     assert_eq!(lender.status()?.role, Role::Lender);
-    let second = Load::start(borrower, Bytes::mib(52), accesses)?;
+    step(&format!("{borrower} borrows from {lender}, and swaps"));
+    let second = Load::start(borrower, Bytes::mib(44), accesses)?;
     second.filled()?;
+    step("all memory is filled");
     Ok((first, second))
 }

@@ -9,6 +9,7 @@ mod serve;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result};
+use aquifer_testbed::sys::lock_memory;
 use rustix::process::{Pid, WaitOptions, getpid, wait};
 use rustix::system::{RebootCommand, reboot};
 
@@ -32,6 +33,8 @@ fn main() -> ExitCode {
 }
 
 fn init() -> Result<()> {
+    // Swap may go away for good; a page of this process that was there would take the host with it.
+    lock_memory().context("cannot lock memory")?;
     boot::prepare()?;
     let server = Command::new("/init").arg("serve").spawn().context("cannot start /init serve")?;
     let server = Pid::from_child(&server);
