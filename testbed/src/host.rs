@@ -5,7 +5,7 @@ use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -233,7 +233,7 @@ impl Host {
     pub(crate) fn wait_until_up(&self) -> Result<()> {
         let line = self.power().as_ref().map(|power| power.line.clone());
         let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
-        if !line.wait_until_ready(Instant::now() + PATIENCE) {
+        if !line.wait_until_ready(PATIENCE) {
             if !line.is_gone() {
                 self.console.ask();
             }

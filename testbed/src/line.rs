@@ -5,8 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::Duration;
 
+use crate::wait::Deadline;
 use crate::wire::{CHUNK, Frame, Kind};
 
 /// How a command has ended.
@@ -41,18 +42,19 @@ impl Running {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` brings something; nothing after the deadline.
+    /// Waits until `done` brings something; nothing after `limit`.
     pub(crate) fn wait<T>(
         &self,
-        deadline: Instant,
+        limit: Duration,
         mut done: impl FnMut(&mut Progress) -> Option<T>,
     ) -> Option<T> {
+        let mut deadline = Deadline::after(limit);
         let mut progress = self.progress();
         loop {
             if let Some(found) = done(&mut progress) {
                 return Some(found);
             }
-            let left = deadline.checked_duration_since(Instant::now())?;
+            let left = deadline.left()?;
             progress = self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -122,11 +124,11 @@ impl Line {
     }
 
     /// Waits until the guest is up; tells whether it is.
-    pub(crate) fn wait_until_ready(&self, deadline: Instant) -> bool {
+    pub(crate) fn wait_until_ready(&self, limit: Duration) -> bool {
         let ready = |guest: &mut Progress| {
             (guest.end.is_some() || !guest.stdout.is_empty()).then_some(guest.end.is_none())
         };
-        self.guest.wait(deadline, ready).unwrap_or(false)
+        self.guest.wait(limit, ready).unwrap_or(false)
     }
 
     /// Whether nobody is at the other end any more.

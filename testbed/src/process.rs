@@ -80,7 +80,7 @@ impl Process {
     /// # Errors
     /// If it ends without, or does not within `limit`.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
-        let found = self.running.wait(Instant::now() + limit, |progress| {
+        let found = self.running.wait(limit, |progress| {
             let ended = progress.end.is_some();
             self.next_line(&progress.stdout, text).map(Ok).or_else(|| ended.then_some(Err(())))
         });
@@ -115,7 +115,7 @@ impl Process {
         let deadline = Instant::now() + limit;
         let (mut passed_out, mut passed_err) = (0, 0);
         loop {
-            let news = self.running.wait(deadline, |progress| {
+            let news = self.running.wait(deadline.saturating_duration_since(Instant::now()), |progress| {
                 let news = (progress.stdout[passed_out..].to_vec(), progress.stderr[passed_err..].to_vec());
                 (progress.end.is_some() || !news.0.is_empty() || !news.1.is_empty()).then_some(news)
             });
@@ -141,7 +141,7 @@ impl Process {
     /// # Errors
     /// If it has not within `limit`, could not be run, or its host is gone.
     pub fn output(&self, limit: Duration) -> Result<Output> {
-        let end = self.running.wait(Instant::now() + limit, |progress| progress.end.clone());
+        let end = self.running.wait(limit, |progress| progress.end.clone());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let (stdout, stderr) = {
             let progress = self.running.progress();

@@ -8,6 +8,29 @@ use anyhow::{Result, bail};
 /// How often is looked.
 const PERIOD: Duration = Duration::from_millis(100);
 
+/// The most that counts of the time between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A limit on waiting. Time in which this process did not run does not count: then its guests did not either.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    left: Duration,
+    looked: Instant,
+}
+
+impl Deadline {
+    pub(crate) fn after(limit: Duration) -> Self {
+        Self { left: limit, looked: Instant::now() }
+    }
+
+    /// How long may be waited before the next look; nothing when time is over.
+    pub(crate) fn left(&mut self) -> Option<Duration> {
+        self.left = self.left.saturating_sub(self.looked.elapsed().min(2 * LOOK));
+        self.looked = Instant::now();
+        (!self.left.is_zero()).then(|| self.left.min(LOOK))
+    }
+}
+
 /// Waits until `condition` holds.
 ///
 /// # Errors
@@ -25,12 +48,12 @@ pub fn wait_for<T>(
     limit: Duration,
     mut condition: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let deadline = Instant::now() + limit;
+    let mut deadline = Deadline::after(limit);
     loop {
         if let Some(found) = condition()? {
             return Ok(found);
         }
-        if Instant::now() > deadline {
+        if deadline.left().is_none() {
             bail!("after {limit:?} still not: {what}");
         }
         thread::sleep(PERIOD);
