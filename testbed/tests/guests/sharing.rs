@@ -11,7 +11,7 @@ use crate::support::{Aquifer as _, Load, member, step, with_cluster};
 pub(crate) const MEMORY: Bytes = Bytes::mib(256);
 
 pub(crate) const SETTINGS: [&str; 4] =
-    ["memory.period = '200ms'", "memory.upper = 0.7", "memory.lower = 0.5", "borrow.request = '64M'"];
+    ["memory.period = '200ms'", "memory.upper = 0.6", "memory.lower = 0.45", "borrow.request = '64M'"];
 
 #[test]
 #[ignore = "boots guests"]
