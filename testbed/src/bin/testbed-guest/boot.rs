@@ -1,0 +1,56 @@
+//! From a bare kernel to a place where programs find what they expect.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::mount::{MountFlags, mount};
+use rustix::system::finit_module;
+
+/// Where the testbed puts modules, and the order in which to load them.
+const MODULES: &str = "/modules";
+
+/// What must be there, and what is good to have; a directory is made where it is missing.
+const FILE_SYSTEMS: [(&str, &str, bool); 8] = [
+    ("proc", "/proc", true),
+    ("sysfs", "/sys", true),
+    ("devtmpfs", "/dev", true),
+    ("tmpfs", "/dev/shm", true),
+    ("tmpfs", "/run", true),
+    ("cgroup2", "/sys/fs/cgroup", true),
+    ("debugfs", "/sys/kernel/debug", false),
+    ("configfs", "/sys/kernel/config", false),
+];
+
+/// Mounts, loads modules, and makes busybox's commands.
+pub(crate) fn prepare() -> Result<()> {
+    // After modules, of which configfs may be one.
+    let (late, early): (Vec<_>, Vec<_>) = FILE_SYSTEMS.iter().partition(|(kind, ..)| *kind == "configfs");
+    early.into_iter().try_for_each(mount_one)?;
+    fs::create_dir_all("/tmp")?;
+    let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();
+    ensure!(installed.context("cannot run /bin/busybox")?.success(), "busybox does not install its commands");
+    load_modules()?;
+    late.into_iter().try_for_each(mount_one)
+}
+
+fn mount_one((kind, at, needed): &(&str, &str, bool)) -> Result<()> {
+    let _ = fs::create_dir_all(at);
+    let mounted = mount(*kind, *at, *kind, MountFlags::empty(), None);
+    if *needed { mounted.with_context(|| format!("cannot mount {kind} on {at}")) } else { Ok(()) }
+}
+
+/// Loads what `/modules/order` lists: a file's name and the module's parameters on each line.
+fn load_modules() -> Result<()> {
+    let order = fs::read_to_string(format!("{MODULES}/order")).context("no list of modules")?;
+    for line in order.lines() {
+        let (name, parameters) = line.split_once(' ').unwrap_or((line, ""));
+        let file =
+            File::open(format!("{MODULES}/{name}")).with_context(|| format!("module {name} is missing"))?;
+        let loaded = finit_module(file, &CString::new(parameters)?, 0);
+        loaded.with_context(|| format!("cannot load module {name} with '{parameters}'"))?;
+    }
+    // They take memory, which some tests count.
+    fs::remove_dir_all(MODULES).context("cannot remove the modules' files")
+}

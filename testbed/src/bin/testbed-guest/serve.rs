@@ -1,0 +1,165 @@
+//! Runs what the testbed asks for, any number of commands at a time.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use aquifer_testbed::sys::lock_memory;
+use aquifer_testbed::wire::{CHUNK, Frame, Kind, PORT};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How long the port may take to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long output is waited for after a command has ended: what it left running may hold the pipes for ever.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// A shell that is as likely to be killed for memory as any, and then becomes the command.
+const SHELL: &str = r#"echo 0 >/proc/self/oom_score_adj; exec sh -c "$1" sh"#;
+
+/// Serves until the testbed hangs up.
+pub(crate) fn run() -> Result<()> {
+    // Commands are run in guests that are out of memory, or whose swap has gone.
+    lock_memory().context("cannot lock memory")?;
+    fs::write("/proc/self/oom_score_adj", "-1000").context("cannot be spared when memory runs out")?;
+    let mut port = open_port()?;
+    let server = Server { port: Arc::new(Mutex::new(port.try_clone()?)), processes: Arc::default() };
+    server.say(0, Kind::Ready, []);
+    loop {
+        let frame = Frame::receive(&mut port).context("the testbed has hung up")?;
+        server.obey(frame);
+    }
+}
+
+/// The virtio port whose name is [`PORT`].
+fn open_port() -> Result<File> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
+            if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == PORT) {
+                let path = std::path::Path::new("/dev").join(entry.file_name());
+                let port = OpenOptions::new().read(true).write(true).open(&path);
+                return port.with_context(|| format!("cannot open {}", path.display()));
+            }
+        }
+        if Instant::now() > deadline {
+            bail!("there is no virtio port named {PORT}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What is served: the way back, and who runs.
+#[derive(Clone)]
+struct Server {
+    port: Arc<Mutex<File>>,
+    processes: Arc<Mutex<HashMap<u32, Running>>>,
+}
+
+/// A command that has not ended.
+struct Running {
+    group: Pid,
+    /// Ends the command's input when it is dropped.
+    input: Option<Sender<Vec<u8>>>,
+}
+
+impl Server {
+    fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
+        let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever hung up is missed where frames are received.
+        let _ = Frame::new(process, kind, data).send(&*port);
+    }
+
+    fn obey(&self, frame: Frame) {
+        let id = frame.process;
+        if frame.kind == Kind::Start {
+            let started = self.start(id, &String::from_utf8_lossy(&frame.data));
+            return started.unwrap_or_else(|error| self.say(id, Kind::Failed, format!("{error:#}")));
+        }
+        let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(running) = processes.get_mut(&id) else { return };
+        match frame.kind {
+            Kind::Input => {
+                running.input.as_ref().map(|input| input.send(frame.data));
+            }
+            Kind::InputEnd => running.input = None,
+            Kind::Signal => {
+                let number = frame.data.first().map(|&number| i32::from(number));
+                if let Some(signal) = number.and_then(Signal::from_named_raw) {
+                    let _ = kill_process_group(running.group, signal);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn start(&self, id: u32, command: &str) -> Result<()> {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", SHELL, "sh", command])
+            .envs([("PATH", "/bin:/sbin"), ("HOME", "/"), ("TERM", "dumb")])
+            .current_dir("/")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .context("cannot run /bin/sh")?;
+        let (input, chunks) = mpsc::channel();
+        let running = Running { group: Pid::from_child(&child), input: Some(input) };
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).insert(id, running);
+        if let Some(stdin) = child.stdin.take() {
+            thread::spawn(move || feed(stdin, chunks));
+        }
+        // Each pump holds a sender; when both are gone, so is all output.
+        let (pumping, drained) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            self.pump(id, Kind::Output, stdout, pumping.clone());
+        }
+        if let Some(stderr) = child.stderr.take() {
+            self.pump(id, Kind::Error, stderr, pumping);
+        }
+        let server = self.clone();
+        thread::spawn(move || server.see_off(id, child, &drained));
+        Ok(())
+    }
+
+    fn pump(&self, id: u32, kind: Kind, mut from: impl Read + Send + 'static, pumping: Sender<()>) {
+        let server = self.clone();
+        thread::spawn(move || {
+            let _pumping = pumping;
+            let mut buffer = vec![0; CHUNK];
+            while let Ok(len @ 1..) = from.read(&mut buffer) {
+                server.say(id, kind, &buffer[..len]);
+            }
+        });
+    }
+
+    fn see_off(&self, id: u32, mut child: Child, drained: &Receiver<()>) {
+        let status = child.wait();
+        let _ = drained.recv_timeout(DRAIN);
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+        match status {
+            Ok(status) => {
+                let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+                self.say(id, Kind::Exit, code.to_le_bytes());
+            }
+            Err(error) => self.say(id, Kind::Failed, format!("cannot wait for it: {error}")),
+        }
+    }
+}
+
+/// Writes to a command's input what comes, until the sender is gone or the command does not want more.
+fn feed(mut stdin: ChildStdin, chunks: Receiver<Vec<u8>>) {
+    for chunk in chunks {
+        if stdin.write_all(&chunk).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What can be ordered of hosts that are up, one line each.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use aquifer_testbed::Testbed;
+
+/// No command is given up on: who ordered it can interrupt.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Carries out one line; what a command writes goes to `out` and `err` as it comes. Returns what it ended with.
+pub(crate) fn obey(hosts: &Testbed, line: &str, mut out: impl Write, err: impl Write) -> Result<i32> {
+    let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let named = || hosts.host(rest.trim());
+    match first {
+        "cut" => named()?.cut(),
+        "mend" => named()?.mend(),
+        "unplug" => named()?.pull_plug()?,
+        "boot" => named()?.boot()?,
+        "console" => write!(out, "{}", named()?.console())?,
+        _ => {
+            let host = hosts
+                .host(first)
+                .context("an order is HOST COMMAND, cut, mend, unplug, boot or console HOST")?;
+            let process = host.spawn(rest)?;
+            process.end_input();
+            return process.pass_on(FOR_EVER, out, err);
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,114 @@
+//! What a host says on its console.
+
+use std::fmt;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many lines say why.
+const TAIL: usize = 40;
+
+/// How long a host is given to say more, and how long silence means that it has said all.
+const LAST_WORDS: Duration = Duration::from_secs(4);
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// A host's console over all its boots, with what QEMU says.
+#[derive(Debug)]
+pub(crate) struct Console {
+    host: String,
+    live: bool,
+    text: Mutex<String>,
+    /// Where in the text the answer to [`Self::ask`] begins, if it was asked in this boot.
+    answer: Mutex<Option<usize>>,
+    keyboard: Mutex<Option<UnixStream>>,
+}
+
+impl Console {
+    pub(crate) fn new(host: &str, live: bool) -> Arc<Self> {
+        let host = host.to_owned();
+        Arc::new(Self {
+            host,
+            live,
+            text: Mutex::default(),
+            answer: Mutex::default(),
+            keyboard: Mutex::default(),
+        })
+    }
+
+    /// Shows what comes from `stream`, until it ends.
+    pub(crate) fn show(self: &Arc<Self>, mut stream: UnixStream) {
+        let console = self.clone();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 4096];
+            while let Ok(len @ 1..) = stream.read(&mut buffer) {
+                console.add(&String::from_utf8_lossy(&buffer[..len]).replace('\r', ""));
+            }
+        });
+    }
+
+    /// Types on it what [`Self::ask`] wants to.
+    pub(crate) fn connect(&self, keyboard: UnixStream) {
+        *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) = Some(keyboard);
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Adds a line of the testbed's own.
+    pub(crate) fn note(&self, what: &str) {
+        self.add(&format!("\n[testbed: {what}]\n"));
+    }
+
+    fn add(&self, text: &str) {
+        if self.live {
+            print!("{text}");
+            let _ = std::io::stdout().flush();
+        }
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).push_str(text);
+    }
+
+    /// All that it has said.
+    pub(crate) fn text(&self) -> String {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Makes the kernel tell of its memory, of tasks that wait and of those that run: a "break" on the console (ctrl-A b to QEMU)
+    /// and a key, which works however badly the guest is stuck.
+    pub(crate) fn ask(&self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
+        for key in *b"8mwl" {
+            if let Some(keyboard) = &mut *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) {
+                let _ = keyboard.write_all(&[1, b'b', key]);
+            }
+            self.wait_for_silence(deadline);
+        }
+    }
+
+    fn wait_for_silence(&self, deadline: Instant) {
+        let len = || self.text.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let (mut said, mut since) = (len(), Instant::now());
+        while since.elapsed() < SILENCE && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(20));
+            if len() != said {
+                (said, since) = (len(), Instant::now());
+            }
+        }
+    }
+
+    /// An error about this host, with the end of its console.
+    pub(crate) fn failure(&self, what: impl fmt::Display) -> anyhow::Error {
+        anyhow::anyhow!("host {}: {what}\n{}", self.host, self.tail())
+    }
+
+    /// The last lines, and all that it said when it was asked, under a heading.
+    pub(crate) fn tail(&self) -> String {
+        let text = self.text();
+        let answer = *self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, answer) = text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
+        let lines: Vec<_> = before.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = &lines[lines.len().saturating_sub(TAIL)..];
+        format!("---- the end of {}'s console:\n{}\n{}\n----", self.host, last.join("\n"), answer.trim())
+    }
+}

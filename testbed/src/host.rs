@@ -1,0 +1,267 @@
+//! A host: one guest, its place on the switch, and what can be done to it.
+
+use std::fmt;
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::accelerator::Accelerator;
+use crate::console::Console;
+use crate::kernel::Prepared;
+use crate::process::{Output, Process};
+use crate::qemu::{Machine, Power};
+use crate::spec::Spec;
+use crate::switch::Switch;
+
+/// How long a command may take where nothing is said, and how long a boot: for hangs, on a machine that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A host of a [`crate::Testbed`].
+#[derive(Debug)]
+pub struct Host {
+    spec: Spec,
+    kernel: Prepared,
+    image: Arc<File>,
+    accelerator: Accelerator,
+    switch: Arc<Switch>,
+    port: usize,
+    /// What the host is told of the others at each boot: a shell script.
+    greeting: String,
+    console: Arc<Console>,
+    power: Mutex<Option<Power>>,
+}
+
+/// What a host stands on.
+pub(crate) struct Ground {
+    pub(crate) kernel: Prepared,
+    pub(crate) image: Arc<File>,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) switch: Arc<Switch>,
+    pub(crate) port: usize,
+    /// The lines of `/etc/hosts`.
+    pub(crate) hosts: String,
+}
+
+impl Host {
+    pub(crate) fn new(spec: Spec, ground: Ground) -> Self {
+        let Ground { kernel, image, accelerator, switch, port, hosts } = ground;
+        let (name, address) = (&spec.name, address(port));
+        let greeting = format!(
+            "set -e\nhostname {name}\nmkdir -p /etc\nprintf '%s\\n' '{hosts}' >/etc/hosts\nip link set lo up\n\
+             ip addr add {address}/24 dev eth0\nip link set eth0 up"
+        );
+        let console = Console::new(&spec.name, spec.live_console);
+        Self { spec, kernel, image, accelerator, switch, port, greeting, console, power: Mutex::default() }
+    }
+
+    /// Its name, which the other hosts know.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its address on the switch.
+    pub fn address(&self) -> Ipv4Addr {
+        address(self.port)
+    }
+
+    /// Runs a shell command to its end and returns what it has left, whatever it ended with.
+    ///
+    /// # Errors
+    /// If it has not ended after two minutes, or the host is not running; the error shows the host's console.
+    pub fn run(&self, command: &str) -> Result<Output> {
+        self.run_within(command, PATIENCE)
+    }
+
+    /// The same with another limit.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
+        let process = self.spawn(command)?;
+        process.end_input();
+        process.output(limit)
+    }
+
+    /// Runs a shell command that must succeed, and returns what it wrote to standard output.
+    ///
+    /// # Errors
+    /// As [`Self::run`], and if it ends with something else than 0: then with what it said.
+    pub fn sh(&self, command: &str) -> Result<String> {
+        self.sh_within(command, PATIENCE)
+    }
+
+    /// The same with another limit.
+    ///
+    /// # Errors
+    /// As [`Self::sh`].
+    pub fn sh_within(&self, command: &str, limit: Duration) -> Result<String> {
+        let process = self.spawn(command)?;
+        process.end_input();
+        Ok(String::from_utf8_lossy(&process.bytes(limit)?).into_owned())
+    }
+
+    /// Starts a shell command, and lets it run beside others.
+    ///
+    /// # Errors
+    /// If the host is not running.
+    pub fn spawn(&self, command: &str) -> Result<Process> {
+        match &*self.power() {
+            Some(power) => Ok(Process::start(&power.line, &self.console, command)),
+            None => bail!("host {} is switched off: boot it before '{command}'", self.name()),
+        }
+    }
+
+    /// Writes a file in the host, and the folders above it.
+    ///
+    /// # Errors
+    /// If that fails there.
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
+        let path = quoted(path);
+        let process = self.spawn(&format!("mkdir -p \"$(dirname {path})\" && cat >{path}"))?;
+        process.write(content);
+        process.end_input();
+        process.bytes(PATIENCE).map(|_| ())
+    }
+
+    /// Reads a file of the host.
+    ///
+    /// # Errors
+    /// If that fails there.
+    pub fn read(&self, path: &str) -> Result<Vec<u8>> {
+        self.spawn(&format!("cat {}", quoted(path)))?.bytes(PATIENCE)
+    }
+
+    /// Copies a file or a folder of this machine to the host, as `there`, with its permissions but for the owner.
+    ///
+    /// # Errors
+    /// If it cannot be read here or written there.
+    pub fn push(&self, here: &Path, there: &str) -> Result<()> {
+        if !here.is_dir() {
+            let content = std::fs::read(here).with_context(|| format!("cannot read {}", here.display()))?;
+            return self.write(there, content);
+        }
+        let mut tar = std::process::Command::new("tar");
+        let packed = crate::command::bytes(tar.args(["-c", "-C"]).arg(here).arg("."))?;
+        let there = quoted(there);
+        let process = self.spawn(&format!("mkdir -p {there} && tar -x -C {there}"))?;
+        process.write(packed);
+        process.end_input();
+        process.bytes(PATIENCE).map(|_| ())
+    }
+
+    /// Copies a file of the host to this machine.
+    ///
+    /// # Errors
+    /// If it cannot be read there or written here.
+    pub fn pull(&self, there: &str, here: &Path) -> Result<()> {
+        std::fs::write(here, self.read(there)?).with_context(|| format!("cannot write {}", here.display()))
+    }
+
+    /// Cuts its link: no frame reaches it or leaves it; it is not told.
+    pub fn cut(&self) {
+        self.console.note("link cut");
+        self.switch.set_link(self.port, false);
+    }
+
+    /// Mends its link.
+    pub fn mend(&self) {
+        self.console.note("link mended");
+        self.switch.set_link(self.port, true);
+    }
+
+    /// Pulls its plug: nothing is left of it but what it has said on its console.
+    ///
+    /// # Errors
+    /// If it is off.
+    pub fn pull_plug(&self) -> Result<()> {
+        let power = self.power().take();
+        self.switch.unplug(self.port);
+        self.console.note("plug pulled");
+        // Ends with this.
+        power.map(drop).with_context(|| format!("host {} is switched off already", self.name()))
+    }
+
+    /// Powers it on and waits until it runs commands, as after [`Self::pull_plug`].
+    ///
+    /// # Errors
+    /// If it is on, or does not boot.
+    pub fn boot(&self) -> Result<()> {
+        self.power_on()?;
+        self.wait_until_up()
+    }
+
+    /// All that it has said on its console, over all boots.
+    pub fn console(&self) -> String {
+        self.console.text()
+    }
+
+    /// Whether it is on, as far as QEMU tells.
+    pub fn is_on(&self) -> bool {
+        self.power().as_mut().is_some_and(|power| power.ended().is_none())
+    }
+
+    pub(crate) fn console_tail(&self) -> String {
+        self.console.tail()
+    }
+
+    fn power(&self) -> MutexGuard<'_, Option<Power>> {
+        self.power.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn power_on(&self) -> Result<()> {
+        let mut power = self.power();
+        if power.as_mut().is_some_and(|power| power.ended().is_none()) {
+            bail!("host {} is on already", self.name());
+        }
+        let wire = self.switch.plug(self.port).context("cannot plug a host into the switch")?;
+        let machine = Machine {
+            kernel: &self.kernel,
+            image: &self.image,
+            memory: self.spec.memory,
+            cpus: self.spec.cpus,
+            accelerator: self.accelerator,
+            network: Some((wire, Switch::mac(self.port))),
+        };
+        *power = Some(machine.power_on(&self.console)?);
+        Ok(())
+    }
+
+    pub(crate) fn wait_until_up(&self) -> Result<()> {
+        let line = self.power().as_ref().map(|power| power.line.clone());
+        let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
+        if !line.wait_until_ready(PATIENCE) {
+            if !line.is_gone() {
+                self.console.ask();
+            }
+            return Err(self.console.failure("does not boot"));
+        }
+        self.sh(&self.greeting).map(|_| ())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Before QEMU goes, so that no frame waits for it.
+        self.switch.unplug(self.port);
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The address of the host at a port.
+pub(crate) fn address(port: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, 0, u8::try_from(port + 1).unwrap_or(u8::MAX))
+}
+
+/// A word that a shell takes as it is.
+pub fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}

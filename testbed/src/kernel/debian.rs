@@ -1,0 +1,96 @@
+//! Kernel packages from Debian's mirror, with the machine's own apt.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::command;
+
+/// Names another mirror than the one of the machine's apt.
+const MIRROR: &str = "DEBIAN_MIRROR";
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Downloads the newest kernel image of `suite` into `dir`; returns the package's path.
+///
+/// apt is given sources and state of its own: the machine's may lack the suite, and stay as they are.
+pub(super) fn download(suite: &str, dir: &Path) -> Result<PathBuf> {
+    let mirror = mirror()?;
+    for inner in ["lists/partial", "archives/partial", "tmp"] {
+        fs::create_dir_all(dir.join(inner))?;
+    }
+    fs::write(dir.join("sources.list"), format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n"))?;
+    let way_out =
+        || format!("is {mirror} a mirror of Debian that has {suite}? {MIRROR}=URI names another one");
+    command::run(private(dir, "apt-get").arg("update")).with_context(way_out)?;
+    let depends = command::output(private(dir, "apt-cache").args(["depends", "linux-image-amd64"]))?;
+    let depends = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let image = depends.into_iter().find(|name| name.starts_with("linux-image-"));
+    let image = image.with_context(|| format!("{suite} names no kernel image for linux-image-amd64"))?;
+    command::run(private(dir, "apt-get").args(["download", image]).current_dir(dir)).with_context(way_out)?;
+    let package = fs::read_dir(dir)?
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
+    package.with_context(|| format!("apt-get download {image} has left no package"))
+}
+
+fn private(dir: &Path, tool: &str) -> Command {
+    let mut command = Command::new(tool);
+    command.env("TMPDIR", dir.join("tmp")).arg("-qq");
+    for (option, value) in [
+        ("Dir::Etc::SourceList", dir.join("sources.list")),
+        ("Dir::Etc::SourceParts", "-".into()),
+        ("Dir::State::Lists", dir.join("lists")),
+        ("Dir::Cache", dir.to_owned()),
+        ("APT::Architectures", "amd64".into()),
+        ("APT::Architecture", "amd64".into()),
+        ("Acquire::Languages", "none".into()),
+        ("APT::Sandbox::User", "root".into()),
+    ] {
+        command.arg("-o").arg(format!("{option}={}", value.display()));
+    }
+    command
+}
+
+/// The mirror that this machine's apt takes Debian from.
+fn mirror() -> Result<String> {
+    if let Ok(mirror) = std::env::var(MIRROR) {
+        return Ok(mirror);
+    }
+    let mut apt = Command::new("apt-get");
+    let targets = command::output(apt.args([
+        "indextargets",
+        "--format",
+        "$(LABEL) $(REPO_URI)",
+        "Created-By: Packages",
+    ]))?;
+    match choose(&targets) {
+        Some(mirror) => Ok(mirror.to_owned()),
+        None => bail!("this machine's apt names no mirror of Debian: name one with {MIRROR}=URI"),
+    }
+}
+
+/// The repository that is labelled as Debian's; before apt's first update nothing has a label, but a usual path.
+fn choose(targets: &str) -> Option<&str> {
+    let labelled = targets.lines().find_map(|line| line.strip_prefix("Debian "));
+    let is_usual = |uri: &&str| uri.trim_end_matches('/').ends_with("/debian");
+    labelled.or_else(|| targets.lines().filter_map(|line| line.split(' ').next_back()).find(is_usual))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mirror_is_the_one_of_this_machines_apt() {
+        let targets = "Debian-Security http://a.example/debian-security/\nDebian http://b.example/pub/\n";
+        assert_eq!(choose(targets), Some("http://b.example/pub/"));
+        let never_updated =
+            " http://a.example/debian-security/\n http://b.example/debian/\n http://c.example/x/\n";
+        assert_eq!(choose(never_updated), Some("http://b.example/debian/"));
+        assert_eq!(choose("Ubuntu http://a.example/ubuntu/\n"), None);
+    }
+}

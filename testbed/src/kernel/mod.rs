@@ -1,0 +1,136 @@
+//! Debian's kernels, made ready to boot.
+
+mod bzimage;
+mod debian;
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::{Context as _, Error, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::command;
+
+/// A stock kernel of Debian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// 6.1, of bookworm.
+    V6_1,
+    /// 6.12, of bookworm-backports.
+    V6_12,
+}
+
+impl Kernel {
+    /// All of them, the oldest first.
+    pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
+
+    /// Debian's suite that has it.
+    fn suite(self) -> &'static str {
+        match self {
+            Self::V6_1 => "bookworm",
+            Self::V6_12 => "bookworm-backports",
+        }
+    }
+
+    /// Makes the kernel ready to boot: downloads and unpacks it when that was not done before. Safe to be called by any number
+    /// of processes at a time.
+    ///
+    /// # Errors
+    /// If it cannot be downloaded or unpacked.
+    pub fn prepare(self) -> Result<Prepared> {
+        let cache = crate::cache_dir()?;
+        let dir = cache.join(format!("kernel-{self}"));
+        let _lock = lock(&cache.join(format!("kernel-{self}.lock")))?;
+        if !dir.join("release").exists() {
+            let work = cache.join(format!("kernel-{self}.new"));
+            // What a build that was killed has left.
+            let _ = fs::remove_dir_all(&work);
+            let built = self.build(&work).and_then(|()| Ok(fs::rename(&work, &dir)?));
+            let _ = fs::remove_dir_all(&work);
+            built.with_context(|| format!("cannot make kernel {self} ready"))?;
+        }
+        let release = fs::read_to_string(dir.join("release"))?.trim().to_owned();
+        Ok(Prepared { kernel: self, dir, release })
+    }
+
+    fn build(self, work: &Path) -> Result<()> {
+        let unpacked = work.join("package");
+        fs::create_dir_all(&unpacked)?;
+        let package = debian::download(self.suite(), &work.join("apt"))?;
+        command::run(Command::new("dpkg-deb").arg("--extract").args([&package, &unpacked]))?;
+        let boot = fs::read_dir(unpacked.join("boot"))?.flatten().map(|entry| entry.path());
+        let image = boot.into_iter().find_map(|path| {
+            let release = path.file_name()?.to_str()?.strip_prefix("vmlinuz-")?.to_owned();
+            Some((path, release))
+        });
+        let Some((image, release)) = image else { bail!("{} has no kernel in it", package.display()) };
+        bzimage::unpack(&image, &work.join("vmlinux"))?;
+        fs::rename(unpacked.join("lib"), work.join("lib"))?;
+        command::run(Command::new("depmod").arg("--basedir").arg(work).arg(&release))?;
+        fs::remove_dir_all(work.join("apt"))?;
+        fs::remove_dir_all(unpacked)?;
+        Ok(fs::write(work.join("release"), release + "\n")?)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+        })
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|kernel| kernel.to_string() == text);
+        found.with_context(|| format!("there is no kernel '{text}': it is 6.1 or 6.12"))
+    }
+}
+
+/// A kernel that is ready to boot.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    kernel: Kernel,
+    dir: PathBuf,
+    release: String,
+}
+
+impl Prepared {
+    /// The kernel, uncompressed: QEMU starts it directly (PVH), seconds faster than it unpacks itself under emulation.
+    pub fn vmlinux(&self) -> PathBuf {
+        self.dir.join("vmlinux")
+    }
+
+    /// What `uname -r` says in a guest.
+    pub fn release(&self) -> &str {
+        &self.release
+    }
+
+    /// The files of a module and of those that it needs, in the order in which they are to be loaded; none if the kernel
+    /// has it built in.
+    ///
+    /// # Errors
+    /// If this kernel has no such module.
+    pub(crate) fn module_files(&self, module: &str) -> Result<Vec<PathBuf>> {
+        let mut modprobe = Command::new("modprobe");
+        modprobe.args(["--set-version", &self.release, "--show-depends", module, "--dirname"]).arg(&self.dir);
+        let listed = command::output(&mut modprobe)
+            .with_context(|| format!("kernel {} ({}) has no module '{module}'", self.kernel, self.release))?;
+        let files = listed.lines().filter_map(|line| line.strip_prefix("insmod "));
+        Ok(files.filter_map(|line| line.split(' ').next()).map(PathBuf::from).collect())
+    }
+}
+
+/// Holds a file's lock until what it returns is dropped.
+pub(crate) fn lock(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}

@@ -1,0 +1,59 @@
+//! Linux hosts for tests: QEMU guests with Debian's stock kernels, joined by a virtual switch that leads nowhere else.
+//!
+//! ```no_run
+//! use aquifer_testbed::{Kernel, Spec, Testbed};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let hosts = Testbed::start([Spec::new("a").kernel(Kernel::V6_1), Spec::new("b").module("nbd")])?;
+//! hosts["a"].sh("ping -c 1 b")?;
+//! hosts["b"].pull_plug()?;
+//! hosts["b"].boot()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Nothing outlives the process that starts the hosts, however it ends, and there is nothing on disk but the kernels. Errors
+//! show the end of the console of the host that they are about; a test that panics shows all consoles' ends.
+
+mod accelerator;
+mod command;
+mod console;
+mod host;
+mod image;
+mod kernel;
+mod line;
+mod process;
+mod qemu;
+mod spawner;
+mod spec;
+mod switch;
+pub mod sys;
+mod testbed;
+mod wait;
+pub mod wire;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+pub use host::{Host, quoted};
+pub use kernel::{Kernel, Prepared};
+pub use process::{Output, Process};
+pub use spec::Spec;
+pub use testbed::Testbed;
+pub use wait::{wait_for, wait_until};
+
+/// Where kernels are kept, and what has been found out about this machine.
+fn cache_dir() -> Result<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/testbed");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))
+}
+
+/// A program of this crate: beside the running one, or, from a test, one folder up.
+fn program(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe().context("cannot find the running program")?;
+    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.exists());
+    found.with_context(|| format!("{name} is not built: cargo build -p aquifer-testbed --bins"))
+}

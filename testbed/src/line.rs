@@ -1,0 +1,164 @@
+//! The way to the process in a guest that runs commands.
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::wait::Deadline;
+use crate::wire::{CHUNK, Frame, Kind};
+
+/// How a command has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By itself, with this code.
+    Exit(i32),
+    /// It was not run.
+    Failed(String),
+    /// The host is gone.
+    Gone,
+}
+
+/// What is known of a command.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) end: Option<End>,
+}
+
+/// A command in a guest, as seen from here.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl Running {
+    /// What is known now.
+    pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `done` brings something; nothing after `limit`.
+    pub(crate) fn wait<T>(
+        &self,
+        limit: Duration,
+        mut done: impl FnMut(&mut Progress) -> Option<T>,
+    ) -> Option<T> {
+        let mut deadline = Deadline::after(limit);
+        let mut progress = self.progress();
+        loop {
+            if let Some(found) = done(&mut progress) {
+                return Some(found);
+            }
+            let left = deadline.left()?;
+            progress = self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress());
+        self.changed.notify_all();
+    }
+}
+
+/// The line to one boot of a guest.
+#[derive(Debug)]
+pub(crate) struct Line {
+    stream: Mutex<UnixStream>,
+    processes: Mutex<HashMap<u32, Arc<Running>>>,
+    next: AtomicU32,
+    /// Process 0: that the guest is up, and whether it still is.
+    guest: Arc<Running>,
+}
+
+impl Line {
+    /// Listens to what comes over `stream`.
+    ///
+    /// # Errors
+    /// If the stream cannot be shared with the thread that does so.
+    pub(crate) fn open(stream: UnixStream) -> std::io::Result<Arc<Self>> {
+        let mut receiving = stream.try_clone()?;
+        let line = Arc::new(Self {
+            stream: Mutex::new(stream),
+            processes: Mutex::default(),
+            next: AtomicU32::new(1),
+            guest: Arc::default(),
+        });
+        let listening = line.clone();
+        thread::spawn(move || {
+            while let Ok(frame) = Frame::receive(&mut receiving) {
+                listening.hear(frame);
+            }
+            let mut processes = listening.processes();
+            listening.guest.change(|progress| progress.end = Some(End::Gone));
+            for (_, process) in processes.drain() {
+                process.change(|progress| progress.end = Some(End::Gone));
+            }
+        });
+        Ok(line)
+    }
+
+    fn processes(&self) -> MutexGuard<'_, HashMap<u32, Arc<Running>>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self, frame: Frame) {
+        if frame.kind == Kind::Ready {
+            return self.guest.change(|progress| progress.stdout.push(b'!'));
+        }
+        let Some(process) = self.processes().get(&frame.process).cloned() else { return };
+        let code = frame.exit_code();
+        process.change(|progress| match frame.kind {
+            Kind::Output => progress.stdout.extend_from_slice(&frame.data),
+            Kind::Error => progress.stderr.extend_from_slice(&frame.data),
+            Kind::Exit => progress.end = Some(End::Exit(code)),
+            Kind::Failed => {
+                progress.end = Some(End::Failed(String::from_utf8_lossy(&frame.data).into_owned()))
+            }
+            _ => {}
+        });
+    }
+
+    /// Waits until the guest is up; tells whether it is.
+    pub(crate) fn wait_until_ready(&self, limit: Duration) -> bool {
+        let ready = |guest: &mut Progress| {
+            (guest.end.is_some() || !guest.stdout.is_empty()).then_some(guest.end.is_none())
+        };
+        self.guest.wait(limit, ready).unwrap_or(false)
+    }
+
+    /// Whether nobody is at the other end any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.guest.progress().end.is_some()
+    }
+
+    /// Starts a shell command.
+    pub(crate) fn start(&self, command: &str) -> (u32, Arc<Running>) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let running = Arc::new(Running::default());
+        {
+            let mut processes = self.processes();
+            if self.is_gone() {
+                running.change(|progress| progress.end = Some(End::Gone));
+                return (id, running);
+            }
+            processes.insert(id, running.clone());
+        }
+        if command.len() > CHUNK {
+            running.change(|progress| progress.end = Some(End::Failed("the command is too long".to_owned())));
+        } else {
+            self.say(id, Kind::Start, command);
+        }
+        (id, running)
+    }
+
+    /// Says something about a process. That nobody hears it is noticed where answers are waited for.
+    pub(crate) fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = Frame::new(process, kind, data).send(&*stream);
+    }
+}

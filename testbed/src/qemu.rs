@@ -1,0 +1,121 @@
+//! A powered-on host: a QEMU process.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use aquifer_page::Bytes;
+
+use crate::accelerator::Accelerator;
+use crate::console::Console;
+use crate::kernel::Prepared;
+use crate::line::Line;
+use crate::wire::PORT;
+use crate::{spawner, sys};
+
+/// What the kernel is told. The root file system is one that cannot be swapped out.
+const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
+                           sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
+
+/// Emulated processors are too slow for the kernel's checks of its timers.
+const EMULATED: &str = " tsc=reliable no_timer_check";
+
+/// The machine to be powered on.
+#[derive(Debug)]
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: &'a Prepared,
+    pub(crate) image: &'a File,
+    pub(crate) memory: Bytes,
+    pub(crate) cpus: u32,
+    pub(crate) accelerator: Accelerator,
+    /// The end of its network's wire, and its address.
+    pub(crate) network: Option<(UnixDatagram, String)>,
+}
+
+/// One that is. Dropping it pulls the plug.
+#[derive(Debug)]
+pub(crate) struct Power {
+    qemu: Child,
+    pub(crate) line: Arc<Line>,
+}
+
+impl Machine<'_> {
+    /// Starts QEMU, with nothing on disk and nothing to reach but what is handed down to it.
+    ///
+    /// # Errors
+    /// If QEMU cannot be started.
+    pub(crate) fn power_on(self, console: &Arc<Console>) -> Result<Power> {
+        let (screen, serial) = UnixStream::pair()?;
+        let (line, port) = UnixStream::pair()?;
+        let (complaints, stderr) = UnixStream::pair()?;
+        let image = self.image.try_clone()?;
+        let mut line_to_kernel = KERNEL_LINE.to_owned();
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args([
+            "-M",
+            "q35",
+            "-cpu",
+            "max",
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-display",
+            "none",
+        ]);
+        match self.accelerator {
+            Accelerator::Kvm => qemu.args(["-accel", "kvm"]),
+            Accelerator::Emulated => {
+                line_to_kernel += EMULATED;
+                qemu.args(["-accel", "tcg,thread=multi"])
+            }
+        };
+        qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory.0 >> 20)]);
+        qemu.arg("-kernel").arg(self.kernel.vmlinux()).args(["-append", &line_to_kernel]);
+        qemu.args(["-initrd", &format!("/proc/self/fd/{}", image.as_raw_fd())]);
+        // Behind a multiplexer, for the sake of its escape sequences: see `Console::ask`.
+        qemu.args(["-chardev", &format!("socket,id=console,mux=on,fd={}", serial.as_raw_fd())]);
+        qemu.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
+        qemu.args(["-chardev", &format!("socket,id=line,fd={}", port.as_raw_fd())]);
+        qemu.args(["-device", &format!("virtserialport,chardev=line,name={PORT}")]);
+        let mut handed_down: Vec<OwnedFd> = vec![serial.into(), port.into(), image.into()];
+        if let Some((wire, mac)) = self.network {
+            let wire = OwnedFd::from(wire);
+            qemu.args(["-netdev", &format!("dgram,id=net,local.type=fd,local.str={}", wire.as_raw_fd())]);
+            qemu.args(["-device", &format!("virtio-net-pci,netdev=net,mac={mac},romfile=")]);
+            handed_down.push(wire);
+        }
+        // A group of its own: ctrl-C is for who runs the testbed.
+        qemu.stdin(Stdio::null()).stdout(Stdio::null()).stderr(OwnedFd::from(stderr)).process_group(0);
+        sys::bind(&mut qemu, handed_down);
+        let started = spawner::spawn(qemu);
+        let qemu =
+            started.context("cannot run qemu-system-x86_64: scripts/install-packages test installs it")?;
+        console.connect(screen.try_clone()?);
+        console.show(screen);
+        console.show(complaints);
+        Ok(Power { qemu, line: Line::open(line)? })
+    }
+}
+
+impl Power {
+    /// Kills QEMU, as if the plug were pulled, and waits for its end.
+    pub(crate) fn pull(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+
+    /// What QEMU has ended with, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.qemu.try_wait().ok().flatten()
+    }
+}
+
+impl Drop for Power {
+    fn drop(&mut self) {
+        self.pull();
+    }
+}

@@ -1,0 +1,98 @@
+//! What a host is to be like.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use aquifer_page::Bytes;
+
+use crate::image::Contents;
+use crate::kernel::Kernel;
+
+/// A host to be started. What is not said is: kernel 6.12, 256 MiB, two CPUs, nothing but busybox.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub(crate) name: String,
+    pub(crate) kernel: Kernel,
+    pub(crate) memory: Bytes,
+    pub(crate) cpus: u32,
+    pub(crate) contents: Contents,
+    pub(crate) live_console: bool,
+}
+
+impl Spec {
+    /// A host that the others know by `name`.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            kernel: Kernel::V6_12,
+            memory: Bytes::mib(256),
+            cpus: 2,
+            contents: Contents::default(),
+            live_console: false,
+        }
+    }
+
+    /// Its kernel.
+    #[must_use]
+    pub fn kernel(self, kernel: Kernel) -> Self {
+        Self { kernel, ..self }
+    }
+
+    /// Its RAM, of which kernel and files take their part.
+    #[must_use]
+    pub fn memory(self, memory: Bytes) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// Its CPUs.
+    #[must_use]
+    pub fn cpus(self, cpus: u32) -> Self {
+        Self { cpus, ..self }
+    }
+
+    /// Loads a kernel module, and those that it needs, at boot: its name and, after a space, its parameters. One that the kernel
+    /// has built in is fine, one that it does not have is an error.
+    #[must_use]
+    pub fn module(mut self, module: &str) -> Self {
+        self.contents.modules.push(module.to_owned());
+        self
+    }
+
+    /// The same for several.
+    #[must_use]
+    pub fn modules<'a>(self, modules: impl IntoIterator<Item = &'a str>) -> Self {
+        modules.into_iter().fold(self, Self::module)
+    }
+
+    /// Puts the file `here` of this machine into the host as `there`; a program without its symbols, and with the shared
+    /// libraries that it needs.
+    #[must_use]
+    pub fn file(mut self, here: impl Into<PathBuf>, there: &str) -> Self {
+        self.contents.files.push((here.into(), there.to_owned()));
+        self
+    }
+
+    /// Prints the host's console as it comes.
+    #[must_use]
+    pub fn live_console(self, live_console: bool) -> Self {
+        Self { live_console, ..self }
+    }
+
+    /// # Errors
+    /// If the name cannot be a host's, or there is too little memory to boot in.
+    pub(crate) fn check(&self) -> Result<()> {
+        let name = &self.name;
+        let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        ensure!(
+            plain && !name.is_empty(),
+            "'{name}' cannot be a host's name: letters, digits and hyphens can"
+        );
+        ensure!(
+            self.memory >= Bytes::mib(96),
+            "host {name} cannot boot in {}: give it 96MiB or more",
+            self.memory
+        );
+        ensure!((1..=64).contains(&self.cpus), "host {name} cannot have {} CPUs: give it 1 to 64", self.cpus);
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! Every backend of Debian's kernels becomes a block device that keeps what is written to it, and a volume process over the
+//! best of them can be taken away, in order and after it was killed: the tests of `device`, where the kernels have the modules.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use aquifer_page::Bytes;
+use aquifer_testbed::{Kernel, Spec, Testbed};
+
+use crate::support::{example, test};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+#[test]
+#[ignore = "boots guests"]
+fn of_kernel_6_1_nbd_and_fuse_loop() -> Result<()> {
+    backends_pass(Spec::new("old").kernel(Kernel::V6_1), "nbd fuse-loop")
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
+    backends_pass(Spec::new("new").kernel(Kernel::V6_12).module("ublk_drv"), "ublk nbd fuse-loop")
+}
+
+/// Runs the tests of `device` in a host that must have these backends, the best first.
+fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
+    let mut spec = spec.memory(Bytes::gib(1)).modules(["fuse", "loop", "nbd"]);
+    // Where the tests look for them: a folder of tests beside one of examples.
+    for name in ["allocation", "backends", "process"] {
+        spec = spec.file(test("device", name), &format!("/tests/deps/{name}"));
+    }
+    for (room, name) in [("device", "volume_process"), ("fabric", "nbd_memory")] {
+        spec = spec.file(example(room, name), &format!("/tests/examples/{name}"));
+    }
+    let hosts = Testbed::start([spec])?;
+    for test in ["allocation", "backends --test-threads 2", "process --test-threads 2"] {
+        let test = format!("AQUIFER_TEST_BACKENDS='{backends}' RUST_BACKTRACE=1 /tests/deps/{test}");
+        hosts.hosts()[0].sh_within(&test, LIMIT)?;
+    }
+    Ok(())
+}

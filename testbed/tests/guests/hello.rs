@@ -1,0 +1,106 @@
+//! The testbed itself: kernels boot, commands run, links are cut, plugs are pulled.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use aquifer_page::Bytes;
+use aquifer_testbed::{Kernel, Spec, Testbed};
+use rustix::process::Signal;
+
+const SOON: Duration = Duration::from_secs(30);
+
+#[test]
+#[ignore = "boots guests"]
+fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by_name() -> Result<()> {
+    let modules = ["fuse", "loop", "nbd", "brd rd_nr=1 rd_size=4096", "nvmet-tcp", "nvme-tcp", "sch_netem"];
+    let hosts = Testbed::start([
+        Spec::new("old").kernel(Kernel::V6_1).modules(modules),
+        Spec::new("new").kernel(Kernel::V6_12).modules(modules).module("ublk_drv").memory(Bytes::mib(320)),
+    ])?;
+    let (old, new) = (&hosts["old"], &hosts["new"]);
+    assert!(old.sh("uname -r")?.starts_with("6.1."));
+    assert!(new.sh("uname -r")?.starts_with("6.12."));
+    old.sh("ls /dev/fuse /dev/loop-control /dev/nbd0 /dev/nvme-fabrics")?;
+    new.sh("ls /dev/fuse /dev/loop-control /dev/nbd0 /dev/nvme-fabrics /dev/ublk-control")?;
+    assert_eq!(old.sh("cat /sys/block/ram0/size")?, "8192\n");
+    old.sh("ping -c 1 -W 10 new")?;
+    new.sh("ping -c 1 -W 10 old")?;
+    assert_eq!(new.sh("hostname; hostname -i")?, "new\n10.77.0.2\n");
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn commands_run_side_by_side_and_files_go_both_ways() -> Result<()> {
+    let hosts = Testbed::start([Spec::new("a")])?;
+    let a = &hosts["a"];
+    let failed = a.run("echo out; echo err >&2; exit 3")?;
+    assert_eq!((failed.code, failed.stdout.as_str(), failed.stderr.as_str()), (3, "out\n", "err\n"));
+    let error = a.sh("echo why >&2; false").unwrap_err().to_string();
+    assert!(error.contains("host a: 'echo why >&2; false' ended with 1:\nwhy"), "{error}");
+
+    let echo = a.spawn("while read -r line; do echo \"heard $line\"; done; echo end; sleep 1000")?;
+    echo.write("one\ntwo\n");
+    assert_eq!(echo.wait_for("heard", SOON)?, "heard one");
+    assert_eq!(a.sh("echo meanwhile")?, "meanwhile\n");
+    assert_eq!(echo.wait_for("heard", SOON)?, "heard two");
+    echo.end_input();
+    echo.wait_for("end", SOON)?;
+    echo.signal(Signal::TERM);
+    assert_eq!(echo.output(SOON)?.code, 128 + Signal::TERM.as_raw());
+
+    // Every byte, and more than fits into any pipe on the way.
+    let content: Vec<u8> =
+        (0..1_000_000_u32).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+    a.write("/tmp/deep/down/it's here", &content)?;
+    assert!(a.read("/tmp/deep/down/it's here")? == content, "a file came back as another one");
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn a_link_that_is_cut_carries_nothing_until_it_is_mended() -> Result<()> {
+    let hosts = Testbed::start(["a", "b", "c"].map(Spec::new))?;
+    hosts["b"].cut();
+    assert!(!hosts["a"].run("ping -c 1 -W 2 b")?.success());
+    hosts["a"].sh("ping -c 1 -W 10 c")?;
+    hosts["b"].sh("echo 'commands still reach it'")?;
+    hosts["b"].mend();
+    hosts["a"].sh("ping -c 3 -W 10 b")?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn a_host_whose_plug_is_pulled_is_gone_at_once_and_boots_again_as_new() -> Result<()> {
+    let hosts = Testbed::start([Spec::new("a"), Spec::new("b")])?;
+    let (a, b) = (&hosts["a"], &hosts["b"]);
+    b.write("/run/mark", "here")?;
+    let waiting = b.spawn("sleep 1000")?;
+    let pulled = Instant::now();
+    b.pull_plug()?;
+    let error = waiting.output(SOON).unwrap_err().to_string();
+    assert!(error.contains("host b") && error.contains("the host stopped"), "{error}");
+    assert!(pulled.elapsed() < SOON);
+    assert!(b.sh("true").unwrap_err().to_string().contains("host b is switched off"));
+    assert!(!a.run("ping -c 1 -W 2 b")?.success());
+
+    b.boot()?;
+    assert!(!b.run("test -e /run/mark")?.success());
+    a.sh("ping -c 3 -W 10 b")?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn whoever_fails_shows_its_console() -> Result<()> {
+    let hosts = Testbed::start([Spec::new("a")])?;
+    let a = &hosts["a"];
+    let hangs = a.run_within("sleep 1000", Duration::from_millis(500)).unwrap_err().to_string();
+    // What the kernel was asked for when patience ended.
+    assert!(hangs.contains("has not ended within 500ms") && hangs.contains("Mem-Info"), "{}", a.console());
+    let crash = a.spawn("echo c >/proc/sysrq-trigger")?;
+    let crashes = crash.output(SOON).unwrap_err().to_string();
+    assert!(crashes.contains("the host stopped") && crashes.contains("Kernel panic"), "{crashes}");
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Lenders that go away, for a while or for good.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use aquifer_page::Bytes;
+use aquifer_testbed::{Host, wait_until};
+
+use crate::sharing::{MEMORY, SETTINGS, overloaded};
+use crate::support::{Aquifer as _, PATIENCE, member, step, with_cluster};
+
+/// More accesses than a load gets to make.
+const FOR_EVER: u64 = 10_000_000;
+
+#[test]
+#[ignore = "boots guests"]
+fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
+    let settings = [&SETTINGS[..], &["borrow.patience = '3s'"]].concat();
+    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+        let (a, b) = (&hosts["a"], &hosts["b"]);
+        let (_first, second) = overloaded(a, b, FOR_EVER)?;
+        let lease = b.status()?.lent[0].lease;
+        step("b's plug is pulled");
+        b.pull_plug()?;
+
+        // What it needs is gone for good, and so is it: SIGBUS.
+        assert_eq!(second.killed()?.code, 128 + 7);
+        let volume = a.status()?.borrowed.remove(0);
+        let error = volume.last_error.unwrap_or_default();
+        assert!(error.contains("lender b") && error.contains(&lease.to_string()), "{error:?}");
+        // The rest of the host goes on.
+        let asked = Instant::now();
+        a.sh("ls / >/dev/null && touch /tmp/file && aquifer status")?;
+        assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
+        nothing_hangs(a)
+    })
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
+    let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
+    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+        let (a, b) = (&hosts["a"], &hosts["b"]);
+        let (first, second) = overloaded(a, b, 5_000)?;
+        step("b's link is cut");
+        b.cut();
+        wait_until("a misses b", PATIENCE, || {
+            let held = a.status()?.borrowed.remove(0).leases.remove(0);
+            Ok(held.state.starts_with("unreachable"))
+        })?;
+        assert!(first.is_running() && second.is_running(), "who waits has not failed");
+        step("b's link is mended");
+        b.mend();
+
+        second.is_done()?;
+        second.verify()?;
+        first.verify()?;
+        assert!(b.lends()? > Bytes::ZERO);
+        first.end()?;
+        second.end()?;
+        a.wait_until_it_is_free()?;
+        b.wait_until_it_is_free()?;
+        nothing_hangs(a)
+    })
+}
+
+/// No task has waited for longer than the kernel finds right (two minutes).
+fn nothing_hangs(host: &Host) -> Result<()> {
+    let hung = host.run("dmesg | grep 'blocked for more than'")?;
+    assert!(!hung.success(), "{}", hung.stdout);
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! Tests that boot guests: each starts the hosts that it needs, says what they do, and looks at what they have become.
+//!
+//! They take minutes, so `cargo test` leaves them out: `scripts/test` runs them in a step of its own (testbed/README.md).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod backends;
+mod hello;
+mod losses;
+mod out_of_memory;
+mod sharing;
+mod support;

@@ -1,0 +1,77 @@
+//! A whole machine runs out of memory, with swap on a volume whose lender is another one: nothing hangs, nothing is killed,
+//! nothing is lost. (Not a control group: the process on the swap path must itself find memory when there is none.)
+
+use anyhow::{Context as _, Result};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Host, Kernel, wait_until};
+
+use crate::support::{Aquifer as _, Load, PATIENCE, member, with_admitted};
+
+#[test]
+#[ignore = "boots guests"]
+fn kernel_6_1_swaps_over_nbd_until_all_is_verified() -> Result<()> {
+    runs_out_of_memory(Kernel::V6_1, "nbd")
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn kernel_6_12_swaps_over_ublk_until_all_is_verified() -> Result<()> {
+    runs_out_of_memory(Kernel::V6_12, "ublk")
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
+    runs_out_of_memory(Kernel::V6_12, "fuse-loop")
+}
+
+fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
+    let small = member("small").kernel(kernel).memory(Bytes::mib(160));
+    with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
+        let (small, lender) = (&hosts["small"], &hosts["lender"]);
+        lender.spawn(
+            "aquifer export 1G --tls /etc/aquifer/tls --nbd 10.77.0.2:7071 --dir /dev/shm/aquifer/lender",
+        )?;
+        wait_until("the lender listens", PATIENCE, || {
+            Ok(lender.run("netstat -ltn | grep :7071")?.success())
+        })?;
+
+        // A task that waits for so long hangs.
+        small.sh("echo 60 >/proc/sys/kernel/hung_task_timeout_secs")?;
+        // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+        small.sh("echo 5 >/proc/sys/vm/page-cluster")?;
+        let attach = format!(
+            "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls nbds://10.77.0.2:7071/"
+        );
+        let volume: serde_json::Value = serde_json::from_str(&small.sh(&attach)?)?;
+
+        // Two processes that together write and read three times as much as there is.
+        let available = number(small, "awk '/MemAvailable/ { print $2 }' /proc/meminfo")?;
+        let half = Bytes::kib(available * 3 / 2);
+        let loads = [Load::start(small, half, 300)?, Load::start(small, half, 300)?];
+        loads.iter().try_for_each(Load::is_done)?;
+        loads.iter().try_for_each(Load::verify)?;
+        loads.into_iter().try_for_each(Load::end)?;
+
+        let swapped = Bytes(small.pages_swapped_out()? * 4096);
+        assert!(swapped > Bytes::kib(available), "too little for a test: {swapped}");
+        assert_eq!(number(small, "awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?, 0);
+        small.sh(&format!("kill -0 {}", volume["pid"]))?;
+        small.sh("aquifer detach --all")?;
+        assert_eq!(small.sh("cat /proc/swaps")?.lines().count(), 1);
+        let complaints =
+            small.run("dmesg | grep -E 'blocked for more|Out of memory|I/O error|swap-device'")?;
+        assert!(!complaints.success(), "{}", complaints.stdout);
+        assert!(
+            lender.lends()? <= Bytes::mib(32),
+            "the lender has not got its memory back: {}",
+            lender.lends()?
+        );
+        Ok(())
+    })
+}
+
+fn number(host: &Host, command: &str) -> Result<u64> {
+    let said = host.sh(command)?;
+    said.trim().parse().with_context(|| format!("'{command}' says '{said}'"))
+}

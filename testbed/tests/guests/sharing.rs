@@ -1,0 +1,63 @@
+//! The paper's experiment between machines (Sharing, Fig. 10): one overloaded, helped by the other, then the roles switched.
+
+use anyhow::Result;
+use aquifer_api::status::Role;
+use aquifer_page::Bytes;
+use aquifer_testbed::Host;
+
+use crate::support::{Aquifer as _, Load, member, step, with_cluster};
+
+/// Of each host; the kernel and the initramfs leave about 130 MiB of it.
+pub(crate) const MEMORY: Bytes = Bytes::mib(256);
+
+pub(crate) const SETTINGS: [&str; 4] =
+    ["memory.period = '200ms'", "memory.upper = 0.6", "memory.lower = 0.45", "borrow.request = '64M'"];
+
+#[test]
+#[ignore = "boots guests"]
+fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
+    // No I/O fails because the machine had other things to do.
+    let settings = [&SETTINGS[..], &["borrow.patience = '10m'"]].concat();
+    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+        let (a, b) = (&hosts["a"], &hosts["b"]);
+        overload(a, b)?;
+        overload(b, a)
+    })
+}
+
+/// Overloads `borrower`, which is helped by `lender`, until all is as before.
+fn overload(borrower: &Host, lender: &Host) -> Result<()> {
+    let before = borrower.pages_swapped_out()?;
+    let (first, second) = overloaded(borrower, lender, 300)?;
+    second.is_done()?;
+    step("every page is checked");
+    let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
+    assert!(swapped > Bytes::mib(16), "{swapped}");
+    assert!(lender.lends()? > Bytes::mib(16), "{}", lender.lends()?);
+    first.verify()?;
+    second.verify()?;
+
+    step(&format!("{swapped} were swapped out; the loads end"));
+    first.end()?;
+    second.end()?;
+    borrower.wait_until_it_is_free()?;
+    lender.wait_until_it_is_free()
+}
+
+/// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
+/// so many accesses, fills what is left and then swaps.
+pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Result<(Load, Load)> {
+    // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+    borrower.sh("echo 5 >/proc/sys/vm/page-cluster")?;
+    step(&format!("{borrower} is overloaded"));
+    let first = Load::start(borrower, Bytes::mib(116), 0)?;
+    first.filled()?;
+    step("its program is filled");
+    borrower.wait_until_it_is(Role::Borrower)?;
+    assert_eq!(lender.status()?.role, Role::Lender);
+    step(&format!("{borrower} borrows from {lender}, and swaps"));
+    let second = Load::start(borrower, Bytes::mib(44), accesses)?;
+    second.filled()?;
+    step("all memory is filled");
+    Ok((first, second))
+}

@@ -1,0 +1,45 @@
+//! Programs of the workspace, built where they are not yet: as `scripts/test` builds them, so that it has to do so once.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The command `aquifer`.
+pub fn aquifer() -> PathBuf {
+    find(&build(&["build", "--bins", "--examples"]), "cli", "aquifer")
+}
+
+/// The example `name` of the crate in `crates/ROOM`.
+pub fn example(room: &str, name: &str) -> PathBuf {
+    find(&build(&["build", "--bins", "--examples"]), room, name)
+}
+
+/// The test program `name` of the crate in `crates/ROOM`.
+pub fn test(room: &str, name: &str) -> PathBuf {
+    find(&build(&["test", "--no-run", "--test", name]), room, name)
+}
+
+/// What cargo says of each program that it has built, or found built.
+fn build(arguments: &[&str]) -> Vec<Value> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(arguments).args(["--workspace", "--locked", "--message-format", "json-render-diagnostics"]);
+    if !cfg!(debug_assertions) {
+        cargo.arg("--release");
+    }
+    let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
+    let messages = String::from_utf8(built.stdout).unwrap();
+    let messages = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    messages.filter(|message| message["executable"].is_string()).collect()
+}
+
+fn find(programs: &[Value], room: &str, name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("crates").join(room);
+    let found = programs.iter().find(|program| {
+        let manifest = program["manifest_path"].as_str().unwrap_or_default();
+        program["target"]["name"] == name && Path::new(manifest).starts_with(&folder)
+    });
+    let found = found.unwrap_or_else(|| panic!("crates/{room} has no program {name}"));
+    found["executable"].as_str().unwrap().into()
+}

@@ -1,0 +1,149 @@
+//! Hosts with agents that know each other.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_api::status::{Role, Status};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Host, Spec, Testbed, wait_for, wait_until};
+
+use super::{PATIENCE, aquifer, example};
+
+/// A host that can be a member: with the command, a program that needs memory, and what it takes to swap to a volume.
+pub fn member(name: &str) -> Spec {
+    let load = example("device", "touch");
+    let spec = Spec::new(name).modules(["fuse", "loop", "nbd"]);
+    spec.file(aquifer(), "/bin/aquifer").file(load, "/bin/checked-memory")
+}
+
+/// Starts hosts, admits them to a new cluster, starts their agents with `settings` beside what `aquifer init` wrote, each
+/// `section.key = value`, and lets `play` do the rest. When that fails, all hosts' logs are shown.
+pub fn with_cluster(
+    members: impl IntoIterator<Item = Spec>,
+    settings: &[&str],
+    play: impl FnOnce(&Testbed) -> Result<()>,
+) -> Result<()> {
+    with_admitted(members, |hosts| {
+        for host in hosts.hosts() {
+            let config = String::from_utf8(host.read("/etc/aquifer/agent.toml")?)?;
+            host.write("/etc/aquifer/agent.toml", with_settings(config, settings))?;
+            host.start_agent()?;
+        }
+        hosts.hosts().iter().try_for_each(Aquifer::wait_for_agent)?;
+        play(hosts)
+    })
+}
+
+/// The same without agents.
+pub fn with_admitted(
+    members: impl IntoIterator<Item = Spec>,
+    play: impl FnOnce(&Testbed) -> Result<()>,
+) -> Result<()> {
+    let hosts = Testbed::start(members)?;
+    let played = panic::catch_unwind(AssertUnwindSafe(|| admit(&hosts).and_then(|()| play(&hosts))));
+    if !matches!(played, Ok(Ok(()))) {
+        hosts.hosts().iter().filter(|host| host.is_on()).for_each(show_logs);
+    }
+    played.unwrap_or_else(|panic| panic::resume_unwind(panic))
+}
+
+/// What agent and volumes have logged, and what the kernel thinks of it.
+fn show_logs(host: &Host) {
+    let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20";
+    match host.run_within(logs, Duration::from_secs(30)) {
+        Ok(logs) => eprintln!("---- logs of {host}:\n{}{}----", logs.stdout, logs.stderr),
+        Err(error) => eprintln!("no logs of {host}: {error}"),
+    }
+}
+
+/// Has `aquifer init` admit all hosts, and gives each what is its own.
+fn admit(hosts: &Testbed) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let mut init = Command::new(aquifer());
+    init.arg("init").arg("--dir").arg(dir.path());
+    for host in hosts.hosts() {
+        init.args(["--host", host.name(), "--address", &host.address().to_string()]);
+    }
+    let done = init.output()?;
+    ensure!(done.status.success(), "aquifer init: {}", String::from_utf8_lossy(&done.stderr));
+    hosts.hosts().iter().try_for_each(|host| host.push(&dir.path().join(host.name()), "/etc/aquifer"))
+}
+
+fn with_settings(config: String, settings: &[&str]) -> String {
+    settings.iter().fold(config, |config, setting| {
+        let (section, line) = setting.split_once('.').expect("a setting is 'section.key = value'");
+        let heading = format!("[{section}]\n");
+        assert!(config.contains(&heading), "there is no section {section}");
+        config.replace(&heading, &format!("{heading}{line}\n"))
+    })
+}
+
+/// What an operator does on a host, and sees.
+pub trait Aquifer {
+    /// Starts the agent.
+    fn start_agent(&self) -> Result<()>;
+    /// Waits until it answers and has had its first look at its memory.
+    fn wait_for_agent(&self) -> Result<()>;
+    /// What it says of itself.
+    fn status(&self) -> Result<Status>;
+    /// Waits until its role is this one.
+    fn wait_until_it_is(&self, role: Role) -> Result<()>;
+    /// Waits until it neither lends nor borrows, and nothing is left of either.
+    fn wait_until_it_is_free(&self) -> Result<()>;
+    /// Pages swapped out since it booted.
+    fn pages_swapped_out(&self) -> Result<u64>;
+    /// RAM that the pages it has lent take, as the file system says.
+    fn lends(&self) -> Result<Bytes>;
+}
+
+impl Aquifer for Host {
+    fn start_agent(&self) -> Result<()> {
+        let agent = "mkdir -p /var/log && exec aquifer agent >>/var/log/agent.log 2>&1";
+        self.spawn(agent).map(|_| ())
+    }
+
+    fn wait_for_agent(&self) -> Result<()> {
+        wait_until(&format!("the agent of {self} answers"), PATIENCE, || {
+            let status = self.run("aquifer status --json")?;
+            Ok(status.success() && parse(&status.stdout)?.memory.total > Bytes::ZERO)
+        })
+    }
+
+    fn status(&self) -> Result<Status> {
+        parse(&self.sh("aquifer status --json")?)
+    }
+
+    fn wait_until_it_is(&self, role: Role) -> Result<()> {
+        wait_until(&format!("{self} is {role}"), PATIENCE, || Ok(self.status()?.role == role))
+    }
+
+    fn wait_until_it_is_free(&self) -> Result<()> {
+        let status = wait_for(&format!("{self} is free"), PATIENCE, || {
+            let status = self.status()?;
+            let free = status.role == Role::Neutral && status.lent.is_empty() && status.borrowed.is_empty();
+            Ok(free.then_some(status))
+        })?;
+        ensure!(self.lends()? == Bytes::ZERO, "{self} still stores {}", self.lends()?);
+        let swaps = self.sh("cat /proc/swaps")?;
+        ensure!(swaps.lines().count() == 1, "{self} still swaps, as a {}:\n{swaps}", status.role);
+        Ok(())
+    }
+
+    fn pages_swapped_out(&self) -> Result<u64> {
+        Ok(self.sh("awk '$1 == \"pswpout\" { print $2 }' /proc/vmstat")?.trim().parse()?)
+    }
+
+    fn lends(&self) -> Result<Bytes> {
+        let store = format!("/dev/shm/aquifer/{self}");
+        let kib = self.sh(&format!(
+            "find {store} -name '*.pages' -exec du -k {{}} + | awk '{{ s += $1 }} END {{ print s + 0 }}'"
+        ))?;
+        Ok(Bytes::kib(kib.trim().parse()?))
+    }
+}
+
+fn parse(json: &str) -> Result<Status> {
+    serde_json::from_str(json).with_context(|| format!("no status: {json}"))
+}
