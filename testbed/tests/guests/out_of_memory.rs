@@ -26,7 +26,10 @@ fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
 }
 
 fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
-    let small = member("small").kernel(kernel).memory(Bytes::mib(160));
+    let mut small = member("small").kernel(kernel).memory(Bytes::mib(160));
+    if backend == "ublk" {
+        small = small.module("ublk_drv");
+    }
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
         lender.spawn(
