@@ -8,6 +8,7 @@ pub mod address;
 pub mod channel;
 mod lookout;
 pub mod nbd;
+pub mod nvme;
 pub mod tls;
 
 pub use address::{Address, AddressError, Uri};
