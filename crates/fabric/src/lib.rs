@@ -9,6 +9,7 @@ pub mod channel;
 mod lookout;
 pub mod nbd;
 pub mod nvme;
+mod serving;
 pub mod tls;
 
 pub use address::{Address, AddressError, Uri};
