@@ -5,3 +5,4 @@
 //! figure or section, as their numbers change with every revision.
 
 pub mod proto;
+pub mod target;

@@ -4,6 +4,14 @@ use std::io::IoSlice;
 pub(crate) const ZEROES: usize = 16 << 10;
 static ZERO: [u8; ZEROES] = [0; ZEROES];
 
+/// So many zeroes, in slices.
+pub(crate) fn zeroes(length: usize) -> impl Iterator<Item = &'static [u8]> {
+    let last = length % ZEROES;
+    std::iter::repeat_n(ZEROES, length / ZEROES)
+        .chain((last > 0).then_some(last))
+        .map(|length| &ZERO[..length])
+}
+
 /// The slices of one send, at most `SLICES`.
 pub(crate) struct Gather<'a, const SLICES: usize> {
     slices: [IoSlice<'a>; SLICES],
@@ -26,12 +34,8 @@ impl<'a, const SLICES: usize> Gather<'a, SLICES> {
         }
     }
 
-    pub(crate) fn push_zeroes(&mut self, mut length: usize) {
-        while length > 0 {
-            let now = length.min(ZEROES);
-            self.push(&ZERO[..now]);
-            length -= now;
-        }
+    pub(crate) fn push_zeroes(&mut self, length: usize) {
+        zeroes(length).for_each(|zeroes| self.push(zeroes));
     }
 
     pub(crate) fn slices(&self) -> &[IoSlice<'a>] {

@@ -7,7 +7,7 @@ mod listener;
 mod outbox;
 
 pub(crate) use acceptor::Origin;
-pub(crate) use gather::{Gather, ZEROES};
+pub(crate) use gather::{Gather, ZEROES, zeroes};
 pub(crate) use inbox::{INBOX, Inbox};
 pub(crate) use listener::{Listener, Place, Service};
 pub(crate) use outbox::{OUTBOX, Outbox};

@@ -220,6 +220,6 @@ pub mod discovery {
     pub const NVM: u8 = 2;
     /// The discovery subsystem that tells.
     pub const CURRENT_DISCOVERY: u8 = 3;
-    /// Requirement: no secure channel; and queues may go without flow control.
-    pub const FLOW_CONTROL_OPTIONAL: u8 = 0b110;
+    /// Requirement: queues may go without flow control, and nothing is said of a secure channel.
+    pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
 }
