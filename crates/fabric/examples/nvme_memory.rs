@@ -36,6 +36,7 @@ impl Subsystems for OnlyOne {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let mut args = env::args().skip(1);
     let (Some(address), Some(size)) = (args.next(), args.next()) else {
         return Err("usage: nvme_memory ADDRESS SIZE [STORE_DIR]".into());

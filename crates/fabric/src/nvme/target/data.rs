@@ -11,19 +11,18 @@ pub(super) enum Source {
     There,
 }
 
-/// Finds the data of a command that brings `length` bytes.
+/// Finds the data of a command that brings `length` bytes, or more that do not matter: Linux describes room for 256 ranges
+/// in every Dataset Management.
 pub(super) fn source(command: &Command, payload: Payload, length: usize) -> Result<Source, Status> {
     check_flags(command)?;
     let described = command.sgl.length.get() as usize;
     match command.sgl.kind {
         sgl::IN_CAPSULE if command.sgl.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.final_()),
-        sgl::IN_CAPSULE if described != length || payload.length != length => {
-            Err(Status::DATA_LENGTH_INVALID.final_())
-        }
+        _ if described < length => Err(Status::DATA_LENGTH_INVALID.final_()),
+        sgl::IN_CAPSULE if payload.length != described => Err(Status::DATA_LENGTH_INVALID.final_()),
         // To be tried again.
         sgl::IN_CAPSULE if !payload.intact => Err(Status::TRANSIENT_TRANSPORT),
-        sgl::IN_CAPSULE => Ok(Source::Here(payload)),
-        sgl::TRANSPORT if described != length => Err(Status::DATA_LENGTH_INVALID.final_()),
+        sgl::IN_CAPSULE => Ok(Source::Here(Payload { length, ..payload })),
         sgl::TRANSPORT => Ok(Source::There),
         _ => Err(Status::SGL_TYPE_INVALID.final_()),
     }

@@ -251,6 +251,9 @@ impl<'a> IoQueue<'a> {
         if length > MAX_TRANSFER as u64 {
             return Err(Status::INVALID_FIELD.final_());
         }
+        if u64::from(command.sgl.length.get()) != length {
+            return Err(Status::DATA_LENGTH_INVALID.final_());
+        }
         Ok((offset, length as usize))
     }
 

@@ -48,8 +48,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Of a queue from which Connect was taken.
     pub(super) fn new(size: u32, flow_control: bool) -> Self {
-        Self { size, head: 0, flow_control }
+        Self { size, head: 1, flow_control }
     }
 }
 

@@ -24,6 +24,10 @@ use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
 use crate::nvme::proto::{Command, Status};
 use events::Events;
 
+/// A host that sees that its commands are answered says nothing more in the half of its time-out in which it should: only
+/// in the next one it sends a sign of life, and that may be just too late. So it has twice the time.
+const PATIENCE: u32 = 2;
+
 /// An admin queue.
 pub(super) struct AdminQueue<'a> {
     link: &'a mut Link,
@@ -83,7 +87,7 @@ impl<'a> AdminQueue<'a> {
                 if self.controller.take_traffic() {
                     self.alive = Instant::now();
                 }
-                let left = keep_alive.saturating_sub(self.alive.elapsed());
+                let left = (keep_alive * PATIENCE).saturating_sub(self.alive.elapsed());
                 if left.is_zero() {
                     return Err(Broken::Silent);
                 }
