@@ -1,4 +1,5 @@
-//! Serves one elastic lease over NVMe/TCP until it is killed: `nvme_memory ADDRESS SIZE [STORE_DIR]`.
+//! Serves one elastic lease over NVMe/TCP until it is killed: `nvme_memory ADDRESS SIZE [STORE_DIR [SECRET
+//! [CONTROLLER_SECRET]]]`.
 //!
 //! Prints the subsystem's name, which stays the same as long as STORE_DIR is there. While it runs, a line on standard
 //! input with a size resizes the namespace, and `stored` says what it takes.
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::{env, fs, process};
 
 use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_page::{Bytes, Group, LeaseId};
@@ -19,6 +21,7 @@ use aquifer_store::{LeaseRecord, Store};
 struct OnlyOne {
     subsystem: Nqn,
     namespace: Arc<Namespace>,
+    secrets: Option<Secrets>,
 }
 
 impl Subsystems for OnlyOne {
@@ -33,6 +36,10 @@ impl Subsystems for OnlyOne {
     fn list(&self, _host: &Host) -> Vec<Nqn> {
         vec![self.subsystem.clone()]
     }
+
+    fn secrets(&self, _subsystem: &Nqn, _host: &Host) -> Option<Secrets> {
+        self.secrets.clone()
+    }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -45,6 +52,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let capacity: Bytes = size.parse()?;
     let own_dir = PathBuf::from(format!("/dev/shm/aquifer-example-{}", process::id()));
     let dir = args.next().map_or(own_dir, PathBuf::from);
+
+    let secrets = match args.next() {
+        None => None,
+        Some(host) => {
+            let controller = args.next().map(|secret| secret.parse()).transpose()?;
+            Some(Secrets { host: host.parse()?, controller })
+        }
+    };
 
     let store = Store::open(&dir)?;
     let (id, borrower) = (LeaseId::random(), "localhost".parse()?);
@@ -60,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let subsystem = Nqn::of_lease(lease.id());
     let namespace = Arc::new(Namespace::new(lease));
-    let only_one = OnlyOne { subsystem: subsystem.clone(), namespace: Arc::clone(&namespace) };
+    let only_one = OnlyOne { subsystem: subsystem.clone(), namespace: Arc::clone(&namespace), secrets };
     let target = Target::new(Arc::new(only_one), Limits::default());
     let address = target.listen(&address, None)?;
     println!("listening on {address} as {subsystem}");

@@ -4,5 +4,6 @@
 //! Specification 1.0, "NVM" the NVM Command Set Specification 1.0; what stands in quotes behind them is the title of the
 //! figure or section, as their numbers change with every revision.
 
+pub mod auth;
 pub mod proto;
 pub mod target;

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host as Peer, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_page::{Bytes, LeaseId};
@@ -26,6 +27,8 @@ pub const STRANGER: &str = "nqn.2014-08.org.example:stranger";
 pub struct Shelf {
     pub namespaces: Mutex<BTreeMap<Nqn, Arc<Namespace>>>,
     pub queues: AtomicUsize,
+    /// What all hosts must know.
+    pub secrets: Mutex<Option<Secrets>>,
 }
 
 impl Subsystems for Shelf {
@@ -42,6 +45,10 @@ impl Subsystems for Shelf {
             return Vec::new();
         }
         self.namespaces.lock().unwrap().keys().cloned().collect()
+    }
+
+    fn secrets(&self, _subsystem: &Nqn, _host: &Peer) -> Option<Secrets> {
+        self.secrets.lock().unwrap().clone()
     }
 
     fn connected(&self, _lease: LeaseId) {

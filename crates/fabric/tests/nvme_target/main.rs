@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod admin;
+mod authentication;
 mod broken;
 mod connect;
 mod events;

@@ -1,7 +1,7 @@
 //! Numbers and layouts of the protocol, for hosts and controllers alike.
 //!
 //! Everything on the wire is little-endian; the layouts are checked at compile time. `pdu` is what travels, with `digest`
-//! over it; `command` and `completion` are what it carries; `fabrics` makes a connection a queue of a controller;
+//! over it; `command` and `completion` are what it carries; `fabrics` makes a connection a queue of a controller, with `auth`;
 //! `identify`, `log` and `feature` are what a controller tells of itself.
 
 // The derives of zerocopy make hidden types of their own without Debug; ours all have it.
@@ -19,6 +19,7 @@ macro_rules! layout {
     };
 }
 
+pub mod auth;
 pub mod command;
 pub mod completion;
 pub mod digest;

@@ -18,6 +18,8 @@ pub(super) enum Broken {
     Late,
     #[error("the host gave no sign of life within its keep alive time-out")]
     Silent,
+    #[error("the host failed to authenticate")]
+    Unauthenticated,
 }
 
 /// What a C2HTermReq tells.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use aquifer_page::LeaseId;
 
 use super::admin::AdminQueue;
+use super::authenticate;
 use super::connect::{self, Connected, Rejected, Seat};
 use super::controller::{ADMIN, Controller};
 use super::handshake;
@@ -53,9 +54,19 @@ impl Nvme {
         place.settle(lease);
         let _told = lease.map(|lease| Told::new(&*self.core.subsystems, lease));
 
-        link.become_queue(Ring::new(size, flow_control))?;
-        complete_connect(link, id, controller, flow_control)?;
+        link.become_queue(Ring::new(size, flow_control));
         let host = &controller.host;
+        let secrets = match lease {
+            Some(_) => self.core.subsystems.secrets(&controller.subsystem, host),
+            None => None,
+        };
+        complete_connect(link, id, controller, flow_control, secrets.is_some())?;
+        if let Some(secrets) = secrets
+            && !authenticate::run(link, controller, &secrets)?
+        {
+            return Ok(());
+        }
+        link.take_time()?;
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} connected");
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
             IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
@@ -90,10 +101,17 @@ impl Nvme {
     }
 }
 
-fn complete_connect(link: &mut Link, id: u16, controller: &Controller, flow_control: bool) -> io::Result<()> {
+fn complete_connect(
+    link: &mut Link,
+    id: u16,
+    controller: &Controller,
+    flow_control: bool,
+    authenticate: bool,
+) -> io::Result<()> {
+    let required = if authenticate { fabrics::connect::AUTHENTICATION_REQUIRED } else { 0 };
     link.reserve(AROUND_DATA)?;
     link.push_capsule(Completion {
-        result: u64::from(controller.id).into(),
+        result: u64::from(u32::from(controller.id) | required).into(),
         queue_head: if flow_control { 1 } else { fabrics::NO_FLOW_CONTROL }.into(),
         queue_id: 0.into(),
         command_id: id.into(),

@@ -73,10 +73,14 @@ impl Link {
         (self.incoming, self.outgoing) = (incoming, outgoing);
     }
 
-    /// The connection is a queue from now on. The host may take its time.
-    pub(super) fn become_queue(&mut self, ring: Ring) -> io::Result<()> {
-        self.deadline = None;
+    /// The connection is a queue from now on.
+    pub(super) fn become_queue(&mut self, ring: Ring) {
         self.ring = ring;
+    }
+
+    /// The host may take its time from now on.
+    pub(super) fn take_time(&mut self) -> io::Result<()> {
+        self.deadline = None;
         self.socket.set_timeouts(None, None)
     }
 

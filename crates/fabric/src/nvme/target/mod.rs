@@ -5,11 +5,13 @@
 //! arrive together share both. A host can break its own connection and nothing else.
 //!
 //! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on the form of PDUs, which
-//! `link` sends and receives with `parse`; `connect` makes it a queue of a `controller` in the `registry`. Then `admin`
+//! `link` sends and receives with `parse`; `connect` makes it a queue of a `controller` in the `registry`, and
+//! `authenticate` keeps out who cannot prove its name. Then `admin`
 //! tells what there is, and `io` moves blocks: `data` finds what comes with a command, `transfers` remembers what was
 //! asked for, `blocks` does what is wanted, `large_read` sends straight from the store.
 
 mod admin;
+mod authenticate;
 mod bell;
 mod blocks;
 mod broken;
@@ -35,6 +37,7 @@ use aquifer_page::LeaseId;
 pub use crate::nbd::server::ListenError;
 pub use namespace::{Namespace, ResizeError};
 
+use super::auth::Secrets;
 use super::proto::Nqn;
 use crate::Address;
 use crate::serving::Listener;
@@ -68,6 +71,13 @@ pub trait Subsystems: Send + Sync {
 
     /// The subsystems that `host` may open.
     fn list(&self, host: &Host) -> Vec<Nqn>;
+
+    /// What the host must prove that it knows before it may use the subsystem; `None` lets it in by its name alone.
+    /// Discovery is open to all: it tells each host only what [`list`](Self::list) says.
+    fn secrets(&self, subsystem: &Nqn, host: &Host) -> Option<Secrets> {
+        let _ = (subsystem, host);
+        None
+    }
 
     /// A queue of a host to the lease begins. Calls of this and the next match in number.
     fn connected(&self, lease: LeaseId) {
