@@ -66,13 +66,22 @@ fn nvme_hosts_are_told_where_and_as_what() {
 }
 
 #[test]
-fn nvme_is_for_this_host_only() {
+fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
     let dir = tempfile::tempdir().unwrap();
     let output = aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("other hosts could reach it"), "{}", stderr(&output));
     let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
+    let file = dir.path().join("secret");
+    let with_secret = ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
+    for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
+        std::fs::write(&file, content).unwrap();
+        let output = aquifer(dir.path()).args(with_secret).output().unwrap();
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    std::fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    Export::start(dir.path(), &with_secret[1..]);
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub struct Export {
     addresses: Vec<Address>,
     /// Where to listen for NVMe/TCP: HOST:PORT (4420 is the usual port) or unix:PATH; repeat for more
     ///
-    /// Loopback only. The subsystem has one namespace with blocks of 4 KiB.
+    /// Without --dhchap-secret, TCP only on loopback. The subsystem has one namespace with blocks of 4 KiB.
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
     /// A host that may connect over NVMe/TCP, by its NQN (see /etc/nvme/hostnqn); repeat for more
@@ -52,6 +52,12 @@ pub struct Export {
     /// Without it every host may that reaches the address.
     #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
     allowed_hosts: Vec<Nqn>,
+    /// Lets NVMe hosts in only if they know the secret in this file (made by 'nvme gen-dhchap-key'); a second line is the
+    /// secret by which hosts can ask this end to prove itself
+    ///
+    /// With it --nvme may be an address that other hosts reach. What travels is not encrypted.
+    #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
+    secrets: Option<PathBuf>,
     /// The export's name; it is the server's default export under any name
     #[arg(long, default_value = "")]
     name: String,
@@ -77,6 +83,10 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer export 4G --nvme 127.0.0.1:4420",
             "As an NVMe subsystem, for 'nvme connect-all -t tcp -a 127.0.0.1'",
         ),
+        (
+            "aquifer export 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
+            "To hosts that know a secret, over a network you trust",
+        ),
         ("nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'", "Look at it with another program"),
     ],
     notes: &[
@@ -88,8 +98,9 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Security",
             "A unix socket is for its owner only. On TCP, --tls admits every host that has a certificate of the cluster, \
-             and nobody else; without --tls only loopback is served, to every user of this host. Over NVMe/TCP a host is who \
-             it says it is: --allow-host keeps out mistakes, not malice.",
+             and nobody else; without --tls only loopback is served, to every user of this host. Over NVMe/TCP \
+             --dhchap-secret admits who knows the secret, but what travels can be read by whoever sees the network; without \
+             it a host is who it says it is, and --allow-host keeps out mistakes, not malice.",
         ),
     ],
     files: &[

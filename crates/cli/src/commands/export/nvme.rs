@@ -1,7 +1,10 @@
 use std::fmt;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_store::Lease;
@@ -31,6 +34,8 @@ struct OneSubsystem {
     namespace: Arc<Namespace>,
     /// All, if empty.
     allowed: Vec<Nqn>,
+    /// What they must know.
+    secrets: Option<Secrets>,
 }
 
 impl Nvme {
@@ -40,14 +45,17 @@ impl Nvme {
         if export.nvme_addresses.is_empty() {
             return Ok(None);
         }
-        if let Some(address) = export.nvme_addresses.iter().find(|address| !address.is_local()) {
+        let secrets = export.secrets.as_deref().map(read_secrets).transpose()?;
+        let open = |address: &&Address| secrets.is_none() && !address.is_local();
+        if let Some(address) = export.nvme_addresses.iter().find(open) {
             let why = "other hosts could reach it, and everybody on them";
             return Err(Failure::new(format!("listening on {address}"), why)
-                .help("give a loopback or unix address, or use --nbd with --tls"));
+                .help("give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls"));
         }
         let nqn = Nqn::of_lease(lease.id());
         let namespace = Arc::new(Namespace::new(Arc::clone(lease)));
-        let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed: export.allowed_hosts.clone() };
+        let allowed = export.allowed_hosts.clone();
+        let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
         let target = Target::new(Arc::new(subsystems), Limits::default());
         let listen = |address| {
             target.listen(address, None).or_fail(what).map_err(|failure| {
@@ -84,6 +92,23 @@ impl Subsystems for OneSubsystem {
     fn list(&self, host: &Host) -> Vec<Nqn> {
         if self.allows(&host.nqn) { vec![self.nqn.clone()] } else { Vec::new() }
     }
+
+    fn secrets(&self, _subsystem: &Nqn, _host: &Host) -> Option<Secrets> {
+        self.secrets.clone()
+    }
+}
+
+/// The hosts' secret, and in a second line, if there is one, ours.
+fn read_secrets(path: &Path) -> Result<Secrets> {
+    let what = || format!("reading the secrets in {}", path.display());
+    let text = fs::read_to_string(path).or_fail(what)?;
+    let mut secrets = text.lines().filter(|line| !line.trim().is_empty()).map(str::parse);
+    let Some(host) = secrets.next() else {
+        return Err(
+            Failure::new(what(), "the file is empty").help("put what 'nvme gen-dhchap-key' says into it")
+        );
+    };
+    Ok(Secrets { host: host.or_fail(what)?, controller: secrets.next().transpose().or_fail(what)? })
 }
 
 impl OneSubsystem {
