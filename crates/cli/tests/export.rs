@@ -50,6 +50,41 @@ fn several_addresses_and_a_name_lead_to_the_same_device() {
 }
 
 #[test]
+fn nvme_hosts_are_told_where_and_as_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", dir.path().join("n.sock").display());
+    let host = "nqn.2014-08.org.example:host";
+    let export =
+        Export::start(dir.path(), &["1M", "--nvme", &socket, "--nvme", "127.0.0.1:0", "--allow-host", host]);
+    assert!(export.ready["uri"].is_null() && !dir.path().join("export.sock").exists());
+    let nvme = &export.ready["nvme"];
+    assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
+    assert_eq!(nvme["addresses"][0], *socket);
+    let port = nvme["addresses"][1].as_str().unwrap().strip_prefix("127.0.0.1:").unwrap();
+    std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
+    assert!(dir.path().join("n.sock").exists());
+}
+
+#[test]
+fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("other hosts could reach it"), "{}", stderr(&output));
+    let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let file = dir.path().join("secret");
+    let with_secret = ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
+    for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
+        std::fs::write(&file, content).unwrap();
+        let output = aquifer(dir.path()).args(with_secret).output().unwrap();
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    std::fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    Export::start(dir.path(), &with_secret[1..]);
+}
+
+#[test]
 fn nothing_outlives_it() {
     let dir = tempfile::tempdir().unwrap();
     for signal in [Signal::TERM, Signal::INT] {

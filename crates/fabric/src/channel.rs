@@ -94,6 +94,14 @@ impl Socket {
         }
     }
 
+    /// Ends the stream in the direction of the peer, which finds its end behind all that was sent.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn shutdown_sending(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
+    }
+
     /// A second handle to the same socket, to shut it down from another thread.
     ///
     /// # Errors

@@ -1,13 +1,16 @@
-//! Pages over the network: NBD server and initiator, mutual TLS.
+//! Pages over the network: NVMe/TCP target, NBD server and initiator, mutual TLS.
 //!
 //! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to whoever the caller's
 //! [`Exports`](nbd::server::Exports) lets in; [`nbd::client`] is the borrower's end. Both speak over a
-//! [`Channel`](channel::Channel), which is a plain socket or one under mutual TLS ([`tls`]).
+//! [`Channel`](channel::Channel), which is a plain socket or one under mutual TLS ([`tls`]). [`nvme::target`] serves
+//! leases to NVMe hosts, as its [`Subsystems`](nvme::target::Subsystems) let them in.
 
 pub mod address;
 pub mod channel;
 mod lookout;
 pub mod nbd;
+pub mod nvme;
+mod serving;
 pub mod sleep;
 pub mod tls;
 

@@ -7,6 +7,7 @@
 mod backends;
 mod hello;
 mod losses;
+mod nvme_target;
 mod out_of_memory;
 mod sharing;
 mod support;

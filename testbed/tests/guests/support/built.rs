@@ -1,4 +1,4 @@
-//! Programs of the workspace, built where they are not yet: as `scripts/test` builds them, so that it has to do so once.
+//! Programs for hosts: those of the workspace, built where they are not yet: as `scripts/test` builds them, so that it has to do so once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +18,14 @@ pub fn example(room: &str, name: &str) -> PathBuf {
 /// The test program `name` of the crate in `crates/ROOM`.
 pub fn test(room: &str, name: &str) -> PathBuf {
     find(&build(&["test", "--no-run", "--test", name]), room, name)
+}
+
+/// A program of this machine.
+pub fn tool(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("{name} is missing")).canonicalize().unwrap()
 }
 
 /// What cargo says of each program that it has built, or found built.

@@ -7,7 +7,7 @@ mod load;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub use built::{aquifer, example, test};
+pub use built::{aquifer, example, test, tool};
 pub use cluster::{Aquifer, member, with_admitted, with_cluster};
 pub use load::Load;
 

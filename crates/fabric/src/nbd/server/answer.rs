@@ -3,11 +3,11 @@
 use aquifer_store::{Lease, Segment, StoreError};
 use zerocopy::byteorder::big_endian::U64;
 
-use super::outbox::Outbox;
 use crate::nbd::proto::{
     BASE_ALLOCATION_ID, ChunkError, ChunkHeader, Hole, Request, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
+use crate::serving::Outbox;
 
 /// Room for whatever comes before data.
 pub(super) const HEAD: usize = 32;

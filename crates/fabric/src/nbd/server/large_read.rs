@@ -6,18 +6,15 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;
 
 use super::answer::{HEAD, segment_header};
-use super::outbox::{OUTBOX, Outbox};
 use super::session::SessionError;
 use crate::channel::Channel;
 use crate::nbd::proto::{Hole, Request};
+use crate::serving::{Gather, OUTBOX, Outbox, ZEROES};
 
 /// How much of the store is held at once.
 const PIECE: usize = 256 << 10;
 /// The most segments in a piece: every other page stored, and both ends cut.
 const SEGMENTS: usize = PIECE / PAGE_SIZE + 1;
-/// The longest run of zeroes that a slice can point to.
-const ZEROES: usize = 16 << 10;
-static ZERO: [u8; ZEROES] = [0; ZEROES];
 /// The outbox; a head and a body for each segment, where the body of a hole takes several slices only if it is the
 /// smaller part of the piece.
 const SLICES: usize = 1 + 2 * SEGMENTS + PIECE / ZEROES;
@@ -34,13 +31,6 @@ pub(super) struct LargeRead {
 #[derive(Clone, Copy)]
 struct Head {
     bytes: [u8; HEAD],
-    length: usize,
-}
-
-/// The slices of one send.
-struct Gather<'a> {
-    slices: [IoSlice<'a>; SLICES],
-    count: usize,
     length: usize,
 }
 
@@ -69,7 +59,7 @@ impl LargeRead {
             if chunked {
                 fill_heads(&mut heads, &held, request.cookie.get(), at, next == end);
             }
-            let mut gather = Gather::new(outbox.bytes());
+            let mut gather = Gather::<SLICES>::new(outbox.bytes());
             for (segment, head) in held.segments().zip(&heads) {
                 gather.push(&head.bytes[..head.length]);
                 match segment {
@@ -114,48 +104,5 @@ impl Head {
     fn push(&mut self, part: &[u8]) {
         self.bytes[self.length..self.length + part.len()].copy_from_slice(part);
         self.length += part.len();
-    }
-}
-
-impl<'a> Gather<'a> {
-    fn new(first: &'a [u8]) -> Self {
-        let mut gather = Self { slices: [IoSlice::new(&[]); SLICES], count: 0, length: 0 };
-        gather.push(first);
-        gather
-    }
-
-    fn push(&mut self, slice: &'a [u8]) {
-        if !slice.is_empty() {
-            self.slices[self.count] = IoSlice::new(slice);
-            self.count += 1;
-            self.length += slice.len();
-        }
-    }
-
-    fn push_zeroes(&mut self, mut length: usize) {
-        while length > 0 {
-            let now = length.min(ZEROES);
-            self.push(&ZERO[..now]);
-            length -= now;
-        }
-    }
-
-    fn slices(&self) -> &[IoSlice<'a>] {
-        &self.slices[..self.count]
-    }
-
-    /// Copies all but the first `sent` bytes into `aside` and returns how many that are.
-    fn copy_rest(&self, sent: usize, aside: &mut [u8]) -> usize {
-        let mut skip = sent;
-        let mut filled = 0;
-        if sent < self.length {
-            for slice in self.slices() {
-                let part = &slice[skip.min(slice.len())..];
-                skip -= slice.len() - part.len();
-                aside[filled..filled + part.len()].copy_from_slice(part);
-                filled += part.len();
-            }
-        }
-        filled
     }
 }

@@ -4,16 +4,14 @@
 //! arrives alone takes one receive and one send on a thread that was waiting for it, and requests that arrive together
 //! share both. A client can break its own connection and nothing else.
 //!
-//! The files follow a connection: `listener` accepts it, `handshake` agrees on export and modes, `session` carries
-//! out requests, with `inbox` and `outbox` at its ends, `answer` for what its answers look like and `large_read` for
-//! what is sent straight from the store.
+//! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on export and modes,
+//! `session` carries out requests, with `answer` for what its answers look like and `large_read` for what is sent
+//! straight from the store.
 
 mod answer;
+mod connection;
 mod handshake;
-mod inbox;
 mod large_read;
-mod listener;
-mod outbox;
 mod session;
 
 use std::fmt;
@@ -26,7 +24,8 @@ use aquifer_store::Lease;
 use rustls::ServerConfig;
 
 use crate::Address;
-use listener::Listener;
+use crate::serving::Listener;
+use connection::Nbd;
 
 /// Which leases a server shows to whom.
 ///
@@ -121,7 +120,7 @@ pub struct ListenError {
 /// A listening server. Dropping it is shutting it down.
 #[derive(Debug)]
 pub struct Server {
-    listener: Listener,
+    listener: Listener<Nbd>,
 }
 
 impl Server {
@@ -149,7 +148,7 @@ impl Server {
         exports: Arc<dyn Exports>,
         limits: Limits,
     ) -> Result<Self, ListenError> {
-        let listener = Listener::start(address, security, exports, limits);
+        let listener = Listener::start(address, limits.connections, Nbd { security, exports, limits });
         let listener = listener.map_err(|source| ListenError { address: address.clone(), source })?;
         Ok(Self { listener })
     }

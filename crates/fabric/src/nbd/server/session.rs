@@ -3,18 +3,20 @@ use std::sync::Arc;
 
 use aquifer_page::PAGE_SIZE;
 use aquifer_store::{Lease, StoreError};
+use zerocopy::FromBytes;
 
 use super::answer::{self, Shape, simple_reply};
 use super::handshake::Terms;
-use super::inbox::{Inbox, WHOLE_WRITE};
 use super::large_read::LargeRead;
-use super::outbox::{OUTBOX, Outbox};
 use crate::channel::Channel;
-use crate::nbd::proto::{MAX_PAYLOAD, Request, StatusRun, command, command_flag, errno};
+use crate::nbd::proto::{MAX_PAYLOAD, REQUEST_MAGIC, Request, StatusRun, command, command_flag, errno};
+use crate::serving::{INBOX, Inbox, OUTBOX, Outbox};
 
 /// The longest read that is answered by copying it into the outbox. Up to here one copy more is cheaper than a send of
 /// its own.
 const COPIED_READ: usize = 32 << 10;
+/// The longest write that is waited for whole; longer ones are stored piece by piece as they arrive.
+const WHOLE_WRITE: usize = INBOX / 2;
 /// Room for a copied read in the worst case: each page a chunk of its own.
 const COPIED_READ_ROOM: usize = COPIED_READ + (COPIED_READ / PAGE_SIZE + 2) * answer::HEAD;
 /// The most runs in one answer about block status; the client asks again for the rest.
@@ -66,7 +68,7 @@ impl Session {
     /// Answers requests until the client has had enough. Replies are sent when there is nothing left to do but wait.
     pub(super) fn run(&mut self) -> Result<(), SessionError> {
         loop {
-            while let Some(request) = self.inbox.request()? {
+            while let Some(request) = self.next_request()? {
                 let write = request.command.get() == command::WRITE;
                 let length = request.length.get() as usize;
                 if write && length <= WHOLE_WRITE && self.inbox.bytes().len() < HEADER + length {
@@ -83,6 +85,15 @@ impl Session {
                 return if clean { Ok(()) } else { Err(SessionError::Truncated) };
             }
         }
+    }
+
+    /// The next request, if all of its header has arrived.
+    fn next_request(&self) -> Result<Option<Request>, SessionError> {
+        let Ok((request, _)) = Request::read_from_prefix(self.inbox.bytes()) else { return Ok(None) };
+        if request.magic.get() != REQUEST_MAGIC {
+            return Err(SessionError::Protocol("a request without its magic number"));
+        }
+        Ok(Some(request))
     }
 
     fn execute(&mut self, request: &Request) -> Result<Step, SessionError> {

@@ -4,27 +4,27 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::channel::Channel;
 
-/// What one send can carry: the replies to 32 reads of a page each, twice over.
-pub(super) const OUTBOX: usize = 256 << 10;
+/// Bytes in an [`Outbox`]. What one send can carry: the replies to 32 reads of a page each, twice over.
+pub(crate) const OUTBOX: usize = 256 << 10;
 
 /// Replies that are not sent yet.
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     buffer: Box<[u8]>,
     length: usize,
 }
 
 impl Outbox {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { buffer: vec![0; OUTBOX].into_boxed_slice(), length: 0 }
     }
 
     /// Makes room for `count` bytes, sending what is there if it must.
-    pub(super) fn reserve(&mut self, count: usize, channel: &mut dyn Channel) -> io::Result<()> {
+    pub(crate) fn reserve(&mut self, count: usize, channel: &mut dyn Channel) -> io::Result<()> {
         if self.buffer.len() - self.length < count { self.flush(channel) } else { Ok(()) }
     }
 
     /// Sends all there is, waiting for the client if it must.
-    pub(super) fn flush(&mut self, channel: &mut dyn Channel) -> io::Result<()> {
+    pub(crate) fn flush(&mut self, channel: &mut dyn Channel) -> io::Result<()> {
         if self.length == 0 {
             return Ok(());
         }
@@ -33,34 +33,34 @@ impl Outbox {
     }
 
     /// The bytes there are.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[..self.length]
     }
 
     /// Forgets all there is, which was sent by other means.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.length = 0;
     }
 
     /// Adds a structure of the protocol. Room was reserved.
-    pub(super) fn push(&mut self, part: &(impl IntoBytes + Immutable)) {
+    pub(crate) fn push(&mut self, part: &(impl IntoBytes + Immutable)) {
         self.space(size_of_val(part)).copy_from_slice(part.as_bytes());
     }
 
     /// Adds bytes. Room was reserved.
-    pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         self.space(bytes.len()).copy_from_slice(bytes);
     }
 
     /// Adds `count` bytes for the caller to fill. Room was reserved.
-    pub(super) fn space(&mut self, count: usize) -> &mut [u8] {
+    pub(crate) fn space(&mut self, count: usize) -> &mut [u8] {
         let start = self.length;
         self.length += count;
         &mut self.buffer[start..self.length]
     }
 
     /// Takes back what was added since there were `length` bytes.
-    pub(super) fn truncate(&mut self, length: usize) {
+    pub(crate) fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
 }

@@ -1,21 +1,29 @@
 //! `aquifer export`.
 
+mod memory;
+mod nbd;
+mod nvme;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{self, ExitCode};
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Security, Server};
+use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
-use aquifer_page::{Bytes, Group, HostName, LeaseId, PAGE_SIZE};
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_page::Bytes;
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Common;
+use memory::{Memory, clean_up};
+use nbd::OneLease;
+use nvme::Nvme;
+
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 use crate::manual::Manual;
@@ -31,9 +39,25 @@ pub struct Export {
     size: Bytes,
     /// Where to listen: unix:PATH or HOST:PORT; repeat for more
     ///
-    /// Without --tls, TCP only on loopback. The default is unix:RUN_DIR/export.sock.
+    /// Without --tls, TCP only on loopback. The default is unix:RUN_DIR/export.sock, unless there is --nvme.
     #[arg(long = "nbd", value_name = "ADDRESS")]
     addresses: Vec<Address>,
+    /// Where to listen for NVMe/TCP: HOST:PORT (4420 is the usual port) or unix:PATH; repeat for more
+    ///
+    /// Without --dhchap-secret, TCP only on loopback. The subsystem has one namespace with blocks of 4 KiB.
+    #[arg(long = "nvme", value_name = "ADDRESS")]
+    nvme_addresses: Vec<Address>,
+    /// A host that may connect over NVMe/TCP, by its NQN (see /etc/nvme/hostnqn); repeat for more
+    ///
+    /// Without it every host may that reaches the address.
+    #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
+    allowed_hosts: Vec<Nqn>,
+    /// Lets NVMe hosts in only if they know the secret in this file (made by 'nvme gen-dhchap-key'); a second line is the
+    /// secret by which hosts can ask this end to prove itself
+    ///
+    /// With it --nvme may be an address that other hosts reach. What travels is not encrypted.
+    #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
+    secrets: Option<PathBuf>,
     /// The export's name; it is the server's default export under any name
     #[arg(long, default_value = "")]
     name: String,
@@ -55,6 +79,14 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer export 4G", "On the default unix socket"),
         ("aquifer export 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809", "On two addresses of this host"),
         ("aquifer export 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls", "To the hosts of the cluster"),
+        (
+            "aquifer export 4G --nvme 127.0.0.1:4420",
+            "As an NVMe subsystem, for 'nvme connect-all -t tcp -a 127.0.0.1'",
+        ),
+        (
+            "aquifer export 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
+            "To hosts that know a secret, over a network you trust",
+        ),
         ("nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'", "Look at it with another program"),
     ],
     notes: &[
@@ -66,14 +98,16 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Security",
             "A unix socket is for its owner only. On TCP, --tls admits every host that has a certificate of the cluster, \
-             and nobody else; without --tls only loopback is served, to every user of this host.",
+             and nobody else; without --tls only loopback is served, to every user of this host. Over NVMe/TCP \
+             --dhchap-secret admits who knows the secret, but what travels can be read by whoever sees the network; without \
+             it a host is who it says it is, and --allow-host keeps out mistakes, not malice.",
         ),
     ],
     files: &[
         ("/run/aquifer/export.sock", "the default socket"),
         ("/dev/shm/aquifer/export-PID", "the pages; what a killed export left is removed by the next one"),
     ],
-    see_also: &["aquifer-attach(1)", "aquifer-run(1)", "nbdinfo(1)", "nbdcopy(1)"],
+    see_also: &["aquifer-attach(1)", "aquifer-run(1)", "nbdinfo(1)", "nbdcopy(1)", "nvme-connect(1)"],
     ..Manual::NONE
 };
 
@@ -81,10 +115,23 @@ pub(super) const MANUAL: Manual = Manual {
 #[derive(Debug, Serialize)]
 struct Ready {
     /// The first of `uris`.
-    uri: Uri,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uri: Option<Uri>,
     uris: Vec<Uri>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nvme: Option<nvme::Ready>,
     capacity: Bytes,
     pid: u32,
+}
+
+impl Ready {
+    fn to_text(&self) -> String {
+        let uris: Vec<_> = self.uris.iter().map(ToString::to_string).collect();
+        let nbd = (!uris.is_empty()).then(|| uris.join(" "));
+        let nvme = self.nvme.as_ref().map(ToString::to_string);
+        let places: Vec<_> = nbd.into_iter().chain(nvme).collect();
+        format!("exporting {} at {}", self.capacity, places.join(" and "))
+    }
 }
 
 impl Export {
@@ -105,22 +152,26 @@ impl Export {
         let exports = Arc::new(OneLease { name: self.name.clone(), lease: Arc::clone(&memory.lease) });
         let servers = self.listen(&addresses, exports)?;
 
+        let nvme = Nvme::listen(&self, &memory.lease)?;
+
         let uris: Vec<_> = servers.iter().map(|server| self.uri(server.address())).collect();
-        if let Some(uri) = uris.first().cloned() {
-            let ready = Ready { uri, uris, capacity: memory.lease.capacity(), pid: process::id() };
-            output::answer(common.json, &ready, |ready| {
-                let uris: Vec<_> = ready.uris.iter().map(ToString::to_string).collect();
-                format!("exporting {} at {}", ready.capacity, uris.join(" "))
-            })?;
-        }
+        let ready = Ready {
+            uri: uris.first().cloned(),
+            uris,
+            nvme: nvme.as_ref().map(Nvme::ready),
+            capacity: memory.lease.capacity(),
+            pid: process::id(),
+        };
+        output::answer(common.json, &ready, Ready::to_text)?;
         signals.forever().next();
         // Clients first: nobody is told of pages that vanish under them.
         servers.into_iter().for_each(Server::shutdown);
+        drop(nvme);
         memory.remove().map(|()| ExitCode::SUCCESS)
     }
 
     fn addresses(&self, common: &Common) -> Result<Vec<Address>> {
-        if self.addresses.is_empty() {
+        if self.addresses.is_empty() && self.nvme_addresses.is_empty() {
             fs::create_dir_all(&common.run_dir).or_fail(|| format!("making {}", common.run_dir.display()))?;
             return Ok(vec![Address::Unix(common.run_dir.join("export.sock"))]);
         }
@@ -155,107 +206,5 @@ impl Export {
     fn uri(&self, address: &Address) -> Uri {
         let secure = self.tls.is_some() && matches!(address, Address::Tcp { .. });
         Uri { secure, address: address.clone(), export: self.name.clone() }
-    }
-}
-
-/// One lease for everybody who gets as far as asking.
-struct OneLease {
-    name: String,
-    lease: Arc<Lease>,
-}
-
-impl Exports for OneLease {
-    fn open(&self, name: &str, _peer: &Peer) -> Result<Arc<Lease>, Refused> {
-        if name.is_empty() || name == self.name {
-            Ok(Arc::clone(&self.lease))
-        } else {
-            Err(Refused::Unknown(name.to_owned()))
-        }
-    }
-
-    fn list(&self, _peer: &Peer) -> Vec<String> {
-        vec![self.name.clone()]
-    }
-}
-
-/// The pages, which are gone when this is dropped.
-struct Memory {
-    store: Store,
-    lease: Arc<Lease>,
-    /// The directory to remove: only one of its own.
-    own_dir: Option<PathBuf>,
-}
-
-impl Memory {
-    fn make(export: &Export, instance: &Instance) -> Result<Self> {
-        let what = || format!("exporting {}", export.size);
-        let own_dir = Path::new("/dev/shm/aquifer").join(instance.name());
-        let dir = export.dir.clone().unwrap_or_else(|| own_dir.clone());
-        let own_dir = export.dir.is_none().then_some(own_dir);
-        if let Some(own) = &own_dir {
-            instance.note(&own.to_string_lossy()).or_fail(what)?;
-        }
-        let store = Store::open(&dir).or_fail(what)?;
-        if !store.leases().is_empty() {
-            let why = format!("{} holds leases of an agent", dir.display());
-            return Err(Failure::new(what(), why).help("give another directory by --dir"));
-        }
-        let capacity = Bytes(export.size.pages() * PAGE_SIZE as u64);
-        let record = LeaseRecord {
-            id: LeaseId::random(),
-            borrower: HostName::try_from("export".to_owned()).or_fail(what)?,
-            group: Group::default(),
-            capacity,
-            quota: export.quota.unwrap_or(capacity),
-            note: serde_json::Value::Null,
-        };
-        let lease = store.create(record).or_fail(what)?;
-        if store.is_swappable() {
-            let why = "the kernel does not let this user lock enough memory: what is stored here may be swapped out";
-            Failure::new("warning", why).help("run as root, or raise RLIMIT_MEMLOCK").report(false);
-        }
-        Ok(Self { store, lease, own_dir })
-    }
-
-    fn remove(mut self) -> Result<()> {
-        self.remove_all().or_fail(|| "giving the memory back")
-    }
-
-    fn remove_all(&mut self) -> Result<(), aquifer_store::StoreError> {
-        if self.store.get(self.lease.id()).is_some() {
-            self.store.remove(self.lease.id())?;
-        }
-        if let Some(dir) = self.own_dir.take() {
-            remove_dir(&dir);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // Nobody is left to tell; the next export removes what is left.
-        let _ = self.remove_all();
-    }
-}
-
-/// Removes what exports that were killed left.
-fn clean_up(marks: &Path) {
-    for dead in Instance::dead(marks, "export").unwrap_or_default() {
-        if let Ok(dir) = dead.read_note() {
-            remove_dir(Path::new(&dir));
-        }
-    }
-}
-
-/// Removes an export's own directory. Only below /dev/shm: a note is a file that somebody may have written to.
-fn remove_dir(dir: &Path) {
-    let own = dir.parent() == Some(Path::new("/dev/shm/aquifer"))
-        && dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("export-"));
-    if own
-        && let Err(error) = fs::remove_dir_all(dir)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        Failure::new(format!("removing {}", dir.display()), error).report(false);
     }
 }

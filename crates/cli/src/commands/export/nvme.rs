@@ -1,0 +1,118 @@
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
+use aquifer_store::Lease;
+use serde::Serialize;
+
+use super::Export;
+use crate::failure::{Failure, OrFail, Result};
+
+/// The lease as an NVMe subsystem.
+pub(super) struct Nvme {
+    nqn: Nqn,
+    addresses: Vec<Address>,
+    /// Ends with this.
+    _target: Target,
+}
+
+/// What is told when hosts can come.
+#[derive(Debug, Serialize)]
+pub(super) struct Ready {
+    nqn: Nqn,
+    addresses: Vec<Address>,
+}
+
+/// One subsystem for every host that is allowed.
+struct OneSubsystem {
+    nqn: Nqn,
+    namespace: Arc<Namespace>,
+    /// All, if empty.
+    allowed: Vec<Nqn>,
+    /// What they must know.
+    secrets: Option<Secrets>,
+}
+
+impl Nvme {
+    /// Listens, if that is wanted at all.
+    pub(super) fn listen(export: &Export, lease: &Arc<Lease>) -> Result<Option<Self>> {
+        let what = || format!("exporting {}", export.size);
+        if export.nvme_addresses.is_empty() {
+            return Ok(None);
+        }
+        let secrets = export.secrets.as_deref().map(read_secrets).transpose()?;
+        let open = |address: &&Address| secrets.is_none() && !address.is_local();
+        if let Some(address) = export.nvme_addresses.iter().find(open) {
+            let why = "other hosts could reach it, and everybody on them";
+            return Err(Failure::new(format!("listening on {address}"), why)
+                .help("give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls"));
+        }
+        let nqn = Nqn::of_lease(lease.id());
+        let namespace = Arc::new(Namespace::new(Arc::clone(lease)));
+        let allowed = export.allowed_hosts.clone();
+        let subsystems = OneSubsystem { nqn: nqn.clone(), namespace, allowed, secrets };
+        let target = Target::new(Arc::new(subsystems), Limits::default());
+        let listen = |address| {
+            target.listen(address, None).or_fail(what).map_err(|failure| {
+                failure.help("give another address by --nvme, or stop the program that has this one")
+            })
+        };
+        let addresses = export.nvme_addresses.iter().map(listen).collect::<Result<_>>()?;
+        Ok(Some(Self { nqn, addresses, _target: target }))
+    }
+
+    pub(super) fn ready(&self) -> Ready {
+        Ready { nqn: self.nqn.clone(), addresses: self.addresses.clone() }
+    }
+}
+
+impl fmt::Display for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
+        write!(f, "nvme/tcp {} as {}", addresses.join(" "), self.nqn)
+    }
+}
+
+impl Subsystems for OneSubsystem {
+    fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, Refused> {
+        if *subsystem != self.nqn {
+            Err(Refused::Unknown(subsystem.clone()))
+        } else if !self.allows(&host.nqn) {
+            Err(Refused::Forbidden(format!("{} is not among the hosts that --allow-host names", host.nqn)))
+        } else {
+            Ok(Arc::clone(&self.namespace))
+        }
+    }
+
+    fn list(&self, host: &Host) -> Vec<Nqn> {
+        if self.allows(&host.nqn) { vec![self.nqn.clone()] } else { Vec::new() }
+    }
+
+    fn secrets(&self, _subsystem: &Nqn, _host: &Host) -> Option<Secrets> {
+        self.secrets.clone()
+    }
+}
+
+/// The hosts' secret, and in a second line, if there is one, ours.
+fn read_secrets(path: &Path) -> Result<Secrets> {
+    let what = || format!("reading the secrets in {}", path.display());
+    let text = fs::read_to_string(path).or_fail(what)?;
+    let mut secrets = text.lines().filter(|line| !line.trim().is_empty()).map(str::parse);
+    let Some(host) = secrets.next() else {
+        return Err(
+            Failure::new(what(), "the file is empty").help("put what 'nvme gen-dhchap-key' says into it")
+        );
+    };
+    Ok(Secrets { host: host.or_fail(what)?, controller: secrets.next().transpose().or_fail(what)? })
+}
+
+impl OneSubsystem {
+    fn allows(&self, host: &Nqn) -> bool {
+        self.allowed.is_empty() || self.allowed.contains(host)
+    }
+}

@@ -1,0 +1,62 @@
+use std::sync::Arc;
+
+use aquifer_page::LeaseId;
+use aquifer_store::Lease;
+
+use super::handshake::{self, Terms};
+use super::session::Session;
+use super::{Exports, Limits, Peer, Security};
+use crate::channel::Socket;
+use crate::serving::{Origin, Place, Service};
+
+/// What every connection of a server needs.
+pub(super) struct Nbd {
+    pub(super) security: Security,
+    pub(super) exports: Arc<dyn Exports>,
+    pub(super) limits: Limits,
+}
+
+impl Service for Nbd {
+    const NAME: &'static str = "nbd";
+
+    fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
+        let mut peer = Peer { host: None, local: origin.local, from: origin.from };
+        match handshake::run(socket, &self.security, &*self.exports, &mut peer, self.limits.handshake) {
+            Ok(Some(terms)) => self.transmit(terms, &peer, place),
+            Ok(None) => {}
+            Err(error) => tracing::info!("handshake with {peer} failed: {error}"),
+        }
+    }
+}
+
+impl Nbd {
+    fn transmit(&self, terms: Terms, peer: &Peer, place: &Place<Self>) {
+        let lease = terms.lease.id();
+        place.settle(Some(lease));
+        let _connected = Connected::new(&*self.exports, &terms.lease);
+        tracing::info!(%lease, "{peer} connected");
+        match Session::new(terms).run() {
+            Ok(()) => tracing::info!(%lease, "{peer} disconnected"),
+            Err(error) => tracing::info!(%lease, "connection of {peer} ended: {error}"),
+        }
+    }
+}
+
+/// Tells the exports of a connection's beginning and, when dropped, of its end.
+struct Connected<'a> {
+    exports: &'a dyn Exports,
+    lease: LeaseId,
+}
+
+impl<'a> Connected<'a> {
+    fn new(exports: &'a dyn Exports, lease: &Lease) -> Self {
+        exports.connected(lease.id());
+        Self { exports, lease: lease.id() }
+    }
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.exports.disconnected(self.lease);
+    }
+}

@@ -1,0 +1,78 @@
+use super::{Hash, Secret};
+use crate::nvme::proto::Nqn;
+
+/// Who proves who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The host.
+    Host,
+    /// The controller.
+    Controller,
+}
+
+/// All that goes into a response to a challenge (Base, "DH-HMAC-CHAP_Reply message", "DH-HMAC-CHAP_Success1 message").
+#[derive(Clone, Copy, Debug)]
+pub struct Response<'a> {
+    /// Who responds.
+    pub side: Side,
+    /// The hash that was agreed on.
+    pub hash: Hash,
+    /// The secret of the side that responds.
+    pub secret: &'a Secret,
+    /// The challenge value.
+    pub challenge: &'a [u8],
+    /// The key of the exchange, if there was one.
+    pub key: Option<&'a [u8]>,
+    /// The challenger's sequence number.
+    pub sequence: u32,
+    /// The transaction.
+    pub transaction: u16,
+    /// The secure channel of the negotiation.
+    pub secure_channel: u8,
+    /// The host.
+    pub host: &'a Nqn,
+    /// The subsystem.
+    pub subsystem: &'a Nqn,
+}
+
+impl Response<'_> {
+    /// The response value.
+    pub fn value(&self) -> Vec<u8> {
+        self.hash.hmac(&self.secret.for_owner(self.owner()), &self.message())
+    }
+
+    /// Whether this is the response value, in a time that does not tell how much of it is right.
+    pub fn is(&self, value: &[u8]) -> bool {
+        self.hash.is_hmac(&self.secret.for_owner(self.owner()), &self.message(), value)
+    }
+
+    fn owner(&self) -> &Nqn {
+        match self.side {
+            Side::Host => self.host,
+            Side::Controller => self.subsystem,
+        }
+    }
+
+    fn message(&self) -> Vec<u8> {
+        let (host, subsystem) = (self.host.as_str().as_bytes(), self.subsystem.as_str().as_bytes());
+        let (role, first, second, secure_channel) = match self.side {
+            Side::Host => (&b"HostHost"[..], host, subsystem, self.secure_channel),
+            Side::Controller => (&b"Controller"[..], subsystem, host, 0),
+        };
+        let augmented = match self.key {
+            None => self.challenge.to_vec(),
+            Some(key) => self.hash.hmac(&self.hash.digest(key), self.challenge),
+        };
+        [
+            &augmented[..],
+            &self.sequence.to_le_bytes(),
+            &self.transaction.to_le_bytes(),
+            &[secure_channel],
+            role,
+            first,
+            &[0],
+            second,
+        ]
+        .concat()
+    }
+}

@@ -1,0 +1,105 @@
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Hash;
+use crate::nvme::proto::Nqn;
+
+/// A secret in the form `DHHC-1:HH:BASE64:`, as `nvme gen-dhchap-key` makes it (Base, "Secret Representation").
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    key: Vec<u8>,
+    /// How the key is bound to its owner's name; not at all, if there is none.
+    transform: Option<Hash>,
+}
+
+/// Why a text is not a secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:")]
+pub struct SecretError(&'static str);
+
+impl Secret {
+    /// The key for its owner, a host or a subsystem.
+    pub(super) fn for_owner(&self, owner: &Nqn) -> Vec<u8> {
+        match self.transform {
+            None => self.key.clone(),
+            Some(hash) => hash.hmac(&self.key, format!("{owner}NVMe-over-Fabrics").as_bytes()),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    /// Without the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").field("transform", &self.transform).finish_non_exhaustive()
+    }
+}
+
+impl FromStr for Secret {
+    type Err = SecretError;
+
+    fn from_str(text: &str) -> Result<Self, SecretError> {
+        let rest =
+            text.trim().strip_prefix("DHHC-1:").ok_or(SecretError("it does not start with DHHC-1:"))?;
+        let (transform, rest) = rest.split_once(':').ok_or(SecretError("it ends too early"))?;
+        let transform = match transform {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            "03" => Some(Hash::Sha512),
+            _ => return Err(SecretError("its hash is not one of 00, 01, 02 and 03")),
+        };
+        let encoded = rest.strip_suffix(':').unwrap_or(rest);
+        let bytes = STANDARD.decode(encoded).map_err(|_| SecretError("its key is not BASE64"))?;
+        let (key, check) = bytes.split_last_chunk::<4>().ok_or(SecretError("its key is too short"))?;
+        if !matches!(key.len(), 32 | 48 | 64) {
+            return Err(SecretError("its key has not 32, 48 or 64 bytes"));
+        }
+        if crc32(key) != u32::from_le_bytes(*check) {
+            return Err(SecretError("its check sum is wrong: it was mistyped or cut"));
+        }
+        Ok(Self { key: key.to_vec(), transform })
+    }
+}
+
+/// CRC-32 as in Ethernet. For a key now and then a bit at a time is fast enough.
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc: u32, &byte| (0..8).fold(crc ^ u32::from(byte), step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By `nvme gen-dhchap-key --secret=00..1f`.
+    const GOOD: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+    #[test]
+    fn secrets_of_nvme_cli_are_read() {
+        let secret: Secret = GOOD.parse().unwrap();
+        assert_eq!(secret.key, (0..32).collect::<Vec<u8>>());
+        assert_eq!(secret.for_owner(&Nqn::discovery()), secret.key);
+        let bound: Secret = GOOD.replacen("00", "01", 1).parse().unwrap();
+        assert_ne!(bound.for_owner(&Nqn::discovery()), secret.key);
+    }
+
+    #[test]
+    fn what_is_not_a_secret_is_refused_with_the_reason() {
+        for (text, why) in [
+            ("", "does not start"),
+            ("DHHC-1:", "ends too early"),
+            ("DHHC-1:07:AAAA:", "its hash"),
+            ("DHHC-1:00:%%%:", "BASE64"),
+            ("DHHC-1:00:AAAA:", "too short"),
+            ("DHHC-1:00:AAAAAAAA:", "32, 48 or 64"),
+            (&GOOD.replace("AAEC", "AAEB"), "check sum"),
+        ] {
+            let error = text.parse::<Secret>().unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        assert!(!format!("{:?}", GOOD.parse::<Secret>()).contains("31"), "a secret is not told");
+    }
+}

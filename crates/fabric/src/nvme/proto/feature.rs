@@ -1,0 +1,37 @@
+//! Features, and the asynchronous events that one of them enables.
+
+/// Feature identifiers (Base, "Set Features - Feature Identifiers").
+pub mod id {
+    /// Arbitration.
+    pub const ARBITRATION: u8 = 0x01;
+    /// Power management.
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    /// Temperature threshold.
+    pub const TEMPERATURE: u8 = 0x04;
+    /// Error recovery.
+    pub const ERROR_RECOVERY: u8 = 0x05;
+    /// The volatile write cache.
+    pub const WRITE_CACHE: u8 = 0x06;
+    /// The number of I/O queues: submission queues below, completion queues above, both minus one.
+    pub const QUEUES: u8 = 0x07;
+    /// Whether writes are atomic beyond what power failures need.
+    pub const WRITE_ATOMICITY: u8 = 0x0A;
+    /// Which asynchronous events are wanted.
+    pub const ASYNC_EVENTS: u8 = 0x0B;
+    /// The keep alive time-out, in milliseconds.
+    pub const KEEP_ALIVE: u8 = 0x0F;
+    /// The host's identifier.
+    pub const HOST_ID: u8 = 0x81;
+}
+
+/// Bit 31 of dword 10 of Set Features: save.
+pub const SAVE: u32 = 1 << 31;
+
+/// Asynchronous events (Base, "Asynchronous Event Request - Completion Queue Entry Dword 0"): type below, information
+/// above, then the log page to read.
+pub mod event {
+    /// The attributes of a namespace changed.
+    pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::super::log::page::CHANGED_NAMESPACES as u32) << 16;
+    /// The discovery log changed.
+    pub const DISCOVERY_CHANGED: u32 = 0x02 | 0xF0 << 8 | (super::super::log::page::DISCOVERY as u32) << 16;
+}

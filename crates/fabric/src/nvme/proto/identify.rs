@@ -1,0 +1,321 @@
+//! What Identify tells.
+
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::NQN_FIELD;
+
+/// Bytes of every structure that Identify returns.
+pub const LENGTH: usize = 4096;
+
+/// What is wanted, in dword 10 (Base, "Identify - CNS Values").
+pub mod what {
+    /// [`Namespace`](super::Namespace) of a namespace.
+    pub const NAMESPACE: u8 = 0x00;
+    /// [`Controller`](super::Controller).
+    pub const CONTROLLER: u8 = 0x01;
+    /// The identifiers of active namespaces, as dwords.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
+    /// [`Descriptor`](super::Descriptor)s of a namespace.
+    pub const DESCRIPTORS: u8 = 0x03;
+    /// What the command set adds to a namespace.
+    pub const NAMESPACE_OF_SET: u8 = 0x05;
+    /// What the command set adds to the controller: [`NvmController`](super::NvmController).
+    pub const CONTROLLER_OF_SET: u8 = 0x06;
+    /// The identifiers of active namespaces of the command set.
+    pub const ACTIVE_NAMESPACES_OF_SET: u8 = 0x07;
+    /// [`IndependentNamespace`](super::IndependentNamespace).
+    pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
+    /// The combinations of command sets, as bits in qwords.
+    pub const COMMAND_SETS: u8 = 0x1C;
+}
+
+/// Command sets (Base, "Command Set Identifiers"), in the top byte of Identify's dword 11.
+pub const CSI_NVM: u8 = 0;
+/// All namespaces, in a command's namespace field.
+pub const ALL_NAMESPACES: u32 = 0xFFFF_FFFF;
+
+/// Bits and values in [`Controller`].
+pub mod controller {
+    /// [`multipath`](super::Controller::multipath): the subsystem can have several controllers.
+    pub const MULTIPLE: u8 = 1 << 1;
+    /// [`async_events`](super::Controller::async_events): namespace attributes.
+    pub const NAMESPACE_ATTRIBUTE_NOTICES: u32 = 1 << 8;
+    /// [`async_events`](super::Controller::async_events): the discovery log.
+    pub const DISCOVERY_LOG_NOTICES: u32 = 1 << 31;
+    /// [`attributes`](super::Controller::attributes): host identifiers of 16 bytes.
+    pub const LONG_HOST_ID: u32 = 1 << 0;
+    /// [`attributes`](super::Controller::attributes): any command keeps alive.
+    pub const TRAFFIC_KEEPS_ALIVE: u32 = 1 << 6;
+    /// [`kind`](super::Controller::kind): serves I/O.
+    pub const IO: u8 = 1;
+    /// [`kind`](super::Controller::kind): serves discovery.
+    pub const DISCOVERY: u8 = 2;
+    /// [`firmware`](super::Controller::firmware): one slot, read only.
+    pub const ONE_FIXED_FIRMWARE: u8 = 0b011;
+    /// [`log_pages`](super::Controller::log_pages): Commands Supported and Effects.
+    pub const LOG_EFFECTS: u8 = 1 << 1;
+    /// [`log_pages`](super::Controller::log_pages): offsets and long lengths.
+    pub const LOG_OFFSETS: u8 = 1 << 2;
+    /// [`commands`](super::Controller::commands): Compare.
+    pub const COMPARE: u16 = 1 << 0;
+    /// [`commands`](super::Controller::commands): Dataset Management.
+    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
+    /// [`commands`](super::Controller::commands): Write Zeroes.
+    pub const WRITE_ZEROES: u16 = 1 << 3;
+    /// [`write_cache`](super::Controller::write_cache): there is none that could lose anything.
+    pub const NO_WRITE_CACHE: u8 = 0;
+    /// [`write_cache`](super::Controller::write_cache): Flush may name all namespaces.
+    pub const FLUSH_ALL: u8 = 0b11 << 1;
+    /// [`sgls`](super::Controller::sgls): supported, at any alignment.
+    pub const SGLS: u32 = 1;
+    /// [`sgls`](super::Controller::sgls): data in capsules.
+    pub const SGL_IN_CAPSULE: u32 = 1 << 20;
+    /// [`fabrics_commands`](super::Controller::fabrics_commands): Disconnect.
+    pub const DISCONNECT: u16 = 1 << 0;
+}
+
+/// Bits and values in [`Namespace`].
+pub mod namespace {
+    /// [`features`](super::Namespace::features): thin.
+    pub const THIN: u8 = 1 << 0;
+    /// [`sharing`](super::Namespace::sharing): several controllers may have it.
+    pub const SHARED: u8 = 1 << 0;
+    /// [`deallocated`](super::Namespace::deallocated): reads as zeroes.
+    pub const READS_ZEROES: u8 = 1;
+    /// [`deallocated`](super::Namespace::deallocated): Write Zeroes can deallocate.
+    pub const WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
+    /// [`status`](super::IndependentNamespace::status): ready.
+    pub const READY: u8 = 1 << 0;
+}
+
+layout!(
+    /// A controller (Base, "Identify Controller data structure"). What we never use is reserved here.
+    Controller, 4096 {
+        /// PCI vendor.
+        vendor: U16,
+        /// PCI subsystem vendor.
+        subsystem_vendor: U16,
+        /// Serial number: text, filled up with spaces.
+        serial: [u8; 20],
+        /// Model number: text, filled up with spaces.
+        model: [u8; 40],
+        /// Firmware revision: text, filled up with spaces.
+        revision: [u8; 8],
+        /// Recommended arbitration burst.
+        arbitration_burst: u8,
+        /// The vendor's OUI.
+        ieee: [u8; 3],
+        /// Sharing of the subsystem (CMIC).
+        multipath: u8,
+        /// The longest data of a command, as a power of two of 4096 bytes; 0 is any (MDTS).
+        max_transfer: u8,
+        /// The controller's identifier.
+        id: U16,
+        /// As the version property.
+        version: U32,
+        /// Zero.
+        reserved_84: [u8; 8],
+        /// The asynchronous events that can be enabled (OAES).
+        async_events: U32,
+        /// Attributes (CTRATT).
+        attributes: U32,
+        /// Zero.
+        reserved_100: [u8; 11],
+        /// I/O or discovery (CNTRLTYPE).
+        kind: u8,
+        /// Zero.
+        reserved_112: [u8; 144],
+        /// Optional admin commands (OACS).
+        admin_commands: U16,
+        /// Abort commands at a time, minus one (ACL).
+        abort_limit: u8,
+        /// Asynchronous event requests at a time, minus one (AERL).
+        async_limit: u8,
+        /// Firmware slots (FRMW).
+        firmware: u8,
+        /// Attributes of log pages (LPA).
+        log_pages: u8,
+        /// Entries of the error log, minus one (ELPE).
+        error_entries: u8,
+        /// Power states, minus one.
+        power_states: u8,
+        /// Zero.
+        reserved_264: [u8; 56],
+        /// The unit of the keep alive time-out, in 100 ms (KAS).
+        keep_alive: U16,
+        /// Zero.
+        reserved_322: [u8; 190],
+        /// Log 2 of the sizes of commands: required below, largest above (SQES).
+        command_size: u8,
+        /// Log 2 of the sizes of completions (CQES).
+        completion_size: u8,
+        /// Commands at a time on an I/O queue (MAXCMD).
+        max_commands: U16,
+        /// The largest namespace identifier (NN).
+        namespaces: U32,
+        /// Optional I/O commands (ONCS).
+        commands: U16,
+        /// Fused operations.
+        fused: U16,
+        /// Attributes of Format.
+        format: u8,
+        /// The volatile write cache (VWC).
+        write_cache: u8,
+        /// Blocks that are written atomically, minus one (AWUN).
+        atomic_write: U16,
+        /// The same at a power failure (AWUPF).
+        atomic_write_power: U16,
+        /// Zero.
+        reserved_530: [u8; 6],
+        /// SGL support (SGLS).
+        sgls: U32,
+        /// The largest number of namespaces (MNAN).
+        max_namespaces: U32,
+        /// Zero.
+        reserved_544: [u8; 224],
+        /// The subsystem.
+        subsystem: [u8; NQN_FIELD],
+        /// Zero.
+        reserved_1024: [u8; 768],
+        /// The largest command capsule on an I/O queue, in 16 bytes (IOCCSZ).
+        command_capsule: U32,
+        /// The largest response capsule on an I/O queue, in 16 bytes (IORCSZ).
+        response_capsule: U32,
+        /// Where data in a capsule starts behind the command, in 16 bytes (ICDOFF).
+        data_offset: U16,
+        /// Fabrics attributes; bit 0: static controllers (FCATT).
+        fabrics_attributes: u8,
+        /// SGL descriptors in a capsule (MSDBD).
+        max_descriptors: u8,
+        /// Optional fabrics commands (OFCS).
+        fabrics_commands: U16,
+        /// Zero.
+        reserved_1806: [u8; 2290],
+    }
+);
+layout!(
+    /// A format of blocks (NVM, "LBA Format Data Structure").
+    BlockFormat, 4 {
+        /// Bytes of metadata.
+        metadata: U16,
+        /// Log 2 of the bytes of data.
+        data: u8,
+        /// Relative performance.
+        performance: u8,
+    }
+);
+layout!(
+    /// A namespace (NVM, "Identify Namespace Data Structure"). What we never use is reserved here.
+    Namespace, 4096 {
+        /// Blocks (NSZE).
+        size: U64,
+        /// Blocks that may be allocated at a time (NCAP).
+        capacity: U64,
+        /// Blocks that are allocated (NUSE).
+        used: U64,
+        /// Features (NSFEAT).
+        features: u8,
+        /// Formats of blocks, minus one (NLBAF).
+        formats: u8,
+        /// The format in use (FLBAS).
+        format: u8,
+        /// Metadata capabilities.
+        metadata: u8,
+        /// Protection capabilities.
+        protection: u8,
+        /// Protection settings.
+        protection_settings: u8,
+        /// Sharing (NMIC).
+        sharing: u8,
+        /// Reservations.
+        reservations: u8,
+        /// Progress of formatting.
+        format_progress: u8,
+        /// Deallocated blocks (DLFEAT).
+        deallocated: u8,
+        /// Zero.
+        reserved_34: [u8; 70],
+        /// Globally unique identifier, or zero.
+        nguid: [u8; 16],
+        /// Extended unique identifier, or zero.
+        eui64: [u8; 8],
+        /// Formats of blocks.
+        block_formats: [BlockFormat; 64],
+        /// Vendor specific.
+        vendor: [u8; 3712],
+    }
+);
+layout!(
+    /// A namespace of any command set (Base, "I/O Command Set Independent Identify Namespace data structure").
+    IndependentNamespace, 4096 {
+        /// Features (NSFEAT).
+        features: u8,
+        /// Sharing (NMIC).
+        sharing: u8,
+        /// Zero.
+        reserved_2: [u8; 12],
+        /// Status (NSTAT).
+        status: u8,
+        /// Zero.
+        reserved_15: [u8; 4081],
+    }
+);
+layout!(
+    /// The NVM command set of a controller (NVM, "I/O Command Set Specific Identify Controller Data Structure").
+    NvmController, 4096 {
+        /// The largest Verify, as a power of two of 4096 bytes.
+        verify_limit: u8,
+        /// The largest Write Zeroes, as a power of two of 4096 bytes; 0 is any (WZSL).
+        write_zeroes_limit: u8,
+        /// The largest Write Uncorrectable, likewise.
+        write_uncorrectable_limit: u8,
+        /// The most ranges of a Dataset Management; 0 is 256 (DMRL).
+        ranges_limit: u8,
+        /// The most blocks of one range; 0 is any (DMRSL).
+        range_limit: U32,
+        /// The most blocks of all ranges of one command; 0 is any (DMSL).
+        blocks_limit: U64,
+        /// Zero.
+        reserved_16: [u8; 4080],
+    }
+);
+layout!(
+    /// One identifier of a namespace; the identifier follows (Base, "Namespace Identification Descriptor").
+    Descriptor, 4 {
+        /// See [`descriptor`].
+        kind: u8,
+        /// Bytes of the identifier.
+        length: u8,
+        /// Zero.
+        reserved: [u8; 2],
+    }
+);
+
+/// Kinds of namespace identifier.
+pub mod descriptor {
+    /// 8 bytes.
+    pub const EUI64: u8 = 1;
+    /// 16 bytes.
+    pub const NGUID: u8 = 2;
+    /// 16 bytes.
+    pub const UUID: u8 = 3;
+    /// The command set: 1 byte.
+    pub const COMMAND_SET: u8 = 4;
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    assert!(offset_of!(Controller, async_events) == 92);
+    assert!(offset_of!(Controller, kind) == 111);
+    assert!(offset_of!(Controller, admin_commands) == 256);
+    assert!(offset_of!(Controller, keep_alive) == 320);
+    assert!(offset_of!(Controller, command_size) == 512);
+    assert!(offset_of!(Controller, sgls) == 536);
+    assert!(offset_of!(Controller, subsystem) == 768);
+    assert!(offset_of!(Controller, command_capsule) == 1792);
+    assert!(offset_of!(Controller, fabrics_commands) == 1804);
+    assert!(offset_of!(Namespace, deallocated) == 33);
+    assert!(offset_of!(Namespace, nguid) == 104);
+    assert!(offset_of!(Namespace, block_formats) == 128);
+};

@@ -1,0 +1,256 @@
+//! What travels on a connection: protocol data units.
+//!
+//! A PDU is a header of fixed length, its digest if agreed on, padding, data, and the data's digest if agreed on.
+
+use zerocopy::byteorder::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Command, Completion};
+
+/// Types of PDU (TCP, "PDU Type").
+pub mod kind {
+    /// Host to controller: the first of a connection.
+    pub const IC_REQ: u8 = 0x00;
+    /// Controller to host: the answer to it.
+    pub const IC_RESP: u8 = 0x01;
+    /// Host to controller: the connection is over, for this reason.
+    pub const H2C_TERM_REQ: u8 = 0x02;
+    /// Controller to host: the connection is over, for this reason.
+    pub const C2H_TERM_REQ: u8 = 0x03;
+    /// A command, maybe with its data.
+    pub const CAPSULE_CMD: u8 = 0x04;
+    /// A completion.
+    pub const CAPSULE_RESP: u8 = 0x05;
+    /// Data of a command, asked for by an R2T.
+    pub const H2C_DATA: u8 = 0x06;
+    /// Data that a command asked for.
+    pub const C2H_DATA: u8 = 0x07;
+    /// Ready to transfer: the host may send this part of a command's data.
+    pub const R2T: u8 = 0x09;
+}
+
+/// Flags of PDUs (TCP, "PDU Common Header").
+pub mod flag {
+    /// The header's digest follows it.
+    pub const HEADER_DIGEST: u8 = 1 << 0;
+    /// The data's digest follows it.
+    pub const DATA_DIGEST: u8 = 1 << 1;
+    /// The last data of its command, or of its R2T.
+    pub const LAST: u8 = 1 << 2;
+    /// The command succeeded and there will be no completion.
+    pub const SUCCESS: u8 = 1 << 3;
+}
+
+/// Digests to be used, in ICReq and ICResp (TCP, "DGST").
+pub mod digests {
+    /// Every header has one.
+    pub const HEADER: u8 = 1 << 0;
+    /// All data has one.
+    pub const DATA: u8 = 1 << 1;
+}
+
+/// Why a connection is terminated (TCP, "Fatal Error Status").
+pub mod fatal {
+    /// A field of the header is wrong; the information is its offset.
+    pub const INVALID_HEADER: u16 = 0x01;
+    /// The PDU must not come here.
+    pub const SEQUENCE: u16 = 0x02;
+    /// The header's digest is wrong; the information is the digest that came.
+    pub const HEADER_DIGEST: u16 = 0x03;
+    /// The data is outside of what was asked for.
+    pub const DATA_OUT_OF_RANGE: u16 = 0x04;
+    /// More data than may come at once, or more R2Ts.
+    pub const LIMIT_EXCEEDED: u16 = 0x05;
+    /// A parameter is not supported; the information is its offset.
+    pub const UNSUPPORTED: u16 = 0x06;
+}
+
+/// Bytes of a digest.
+pub const DIGEST: usize = 4;
+/// Bytes of ICReq and of ICResp.
+pub const IC_LENGTH: usize = 128;
+/// The most bytes of an offending PDU that a termination carries.
+pub const TERM_DATA: usize = 128;
+/// The largest value of the alignments [`IcReq::alignment`] and [`IcResp::alignment`].
+pub const MAX_ALIGNMENT: u8 = 31;
+/// The least a controller may set as [`IcResp::max_data`].
+pub const MIN_MAX_DATA: u32 = 4096;
+
+layout!(
+    /// What all PDUs start with (TCP, "PDU Common Header").
+    CommonHeader, 8 {
+        /// See [`kind`].
+        kind: u8,
+        /// See [`flag`].
+        flags: u8,
+        /// Bytes of the header, without its digest.
+        header_length: u8,
+        /// Where the data starts, from the PDU's start; 0 without data.
+        data_offset: u8,
+        /// Bytes of the PDU with digests and padding.
+        length: U32,
+    }
+);
+layout!(
+    /// Initialize Connection Request (TCP, "ICReq PDU").
+    IcReq, 128 {
+        /// [`kind::IC_REQ`].
+        header: CommonHeader,
+        /// PDU format: 0.
+        format: U16,
+        /// Data sent to the host starts at a multiple of this number of dwords, plus one.
+        alignment: u8,
+        /// See [`digests`]: what the host wants.
+        digests: u8,
+        /// The number of R2Ts that the host takes at a time for a command, minus one.
+        max_r2t: U32,
+        /// Zero.
+        reserved: [u8; 112],
+    }
+);
+layout!(
+    /// Initialize Connection Response (TCP, "ICResp PDU").
+    IcResp, 128 {
+        /// [`kind::IC_RESP`].
+        header: CommonHeader,
+        /// PDU format: 0.
+        format: U16,
+        /// Data sent to the controller starts at a multiple of this number of dwords, plus one.
+        alignment: u8,
+        /// See [`digests`]: what will be used.
+        digests: u8,
+        /// The most bytes of data in an H2CData PDU; a multiple of 4, [`MIN_MAX_DATA`] and up.
+        max_data: U32,
+        /// Zero.
+        reserved: [u8; 112],
+    }
+);
+layout!(
+    /// Termination of the connection; up to [`TERM_DATA`] bytes of the offending PDU follow (TCP, "H2CTermReq PDU" and
+    /// "C2HTermReq PDU").
+    TermReq, 24 {
+        /// [`kind::H2C_TERM_REQ`] or [`kind::C2H_TERM_REQ`].
+        header: CommonHeader,
+        /// See [`fatal`].
+        status: U16,
+        /// More about it.
+        information: U32,
+        /// Zero.
+        reserved: [u8; 10],
+    }
+);
+layout!(
+    /// A command, its data may follow (TCP, "CapsuleCmd PDU").
+    CapsuleCmd, 72 {
+        /// [`kind::CAPSULE_CMD`].
+        header: CommonHeader,
+        /// The command.
+        command: Command,
+    }
+);
+layout!(
+    /// A completion (TCP, "CapsuleResp PDU").
+    CapsuleResp, 24 {
+        /// [`kind::CAPSULE_RESP`].
+        header: CommonHeader,
+        /// The completion.
+        completion: Completion,
+    }
+);
+layout!(
+    /// Data of a command (TCP, "H2CData PDU" and "C2HData PDU").
+    Data, 24 {
+        /// [`kind::H2C_DATA`] or [`kind::C2H_DATA`].
+        header: CommonHeader,
+        /// The command's identifier.
+        command_id: U16,
+        /// To the controller: the R2T's tag. To the host: zero.
+        tag: U16,
+        /// Where in the command's data this belongs.
+        offset: U32,
+        /// Bytes of data.
+        length: U32,
+        /// Zero.
+        reserved: [u8; 4],
+    }
+);
+layout!(
+    /// Ready to transfer (TCP, "R2T PDU").
+    R2t, 24 {
+        /// [`kind::R2T`].
+        header: CommonHeader,
+        /// The command's identifier.
+        command_id: U16,
+        /// Chosen by the controller, copied into the data's PDUs.
+        tag: U16,
+        /// Where in the command's data the part that is asked for starts.
+        offset: U32,
+        /// Bytes asked for.
+        length: U32,
+        /// Zero.
+        reserved: [u8; 4],
+    }
+);
+
+impl CommonHeader {
+    /// The header of a PDU of `header_length` bytes without digests and data.
+    pub fn bare(kind: u8, header_length: usize) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            header_length: header_length as u8,
+            data_offset: 0,
+            length: (header_length as u32).into(),
+        }
+    }
+}
+
+/// How PDUs with data look on one connection in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Every header has a digest.
+    pub header_digest: bool,
+    /// All data has a digest.
+    pub data_digest: bool,
+    /// Data starts at a multiple of so many dwords, plus one: the receiver's wish.
+    pub alignment: u8,
+}
+
+impl Shape {
+    /// From what ICResp says of digests and the receiver of alignment.
+    pub fn new(digests: u8, alignment: u8) -> Self {
+        Self {
+            header_digest: digests & digests::HEADER != 0,
+            data_digest: digests & digests::DATA != 0,
+            alignment,
+        }
+    }
+
+    /// The common header of a PDU of this kind and header length with `data` bytes of data.
+    pub fn header(self, kind: u8, flags: u8, header_length: usize, data: usize) -> CommonHeader {
+        let mut header = CommonHeader::bare(kind, header_length);
+        let mut length = header_length;
+        header.flags = flags;
+        if self.header_digest {
+            header.flags |= flag::HEADER_DIGEST;
+            length += DIGEST;
+        }
+        if data > 0 {
+            length = self.data_offset(header_length);
+            header.data_offset = length as u8;
+            length += data;
+            if self.data_digest {
+                header.flags |= flag::DATA_DIGEST;
+                length += DIGEST;
+            }
+        }
+        header.length = (length as u32).into();
+        header
+    }
+
+    /// Where the data starts in a PDU with a header of this length.
+    pub fn data_offset(self, header_length: usize) -> usize {
+        let digest = if self.header_digest { DIGEST } else { 0 };
+        (header_length + digest).next_multiple_of((usize::from(self.alignment) + 1) * 4)
+    }
+}

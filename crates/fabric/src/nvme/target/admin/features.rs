@@ -1,0 +1,81 @@
+use std::time::Duration;
+
+use super::{AdminQueue, Answer};
+use crate::nvme::proto::feature::{SAVE, id};
+use crate::nvme::proto::{Command, Status};
+use crate::nvme::target::data::sink;
+
+/// Bit 0 of dword 11 of the feature of the host's identifier: 16 bytes.
+const LONG_HOST_ID: u32 = 1;
+
+impl AdminQueue<'_> {
+    pub(super) fn get_feature(&self, command: &Command) -> Result<Answer, Status> {
+        let feature = command.dword(10) as u8;
+        let io = !self.controller.is_discovery();
+        let value = match feature {
+            id::KEEP_ALIVE => self.keep_alive.map_or(0, |time| time.as_millis() as u64),
+            id::ASYNC_EVENTS => self.events.wanted.into(),
+            id::QUEUES if io => self.queues(),
+            id::HOST_ID if io => {
+                if command.dword(11) & LONG_HOST_ID == 0 {
+                    return Err(Status::INVALID_FIELD.final_());
+                }
+                sink(command, self.controller.host.id.len())?;
+                return Ok(Answer::Data(self.controller.host.id.to_vec()));
+            }
+            id::ARBITRATION
+            | id::POWER_MANAGEMENT
+            | id::TEMPERATURE
+            | id::ERROR_RECOVERY
+            | id::WRITE_ATOMICITY
+                if io =>
+            {
+                0
+            }
+            _ => return Err(Status::INVALID_FIELD.final_()),
+        };
+        Ok(Answer::Result(value))
+    }
+
+    pub(super) fn set_feature(&mut self, command: &Command) -> Result<Answer, Status> {
+        let (feature, value) = (command.dword(10) as u8, command.dword(11));
+        let io = !self.controller.is_discovery();
+        if command.dword(10) & SAVE != 0 {
+            return Err(Status::FEATURE_NOT_SAVEABLE.final_());
+        }
+        match feature {
+            id::KEEP_ALIVE => {
+                self.keep_alive = (value > 0).then(|| Duration::from_millis(value.into()));
+                Ok(Answer::Result(0))
+            }
+            id::ASYNC_EVENTS => {
+                self.events.wanted = value;
+                Ok(Answer::Result(0))
+            }
+            // No more than 65535 of each can be asked for.
+            id::QUEUES if io && (value & 0xFFFF == 0xFFFF || value >> 16 == 0xFFFF) => {
+                Err(Status::INVALID_FIELD.final_())
+            }
+            // All there are, whatever the host will use.
+            id::QUEUES if io => Ok(Answer::Result(self.queues())),
+            // It came with Connect.
+            id::HOST_ID if io => Err(Status::COMMAND_SEQUENCE.final_()),
+            id::ARBITRATION
+            | id::POWER_MANAGEMENT
+            | id::TEMPERATURE
+            | id::ERROR_RECOVERY
+            | id::WRITE_ATOMICITY
+                if io =>
+            {
+                Err(Status::FEATURE_NOT_CHANGEABLE.final_())
+            }
+            _ => Err(Status::INVALID_FIELD.final_()),
+        }
+    }
+
+    /// The number of I/O queues as the feature has it.
+    fn queues(&self) -> u64 {
+        let most = u64::from(self.service.core.limits.queues) - 1;
+        most | most << 16
+    }
+}

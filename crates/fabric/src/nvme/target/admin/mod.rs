@@ -1,0 +1,182 @@
+//! Admin queues: what there is, what happens, and whether the host is alive.
+
+mod events;
+mod features;
+mod identify;
+mod logs;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::connection::Nvme;
+use super::controller::{ADMIN, Controller};
+use super::data::check_flags;
+use super::link::Link;
+use super::parse::Pdu;
+use super::{Broken, Fatal};
+use crate::nvme::proto::command::{FABRICS, admin};
+use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
+use crate::nvme::proto::{Command, Status};
+use events::Events;
+
+/// A host that sees that its commands are answered says nothing more in the half of its time-out in which it should: only
+/// in the next one it sends a sign of life, and that may be just too late. So it has twice the time.
+const PATIENCE: u32 = 2;
+
+/// An admin queue.
+pub(super) struct AdminQueue<'a> {
+    link: &'a mut Link,
+    service: &'a Nvme,
+    controller: Arc<Controller>,
+    /// How long the host may be silent.
+    keep_alive: Option<Duration>,
+    alive: Instant,
+    events: Events,
+}
+
+/// How a command is answered.
+enum Answer {
+    /// By a completion with this result.
+    Result(u64),
+    /// By data.
+    Data(Vec<u8>),
+    /// When something happens.
+    Later,
+}
+
+impl<'a> AdminQueue<'a> {
+    pub(super) fn new(
+        link: &'a mut Link,
+        service: &'a Nvme,
+        controller: Arc<Controller>,
+        keep_alive: Option<Duration>,
+    ) -> Self {
+        Self { link, service, controller, keep_alive, alive: Instant::now(), events: Events::default() }
+    }
+
+    /// Carries out commands until the host has had enough, or is not heard of any more.
+    pub(super) fn run(&mut self) -> Result<(), Broken> {
+        loop {
+            while let Some(pdu) = self.link.next()? {
+                self.alive = Instant::now();
+                match pdu {
+                    Pdu::Command(command, _) => self.execute(&command)?,
+                    // No command of this queue brings data that does not come with it.
+                    Pdu::Data(..) => return Err(Fatal::sequence("data that nobody asked for").into()),
+                    Pdu::Request(_) => return Err(Fatal::sequence("a second ICReq").into()),
+                }
+            }
+            self.tell_events()?;
+            self.link.flush()?;
+            if !self.wait()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits for the host or for something to tell it. False if it has closed the connection.
+    fn wait(&mut self) -> Result<bool, Broken> {
+        let timeout = match self.keep_alive {
+            None => None,
+            Some(keep_alive) => {
+                if self.controller.take_traffic() {
+                    self.alive = Instant::now();
+                }
+                let left = (keep_alive * PATIENCE).saturating_sub(self.alive.elapsed());
+                if left.is_zero() {
+                    return Err(Broken::Silent);
+                }
+                Some(left)
+            }
+        };
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let controller = Arc::clone(&self.controller);
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(controller.bell.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(std::io::Error::from(error).into()),
+        }
+        let [host, bell] = fds.map(|fd| !fd.revents().is_empty());
+        if bell {
+            controller.bell.still();
+        }
+        if host { self.link.fill() } else { Ok(true) }
+    }
+
+    fn execute(&mut self, command: &Command) -> Result<(), Broken> {
+        let answer = match command.opcode {
+            FABRICS => self.fabrics(command),
+            _ if !self.controller.is_ready() => Err(Status::COMMAND_SEQUENCE.final_()),
+            _ => self.admin(command),
+        };
+        let id = command.id.get();
+        match answer {
+            Ok(Answer::Result(result)) => self.link.complete(id, Status::SUCCESS, result)?,
+            Ok(Answer::Data(bytes)) => self.link.answer_bytes(id, &bytes)?,
+            Ok(Answer::Later) => {}
+            Err(status) => self.link.complete(id, status, 0)?,
+        }
+        Ok(())
+    }
+
+    fn fabrics(&mut self, command: &Command) -> Result<Answer, Status> {
+        let (attributes, offset) = (command.dword(10), command.dword(11));
+        let eight_bytes = attributes & 0b111 == PROPERTY_8_BYTES;
+        match command.fabrics_type() {
+            kind::PROPERTY_GET => self.controller.property(offset, eight_bytes).map(Answer::Result),
+            kind::PROPERTY_SET if eight_bytes => Err(Status::INVALID_FIELD.final_()),
+            kind::PROPERTY_SET => {
+                if self.controller.set_property(offset, command.dword(12))? {
+                    // A reset takes back all that the host has set.
+                    self.events = Events::default();
+                }
+                Ok(Answer::Result(0))
+            }
+            kind::CONNECT => Err(Status::COMMAND_SEQUENCE.final_()),
+            _ => Err(Status::INVALID_OPCODE.final_()),
+        }
+    }
+
+    fn admin(&mut self, command: &Command) -> Result<Answer, Status> {
+        check_flags(command)?;
+        match command.opcode {
+            admin::IDENTIFY => self.identify(command).map(Answer::Data),
+            admin::GET_LOG_PAGE => self.log_page(command).map(Answer::Data),
+            admin::GET_FEATURES => self.get_feature(command),
+            admin::SET_FEATURES => self.set_feature(command),
+            admin::ASYNC_EVENT_REQUEST => self.events.request(command.id.get()),
+            admin::KEEP_ALIVE => Ok(Answer::Result(0)),
+            admin::ABORT if !self.controller.is_discovery() => self.abort(command),
+            _ => Err(Status::INVALID_OPCODE.final_()),
+        }
+    }
+
+    /// Ends an asynchronous event request. All other commands have ended by the time a host could abort them.
+    fn abort(&mut self, command: &Command) -> Result<Answer, Status> {
+        const NOT_ABORTED: u64 = 1;
+        let (queue, id) = (command.dword(10) as u16, (command.dword(10) >> 16) as u16);
+        if queue != ADMIN || !self.events.withdraw(id) {
+            return Ok(Answer::Result(NOT_ABORTED));
+        }
+        // Should it not get out, the next send will say so.
+        let _ = self.link.complete(id, Status::ABORT_REQUESTED, 0);
+        Ok(Answer::Result(0))
+    }
+
+    /// Answers the requests for which something has happened.
+    fn tell_events(&mut self) -> Result<(), Broken> {
+        self.events.note(self.controller.notices.swap(0, Ordering::SeqCst));
+        while let Some((id, event)) = self.events.next() {
+            self.link.complete(id, Status::SUCCESS, event.into())?;
+        }
+        Ok(())
+    }
+}

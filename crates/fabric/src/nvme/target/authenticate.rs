@@ -1,0 +1,297 @@
+//! The controller's end of DH-HMAC-CHAP: a queue is of no use before its host has proved who it is.
+
+use ring::rand::{SecureRandom, SystemRandom};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::controller::Controller;
+use super::data::{Source, sink, source};
+use super::link::Link;
+use super::parse::{Payload, Pdu};
+use super::{Broken, Fatal};
+use crate::nvme::auth::{Exchange, Group, Hash, Response, Secrets, Side};
+use crate::nvme::proto::auth::{
+    Challenge, DH_HMAC_CHAP, Failure, NAMES, Negotiate, Protocol, Reply, Success, failure, message,
+};
+use crate::nvme::proto::command::FABRICS;
+use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
+use crate::nvme::proto::{Command, Status};
+
+/// The longest message of either end: with exponentials of 8192 bits and all else there is room to spare.
+const MAX_MESSAGE: u32 = 8192;
+
+/// One authentication.
+struct Authentication<'a> {
+    controller: &'a Controller,
+    secrets: &'a Secrets,
+    transaction: u16,
+    secure_channel: u8,
+    state: State,
+}
+
+/// What comes next.
+enum State {
+    /// The host's negotiation.
+    Negotiation,
+    /// The host fetches the challenge.
+    Challenge(Asked),
+    /// The host's proof.
+    Reply(Asked),
+    /// The host fetches this message, the last of ours. Then it has succeeded, or says itself that it has, or not.
+    Last { message: Vec<u8>, then: Then },
+    /// The host's word that it has succeeded.
+    Success2,
+    /// The host has proved who it is.
+    Done,
+    /// Nothing does.
+    Failed,
+}
+
+/// What follows the last message of ours.
+#[derive(Clone, Copy)]
+enum Then {
+    Success,
+    HostsWord,
+    Failure,
+}
+
+/// What a host was asked.
+struct Asked {
+    hash: Hash,
+    group: Group,
+    challenge: Vec<u8>,
+    sequence: u32,
+    exchange: Option<Exchange>,
+}
+
+/// Lets the host prove who it is, by the connection's deadline. False if it has closed the connection.
+pub(super) fn run(link: &mut Link, controller: &Controller, secrets: &Secrets) -> Result<bool, Broken> {
+    let state = State::Negotiation;
+    let mut authentication = Authentication { controller, secrets, transaction: 0, secure_channel: 0, state };
+    loop {
+        let (command, payload) = match link.wait_next()? {
+            None => return Ok(false),
+            Some(Pdu::Command(command, payload)) => (command, payload),
+            Some(_) => return Err(Fatal::sequence("something else than a command").into()),
+        };
+        authentication.execute(link, &command, payload)?;
+        if matches!(authentication.state, State::Done) {
+            link.flush()?;
+            return Ok(true);
+        }
+    }
+}
+
+impl Authentication<'_> {
+    fn execute(&mut self, link: &mut Link, command: &Command, payload: Payload) -> Result<(), Broken> {
+        let id = command.id.get();
+        let status = match (command.opcode, command.fabrics_type()) {
+            (FABRICS, kind::AUTHENTICATION_SEND) => match incoming(command, payload) {
+                Ok(payload) => {
+                    let message = link.data(payload).to_vec();
+                    let given_up = message.starts_with(&message::FAILURE2);
+                    if let Some(explanation) = self.take(&message) {
+                        self.fail(explanation);
+                    }
+                    link.complete(id, Status::SUCCESS, 0)?;
+                    if given_up {
+                        link.flush()?;
+                        return Err(Broken::Unauthenticated);
+                    }
+                    return Ok(());
+                }
+                Err(status) => status,
+            },
+            (FABRICS, kind::AUTHENTICATION_RECEIVE) => match outgoing(command) {
+                Ok(length) => return self.give(link, id, length),
+                Err(status) => status,
+            },
+            _ => Status::AUTHENTICATION_REQUIRED.final_(),
+        };
+        Ok(link.complete(id, status, 0)?)
+    }
+
+    /// Takes a message of the host's. What is wrong with it, if anything is.
+    fn take(&mut self, bytes: &[u8]) -> Option<u8> {
+        let head = bytes.first_chunk::<2>().copied().unwrap_or_default();
+        match std::mem::replace(&mut self.state, State::Failed) {
+            State::Negotiation if head == message::NEGOTIATE => self.negotiate(bytes).err(),
+            State::Reply(asked) if head == message::REPLY => self.check(&asked, bytes).err(),
+            State::Success2 if head == message::SUCCESS2 => {
+                self.state = State::Done;
+                None
+            }
+            _ => Some(failure::MESSAGE),
+        }
+    }
+
+    /// Has the host told of a failure when it asks.
+    fn fail(&mut self, explanation: u8) {
+        tracing::warn!("{} failed to authenticate: explanation {explanation:#x}", self.controller.host);
+        let failure = Failure {
+            message: message::FAILURE1,
+            reserved: [0; 2],
+            transaction: self.transaction.into(),
+            code: failure::AUTHENTICATION,
+            explanation,
+        };
+        self.state = State::Last { message: failure.as_bytes().to_vec(), then: Then::Failure };
+    }
+
+    fn negotiate(&mut self, bytes: &[u8]) -> Result<(), u8> {
+        let (negotiate, rest) = Negotiate::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
+        self.transaction = negotiate.transaction.get();
+        self.secure_channel = negotiate.secure_channel;
+        if negotiate.secure_channel != 0 {
+            return Err(failure::NO_SECURE_CHANNEL);
+        }
+        let length = usize::from(negotiate.protocols) * size_of::<Protocol>();
+        let protocols = rest.get(..length).ok_or(failure::PAYLOAD)?;
+        let mut protocols =
+            protocols.chunks(size_of::<Protocol>()).filter_map(|one| Protocol::read_from_bytes(one).ok());
+        let protocol = protocols.find(|one| one.id == DH_HMAC_CHAP).ok_or(failure::NO_PROTOCOL)?;
+        let names = |names: &[u8; NAMES], count: u8| names[..usize::from(count).min(NAMES)].to_vec();
+        let hashes = names(&protocol.hashes, protocol.hash_count);
+        let groups = names(&protocol.groups, protocol.group_count);
+        // The hash is the host's choice. Of the groups the smallest that is one: it keeps secrets from who listens.
+        let hash = hashes.into_iter().find_map(Hash::with_id).ok_or(failure::NO_HASH)?;
+        let groups = groups.into_iter().filter_map(Group::with_id);
+        let group = groups.min_by_key(|group| match group {
+            Group::Null => usize::MAX,
+            group => group.length(),
+        });
+        let group = group.ok_or(failure::NO_GROUP)?;
+        let mut random = [0; 64 + size_of::<u32>()];
+        SystemRandom::new().fill(&mut random).map_err(|_| failure::FAILED)?;
+        let (challenge, sequence) = random.split_at(64);
+        // 0 would say that there is no challenge.
+        let sequence = u32::from_le_bytes(sequence.try_into().unwrap_or([1; 4])) | 1;
+        let (challenge, exchange) = (challenge[..hash.length()].to_vec(), Exchange::begin(group));
+        self.state = State::Challenge(Asked { hash, group, challenge, sequence, exchange });
+        Ok(())
+    }
+
+    /// Gives the host the message that it asks for.
+    fn give(&mut self, link: &mut Link, id: u16, length: usize) -> Result<(), Broken> {
+        let (mut bytes, next) = match std::mem::replace(&mut self.state, State::Failed) {
+            State::Challenge(asked) => (self.challenge(&asked), State::Reply(asked)),
+            State::Last { message, then: Then::HostsWord } => (message, State::Success2),
+            State::Last { message, then: Then::Success } => (message, State::Done),
+            State::Last { mut message, then: Then::Failure } => {
+                message.resize(length, 0);
+                link.answer_bytes(id, &message)?;
+                link.flush()?;
+                return Err(Broken::Unauthenticated);
+            }
+            state => {
+                self.state = state;
+                return Ok(link.complete(id, Status::COMMAND_SEQUENCE.final_(), 0)?);
+            }
+        };
+        if bytes.len() > length {
+            return Ok(link.complete(id, Status::INVALID_FIELD.final_(), 0)?);
+        }
+        bytes.resize(length, 0);
+        link.answer_bytes(id, &bytes)?;
+        self.state = next;
+        Ok(())
+    }
+
+    fn challenge(&self, asked: &Asked) -> Vec<u8> {
+        let exponential = asked.exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
+        let challenge = Challenge {
+            message: message::CHALLENGE,
+            reserved: [0; 2],
+            transaction: self.transaction.into(),
+            hash_length: asked.hash.length() as u8,
+            reserved_7: 0,
+            hash: asked.hash.id(),
+            group: asked.group.id(),
+            exponential: (exponential.len() as u16).into(),
+            sequence: asked.sequence.into(),
+        };
+        [challenge.as_bytes(), &asked.challenge, &exponential].concat()
+    }
+
+    /// Checks the host's proof, and proves who we are if it asks for that.
+    fn check(&mut self, asked: &Asked, bytes: &[u8]) -> Result<(), u8> {
+        let length = asked.hash.length();
+        let (reply, rest) = Reply::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
+        let exponential = usize::from(reply.exponential.get());
+        if reply.transaction.get() != self.transaction || usize::from(reply.hash_length) != length {
+            return Err(failure::PAYLOAD);
+        }
+        if exponential != asked.group.length() || rest.len() < 2 * length + exponential {
+            return Err(failure::PAYLOAD);
+        }
+        let (proof, rest) = rest.split_at(length);
+        let (challenge, rest) = rest.split_at(length);
+        let key = match &asked.exchange {
+            None => None,
+            Some(exchange) => Some(exchange.key(&rest[..exponential]).ok_or(failure::PAYLOAD)?),
+        };
+        let mut response = Response {
+            side: Side::Host,
+            hash: asked.hash,
+            secret: &self.secrets.host,
+            challenge: &asked.challenge,
+            key: key.as_deref(),
+            sequence: asked.sequence,
+            transaction: self.transaction,
+            secure_channel: self.secure_channel,
+            host: &self.controller.host.nqn,
+            subsystem: &self.controller.subsystem,
+        };
+        if !response.is(proof) {
+            return Err(failure::FAILED);
+        }
+        let mut success = Success {
+            message: message::SUCCESS1,
+            reserved: [0; 2],
+            transaction: self.transaction.into(),
+            hash_length: length as u8,
+            reserved_7: 0,
+            responded: 0,
+            reserved_9: [0; 7],
+        };
+        let mut message = success.as_bytes().to_vec();
+        let mut then = Then::Success;
+        if reply.challenged != 0 {
+            let Some(secret) = &self.secrets.controller else { return Err(failure::FAILED) };
+            // A host that was sent its own challenge back would prove itself to us by our proof to it.
+            if challenge == asked.challenge {
+                return Err(failure::FAILED);
+            }
+            response.side = Side::Controller;
+            response.secret = secret;
+            response.challenge = challenge;
+            response.sequence = reply.sequence.get();
+            success.responded = 1;
+            message = [success.as_bytes(), &response.value()].concat();
+            then = Then::HostsWord;
+        }
+        self.state = State::Last { message, then };
+        Ok(())
+    }
+}
+
+/// The message in an Authentication Send.
+fn incoming(command: &Command, payload: Payload) -> Result<Payload, Status> {
+    let length = command.dword(11);
+    if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {
+        return Err(Status::INVALID_FIELD.final_());
+    }
+    match source(command, payload, length as usize)? {
+        Source::Here(payload) => Ok(payload),
+        Source::There => Err(Status::SGL_TYPE_INVALID.final_()),
+    }
+}
+
+/// The room for a message that an Authentication Receive has.
+fn outgoing(command: &Command) -> Result<usize, Status> {
+    let length = command.dword(11);
+    if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {
+        return Err(Status::INVALID_FIELD.final_());
+    }
+    sink(command, length as usize)?;
+    Ok(length as usize)
+}

@@ -1,0 +1,61 @@
+//! What commands do to blocks, without how they came.
+
+use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_store::{Segment, StoreError};
+
+use super::Namespace;
+use crate::nvme::proto::Status;
+use crate::nvme::proto::command::io;
+
+/// The bytes of so many blocks, if the namespace has them.
+pub(super) fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<(u64, u64), Status> {
+    let block = PAGE_SIZE as u64;
+    let there = namespace.size().0 / block;
+    match start.checked_add(blocks) {
+        Some(end) if end <= there => Ok((start * block, blocks * block)),
+        _ => Err(Status::LBA_OUT_OF_RANGE.final_()),
+    }
+}
+
+/// Writes the data, or compares it with what is there.
+pub(super) fn apply(namespace: &Namespace, opcode: u8, offset: u64, data: &[u8]) -> Status {
+    let result = match opcode {
+        io::WRITE => namespace.lease().write(offset, data).map(|()| true),
+        _ => is_equal(namespace, offset, data),
+    };
+    match result {
+        Ok(true) => Status::SUCCESS,
+        Ok(false) => Status::COMPARE_FAILURE.final_(),
+        Err(error) => status_of(&error),
+    }
+}
+
+fn is_equal(namespace: &Namespace, offset: u64, mut data: &[u8]) -> Result<bool, StoreError> {
+    let held = namespace.lease().hold(offset, data.len() as u64)?;
+    Ok(held.segments().all(|segment| match segment {
+        Segment::Data(there) => take(&mut data, there.len()) == there,
+        Segment::Hole(length) => is_zero(take(&mut data, length)),
+    }))
+}
+
+fn take<'a>(data: &mut &'a [u8], length: usize) -> &'a [u8] {
+    let (now, rest) = data.split_at(length);
+    *data = rest;
+    now
+}
+
+/// Makes the bytes zero and gives their RAM back.
+pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> Status {
+    namespace.lease().discard(offset, length).map_or_else(|error| status_of(&error), |()| Status::SUCCESS)
+}
+
+/// What a host is told when the store fails.
+pub(super) fn status_of(error: &StoreError) -> Status {
+    let status = match error {
+        StoreError::Range { .. } => Status::LBA_OUT_OF_RANGE,
+        StoreError::Full { .. } | StoreError::NoMemory { .. } => Status::CAPACITY_EXCEEDED,
+        StoreError::Gone(_) => Status::INVALID_NAMESPACE,
+        _ => Status::INTERNAL_ERROR,
+    };
+    status.final_()
+}

@@ -1,0 +1,156 @@
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zerocopy::FromBytes;
+
+use super::controller::{ADMIN, Controller};
+use super::data::{Source, source};
+use super::link::Link;
+use super::parse::Payload;
+use super::{Core, Host, MAX_QUEUE, Refused};
+use crate::nvme::proto::fabrics::{ANY_CONTROLLER, Connect, ConnectData, connect};
+use crate::nvme::proto::{Command, Nqn, Status};
+use crate::serving::Origin;
+
+/// A queue whose Connect is accepted, but not completed yet.
+pub(super) struct Connected {
+    pub(super) seat: Seat,
+    /// Entries.
+    pub(super) size: u32,
+    pub(super) flow_control: bool,
+    /// None if the host gives no signs of life.
+    pub(super) keep_alive: Option<Duration>,
+}
+
+/// A queue's place at its controller, given up when dropped; with the admin queue's, the controller ends.
+pub(super) struct Seat {
+    core: Arc<Core>,
+    pub(super) controller: Arc<Controller>,
+    pub(super) queue: u16,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.queue == ADMIN {
+            self.controller.end();
+            self.core.registry.remove(self.controller.id);
+        } else {
+            self.controller.leave(self.queue);
+        }
+    }
+}
+
+/// Why a Connect is not accepted, and the completion's result.
+pub(super) struct Rejected(pub(super) Status, pub(super) u32);
+
+impl From<Status> for Rejected {
+    fn from(status: Status) -> Self {
+        Self(status, 0)
+    }
+}
+
+/// Where in a Connect something is wrong.
+fn wrong_in_command(offset: usize) -> Rejected {
+    Rejected(Status::CONNECT_INVALID.final_(), offset as u32)
+}
+
+/// Where in a Connect's data something is wrong.
+fn wrong_in_data(offset: usize) -> Rejected {
+    Rejected(Status::CONNECT_INVALID.final_(), offset as u32 | connect::IN_DATA)
+}
+
+/// Offsets in the command.
+const QUEUE: usize = 42;
+const SIZE: usize = 44;
+
+/// Looks at a Connect command, and makes the controller if it is an admin queue's.
+pub(super) fn accept(
+    core: &Arc<Core>,
+    link: &Link,
+    command: &Command,
+    payload: Payload,
+    origin: &Origin,
+) -> Result<Connected, Rejected> {
+    let Source::Here(payload) = source(command, payload, size_of::<ConnectData>())? else {
+        return Err(Status::SGL_TYPE_INVALID.final_().into());
+    };
+    let wanted = Connect::of(command);
+    if wanted.format != 0 {
+        return Err(Status::CONNECT_FORMAT.final_().into());
+    }
+    let Ok(data) = ConnectData::read_from_bytes(link.data(payload)) else {
+        return Err(Status::DATA_LENGTH_INVALID.final_().into());
+    };
+    let nqn = |field, offset| Nqn::from_field(field).map_err(|_| wrong_in_data(offset));
+    let subsystem = nqn(&data.subsystem, offset_of!(ConnectData, subsystem))?;
+    let host = Host {
+        nqn: nqn(&data.host, offset_of!(ConnectData, host))?,
+        id: data.host_id,
+        local: origin.local,
+        from: origin.from.clone(),
+    };
+    let size = u32::from(wanted.size) + 1;
+    if !(2..=MAX_QUEUE).contains(&size) {
+        return Err(wrong_in_command(SIZE));
+    }
+    let controller = if wanted.queue == ADMIN {
+        if data.controller_id.get() != ANY_CONTROLLER {
+            return Err(wrong_in_data(offset_of!(ConnectData, controller_id)));
+        }
+        make_controller(core, subsystem, host)?
+    } else {
+        let Some(controller) = core.registry.get(data.controller_id.get()) else {
+            return Err(wrong_in_data(offset_of!(ConnectData, controller_id)));
+        };
+        check_association(&controller, &subsystem, &host)?;
+        if controller.is_discovery() || wanted.queue > core.limits.queues {
+            return Err(wrong_in_command(QUEUE));
+        }
+        let socket = link.socket.try_clone().map_err(|_| Status::INTERNAL_ERROR)?;
+        controller.join(wanted.queue, socket)?;
+        controller
+    };
+    let seat = Seat { core: Arc::clone(core), controller, queue: wanted.queue };
+    let keep_alive = (wanted.keep_alive > 0).then(|| Duration::from_millis(wanted.keep_alive.into()));
+    let flow_control = wanted.attributes & connect::NO_FLOW_CONTROL == 0;
+    Ok(Connected { seat, size, flow_control, keep_alive })
+}
+
+fn make_controller(core: &Core, subsystem: Nqn, host: Host) -> Result<Arc<Controller>, Rejected> {
+    let namespace = if subsystem.is_discovery() {
+        None
+    } else {
+        Some(core.subsystems.open(&subsystem, &host).map_err(|refused| {
+            tracing::info!("{host} is refused subsystem {subsystem}: {refused}");
+            match refused {
+                Refused::Unknown(_) => wrong_in_data(offset_of!(ConnectData, subsystem)),
+                Refused::Forbidden(_) => Status::CONNECT_INVALID_HOST.final_().into(),
+            }
+        })?)
+    };
+    match core.registry.create(subsystem, host, namespace.clone()) {
+        Ok(Some(controller)) => {
+            if let Some(namespace) = namespace {
+                namespace.watch(&controller);
+            }
+            Ok(controller)
+        }
+        Ok(None) => Err(Status::CONNECT_BUSY.into()),
+        Err(error) => {
+            tracing::warn!("a controller could not be made: {error}");
+            Err(Status::INTERNAL_ERROR.into())
+        }
+    }
+}
+
+/// An I/O queue must come from the host that made the controller.
+fn check_association(controller: &Controller, subsystem: &Nqn, host: &Host) -> Result<(), Rejected> {
+    if controller.subsystem != *subsystem {
+        return Err(wrong_in_data(offset_of!(ConnectData, subsystem)));
+    }
+    if controller.host.nqn != host.nqn || controller.host.id != host.id {
+        return Err(Status::CONNECT_INVALID_HOST.final_().into());
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use aquifer_page::LeaseId;
+
+use super::admin::AdminQueue;
+use super::authenticate;
+use super::connect::{self, Connected, Rejected, Seat};
+use super::controller::{ADMIN, Controller};
+use super::handshake;
+use super::io::IoQueue;
+use super::link::{AROUND_DATA, Link, Ring};
+use super::parse::Pdu;
+use super::{Broken, Core, Fatal, Subsystems};
+use crate::Address;
+use crate::channel::Socket;
+use crate::nvme::proto::command::FABRICS;
+use crate::nvme::proto::{Completion, Status, fabrics};
+use crate::serving::{Origin, Place, Service};
+
+/// What every connection of a listener needs.
+pub(super) struct Nvme {
+    pub(super) core: Arc<Core>,
+    /// Where hosts find this listener, if that is not where it listens.
+    pub(super) announced: Option<Address>,
+}
+
+impl Service for Nvme {
+    const NAME: &'static str = "nvme";
+
+    fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
+        let mut link = Link::new(socket, Instant::now() + self.core.limits.handshake);
+        let from = origin.from.clone();
+        let Err(broken) = self.talk(&mut link, &origin, place) else { return };
+        tracing::info!("connection from {from} ended: {broken}");
+        if let Broken::Fatal(fatal) = broken {
+            // Whoever breaks the protocol may well not want to hear of it.
+            let _ = link.terminate(&fatal);
+        }
+    }
+}
+
+impl Nvme {
+    fn talk(&self, link: &mut Link, origin: &Origin, place: &Place<Self>) -> Result<(), Broken> {
+        if !handshake::agree(link)? {
+            return Ok(());
+        }
+        let Some((connected, id)) = self.wait_connect(link, origin)? else { return Ok(()) };
+        let Connected { seat, size, flow_control, keep_alive } = connected;
+        let Seat { controller, queue, .. } = &seat;
+        let lease = controller.namespace.as_ref().map(|namespace| namespace.lease().id());
+        place.settle(lease);
+        let _told = lease.map(|lease| Told::new(&*self.core.subsystems, lease));
+
+        link.become_queue(Ring::new(size, flow_control));
+        let host = &controller.host;
+        let secrets = match lease {
+            Some(_) => self.core.subsystems.secrets(&controller.subsystem, host),
+            None => None,
+        };
+        complete_connect(link, id, controller, flow_control, secrets.is_some())?;
+        if let Some(secrets) = secrets
+            && !authenticate::run(link, controller, &secrets)?
+        {
+            return Ok(());
+        }
+        link.take_time()?;
+        tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} connected");
+        if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
+            IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
+        } else {
+            AdminQueue::new(link, self, Arc::clone(controller), keep_alive).run()?;
+        }
+        tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} disconnected");
+        Ok(())
+    }
+
+    /// Waits for a Connect that can be accepted, and says its identifier too.
+    fn wait_connect(&self, link: &mut Link, origin: &Origin) -> Result<Option<(Connected, u16)>, Broken> {
+        loop {
+            let (command, payload) = match link.wait_next()? {
+                None => return Ok(None),
+                Some(Pdu::Command(command, payload)) => (command, payload),
+                Some(_) => return Err(Fatal::sequence("something else than a command comes first").into()),
+            };
+            let id = command.id.get();
+            if command.opcode != FABRICS || command.fabrics_type() != fabrics::kind::CONNECT {
+                link.complete(id, Status::COMMAND_SEQUENCE.final_(), 0)?;
+                continue;
+            }
+            match connect::accept(&self.core, link, &command, payload, origin) {
+                Ok(connected) => return Ok(Some((connected, id))),
+                Err(Rejected(status, result)) => {
+                    tracing::info!("a connect from {} is refused: {status}", origin.from);
+                    link.complete(id, status, result.into())?;
+                }
+            }
+        }
+    }
+}
+
+fn complete_connect(
+    link: &mut Link,
+    id: u16,
+    controller: &Controller,
+    flow_control: bool,
+    authenticate: bool,
+) -> io::Result<()> {
+    let required = if authenticate { fabrics::connect::AUTHENTICATION_REQUIRED } else { 0 };
+    link.reserve(AROUND_DATA)?;
+    link.push_capsule(Completion {
+        result: u64::from(u32::from(controller.id) | required).into(),
+        queue_head: if flow_control { 1 } else { fabrics::NO_FLOW_CONTROL }.into(),
+        queue_id: 0.into(),
+        command_id: id.into(),
+        status: Status::SUCCESS.to_field(),
+    });
+    link.flush()
+}
+
+/// Tells the subsystems of a queue's beginning and, when dropped, of its end.
+struct Told<'a> {
+    subsystems: &'a dyn Subsystems,
+    lease: LeaseId,
+}
+
+impl<'a> Told<'a> {
+    fn new(subsystems: &'a dyn Subsystems, lease: LeaseId) -> Self {
+        subsystems.connected(lease);
+        Self { subsystems, lease }
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.subsystems.disconnected(self.lease);
+    }
+}

@@ -1,0 +1,130 @@
+use zerocopy::FromBytes;
+use zerocopy::byteorder::little_endian::U32;
+
+use super::broken::{Broken, Fatal};
+use super::{MAX_DATA, MAX_IN_CAPSULE};
+use crate::nvme::proto::pdu::{
+    CapsuleCmd, CommonHeader, DIGEST, Data, IC_LENGTH, IcReq, Shape, TERM_DATA, TermReq, fatal, flag, kind,
+};
+use crate::nvme::proto::{Command, digest};
+
+/// A PDU of the host's.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pdu {
+    Request(IcReq),
+    Command(Command, Payload),
+    Data(Data, Payload),
+}
+
+/// The data of a PDU, as a place in it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Payload {
+    pub(super) start: usize,
+    pub(super) length: usize,
+    /// Its digest is right, or there is none.
+    pub(super) intact: bool,
+}
+
+/// The first PDU of `bytes` and its length, if all of it is there. What is wrong with it is told as soon as its common
+/// header is there: nobody waits for the rest of nonsense.
+pub(super) fn first(bytes: &[u8], shape: Shape) -> Result<Option<(Pdu, usize)>, Broken> {
+    let Ok((header, _)) = CommonHeader::read_from_prefix(bytes) else { return Ok(None) };
+    let payload = check(&header, shape)?;
+    let length = header.length.get() as usize;
+    let Some(bytes) = bytes.get(..length) else { return Ok(None) };
+    let pdu = match header.kind {
+        kind::IC_REQ => Pdu::Request(read(bytes)?),
+        kind::H2C_TERM_REQ => return Err(Broken::Terminated(read(bytes)?)),
+        _ => {
+            let header_length = usize::from(header.header_length);
+            if shape.header_digest {
+                check_header_digest(bytes, header_length)?;
+            }
+            let payload = Payload { intact: is_intact(bytes, payload, shape), ..payload };
+            if header.kind == kind::CAPSULE_CMD {
+                Pdu::Command(read::<CapsuleCmd>(bytes)?.command, payload)
+            } else {
+                let data: Data = read(bytes)?;
+                if data.length.get() as usize != payload.length {
+                    return Err(Fatal::header(16, "a data PDU with another length than its data has").into());
+                }
+                Pdu::Data(data, payload)
+            }
+        }
+    };
+    Ok(Some((pdu, length)))
+}
+
+/// Checks all that the common header says, and finds the data.
+fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
+    let (header_length, most_data) = match header.kind {
+        kind::IC_REQ => (IC_LENGTH, 0),
+        kind::H2C_TERM_REQ => (size_of::<TermReq>(), TERM_DATA),
+        kind::CAPSULE_CMD => (size_of::<CapsuleCmd>(), MAX_IN_CAPSULE),
+        kind::H2C_DATA => (size_of::<Data>(), MAX_DATA),
+        kind::IC_RESP | kind::C2H_TERM_REQ | kind::CAPSULE_RESP | kind::C2H_DATA | kind::R2T => {
+            return Err(Fatal::header(0, "a PDU that only controllers send"));
+        }
+        _ => return Err(Fatal::header(0, "a PDU of a type that does not exist")),
+    };
+    let length = header.length.get() as usize;
+    if usize::from(header.header_length) != header_length {
+        return Err(Fatal::header(2, "a PDU with a wrong length of its header"));
+    }
+    if matches!(header.kind, kind::IC_REQ | kind::H2C_TERM_REQ) {
+        // Neither has digests, and the data of a termination is for people.
+        let allowed = header_length..=header_length + most_data;
+        return match allowed.contains(&length) {
+            true => Ok(Payload::default()),
+            false => Err(Fatal::header(4, "a PDU with a wrong length")),
+        };
+    }
+    if (header.flags & flag::HEADER_DIGEST != 0) != shape.header_digest {
+        return Err(Fatal::header(1, "a header digest that was not agreed on, or none that was"));
+    }
+    let bare = header_length + if shape.header_digest { DIGEST } else { 0 };
+    if length == bare {
+        return Ok(Payload::default());
+    }
+    if (header.flags & flag::DATA_DIGEST != 0) != shape.data_digest {
+        return Err(Fatal::header(1, "a data digest that was not agreed on, or none that was"));
+    }
+    let start = usize::from(header.data_offset);
+    if start < bare || !start.is_multiple_of(4) {
+        return Err(Fatal::header(3, "data that overlaps the header or is not aligned"));
+    }
+    let after = if shape.data_digest { DIGEST } else { 0 };
+    match length.checked_sub(start + after) {
+        None | Some(0) => Err(Fatal::header(4, "a PDU that ends before its data")),
+        Some(length) if length > most_data => {
+            let what = "more data in a PDU than was agreed on";
+            Err(Fatal::new(fatal::LIMIT_EXCEEDED, 0, what))
+        }
+        Some(length) => Ok(Payload { start, length, intact: true }),
+    }
+}
+
+fn check_header_digest(bytes: &[u8], header_length: usize) -> Result<(), Fatal> {
+    let (header, rest) = bytes.split_at(header_length);
+    let there = U32::read_from_prefix(rest).map_or(U32::ZERO, |(there, _)| there);
+    if there == digest::of(header) {
+        return Ok(());
+    }
+    Err(Fatal::new(fatal::HEADER_DIGEST, there.get(), "a header with a wrong digest"))
+}
+
+fn is_intact(bytes: &[u8], payload: Payload, shape: Shape) -> bool {
+    if !shape.data_digest || payload.length == 0 {
+        return true;
+    }
+    let (data, rest) = bytes[payload.start..].split_at(payload.length);
+    U32::read_from_prefix(rest).is_ok_and(|(there, _)| there == digest::of(data))
+}
+
+/// A structure at the start of a PDU, whose length was checked.
+fn read<T: FromBytes>(bytes: &[u8]) -> Result<T, Fatal> {
+    match T::read_from_prefix(bytes) {
+        Ok((value, _)) => Ok(value),
+        Err(_) => Err(Fatal::header(4, "a PDU that is too short")),
+    }
+}

@@ -1,0 +1,117 @@
+use std::fs;
+use std::io;
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::Address;
+use crate::channel::Socket;
+
+/// Connections that may wait for being accepted.
+const BACKLOG: i32 = 128;
+/// How long a peer may leave sent bytes unacknowledged, or stay silent when probed, before its connection is given up.
+const TCP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a connection comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    /// On this machine: a unix socket or a loopback address.
+    pub(crate) local: bool,
+    /// For messages.
+    pub(crate) from: String,
+}
+
+/// A listening socket of either kind.
+#[derive(Debug)]
+pub(super) enum Acceptor {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Acceptor {
+    pub(super) fn bind(address: &Address) -> io::Result<(Self, Address)> {
+        match address {
+            Address::Unix(path) => Ok((Self::Unix(bind_unix(path)?), address.clone())),
+            Address::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port))?;
+                let port = listener.local_addr()?.port();
+                Ok((Self::Tcp(listener), Address::Tcp { host: host.clone(), port }))
+            }
+        }
+    }
+
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(listener) => Self::Unix(listener.try_clone()?),
+            Self::Tcp(listener) => Self::Tcp(listener.try_clone()?),
+        })
+    }
+
+    pub(super) fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+
+    pub(super) fn accept(&self) -> io::Result<(Socket, Origin)> {
+        match self {
+            Self::Unix(listener) => {
+                let origin = Origin { local: true, from: "a unix socket".to_owned() };
+                Ok((listener.accept()?.0.into(), origin))
+            }
+            Self::Tcp(listener) => {
+                let (stream, from) = listener.accept()?;
+                let origin = Origin { local: is_loopback(from.ip()), from: from.to_string() };
+                let socket = Socket::from(stream);
+                notice_dead_peers(&socket)?;
+                Ok((socket, origin))
+            }
+        }
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+/// Lets the kernel end a connection whose peer has vanished without a word, so that its thread does not wait for ever.
+fn notice_dead_peers(socket: &Socket) -> io::Result<()> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, TCP_PATIENCE / 2)?;
+    sockopt::set_tcp_keepintvl(socket, TCP_PATIENCE / 6)?;
+    sockopt::set_tcp_user_timeout(socket, TCP_PATIENCE.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Listens on a unix socket that only its owner can use, taking the place of one that nobody listens on any more.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match listen_unix(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path) => {
+            fs::remove_file(path)?;
+            listen_unix(path)
+        }
+        result => result,
+    }
+}
+
+fn listen_unix(path: &Path) -> io::Result<UnixListener> {
+    let socket: OwnedFd =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // On Linux the mode of the socket becomes that of its file, so there is no moment at which others could connect.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    is_socket && UnixStream::connect(path).err().is_some_and(refused)
+}

@@ -1,0 +1,164 @@
+//! A target to test, with a store that is gone with it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::nvme::target::{Host as Peer, Limits, Namespace, Refused, Subsystems, Target};
+use aquifer_page::{Bytes, LeaseId};
+use aquifer_store::{Lease, LeaseRecord, Store};
+
+use super::host::Host;
+
+/// No wait of a test lasts longer.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A host that may see nothing but `forbidden`.
+pub const STRANGER: &str = "nqn.2014-08.org.example:stranger";
+
+/// What is served: namespaces by subsystem, and how many queues there are.
+#[derive(Default)]
+pub struct Shelf {
+    pub namespaces: Mutex<BTreeMap<Nqn, Arc<Namespace>>>,
+    pub queues: AtomicUsize,
+    /// What all hosts must know.
+    pub secrets: Mutex<Option<Secrets>>,
+}
+
+impl Subsystems for Shelf {
+    fn open(&self, subsystem: &Nqn, host: &Peer) -> Result<Arc<Namespace>, Refused> {
+        if host.nqn.as_str() == STRANGER {
+            return Err(Refused::Forbidden("it is somebody else's".to_owned()));
+        }
+        let found = self.namespaces.lock().unwrap().get(subsystem).cloned();
+        found.ok_or_else(|| Refused::Unknown(subsystem.clone()))
+    }
+
+    fn list(&self, host: &Peer) -> Vec<Nqn> {
+        if host.nqn.as_str() == STRANGER {
+            return Vec::new();
+        }
+        self.namespaces.lock().unwrap().keys().cloned().collect()
+    }
+
+    fn secrets(&self, _subsystem: &Nqn, _host: &Peer) -> Option<Secrets> {
+        self.secrets.lock().unwrap().clone()
+    }
+
+    fn connected(&self, _lease: LeaseId) {
+        self.queues.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn disconnected(&self, _lease: LeaseId) {
+        self.queues.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A target on a unix socket with one subsystem.
+pub struct Served {
+    pub target: Target,
+    pub shelf: Arc<Shelf>,
+    pub subsystem: Nqn,
+    pub namespace: Arc<Namespace>,
+    pub lease: Arc<Lease>,
+    pub store: Store,
+    pub dir: tempfile::TempDir,
+}
+
+impl Served {
+    pub fn new(capacity: Bytes) -> Self {
+        Self::with(capacity, capacity, Limits::default())
+    }
+
+    pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
+        let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap();
+        let store = Store::open(&dir.path().join("store")).unwrap();
+        let shelf = Arc::new(Shelf::default());
+        let target = Target::new(shelf.clone(), limits);
+        target.listen(&Address::Unix(dir.path().join("socket")), None).unwrap();
+        let (subsystem, namespace) = add(&store, &shelf, capacity, quota);
+        let lease = Arc::clone(namespace.lease());
+        Self { target, shelf, subsystem, namespace, lease, store, dir }
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    /// Adds a subsystem.
+    pub fn add(&self, capacity: Bytes) -> Nqn {
+        add(&self.store, &self.shelf, capacity, capacity).0
+    }
+
+    pub fn queues(&self) -> usize {
+        self.shelf.queues.load(Ordering::SeqCst)
+    }
+
+    /// An enabled controller's admin queue and the controller's identifier.
+    pub fn admin(&self) -> (Host, u16) {
+        self.admin_with(0, 0)
+    }
+
+    /// As [`admin`](Self::admin), with these digests and this keep alive time-out in milliseconds.
+    pub fn admin_with(&self, digests: u8, keep_alive: u32) -> (Host, u16) {
+        let mut host = Host::connect(&self.socket(), digests);
+        let id = host.connect_admin(&self.subsystem, keep_alive);
+        host.enable();
+        (host, id)
+    }
+
+    /// An I/O queue of this controller.
+    pub fn io(&self, controller: u16, queue: u16, digests: u8) -> Host {
+        let mut host = Host::connect(&self.socket(), digests);
+        host.connect_io(&self.subsystem, controller, queue);
+        host
+    }
+
+    /// Whether a new host can still write and read.
+    pub fn assert_serves(&self) {
+        let (_admin, controller) = self.admin();
+        let mut io = self.io(controller, 1, 0);
+        let data = pattern(4096, 77);
+        io.write(0, &data);
+        assert!(io.read(0, 1) == data);
+    }
+}
+
+fn add(store: &Store, shelf: &Shelf, capacity: Bytes, quota: Bytes) -> (Nqn, Arc<Namespace>) {
+    let id = LeaseId::random();
+    let (borrower, group) = ("borrower".parse().unwrap(), "tenant".parse().unwrap());
+    let record = LeaseRecord { id, borrower, group, capacity, quota, note: ().into() };
+    let namespace = Arc::new(Namespace::new(store.create(record).unwrap()));
+    let subsystem = Nqn::of_lease(id);
+    shelf.namespaces.lock().unwrap().insert(subsystem.clone(), Arc::clone(&namespace));
+    (subsystem, namespace)
+}
+
+/// Waits until something is so.
+pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Bytes that differ from each other and from place to place.
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}

@@ -1,0 +1,43 @@
+//! Linux's own initiator and nvme-cli use our target and find everything as it should be: what they do stands in
+//! `nvme_target.sh`.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use aquifer_page::Bytes;
+use aquifer_testbed::{Kernel, Spec, Testbed};
+
+use crate::support::{example, tool};
+
+const LIMIT: Duration = Duration::from_secs(600);
+
+#[test]
+#[ignore = "boots guests"]
+fn kernel_6_1_is_content() -> Result<()> {
+    // Debian built this one without authentication.
+    is_content(Spec::new("old").kernel(Kernel::V6_1), "no")
+}
+
+#[test]
+#[ignore = "boots guests"]
+fn kernel_6_12_is_content() -> Result<()> {
+    is_content(Spec::new("new").kernel(Kernel::V6_12).module("nvme-auth"), "authenticates")
+}
+
+fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guests/nvme_target.sh");
+    let mut spec = spec
+        .memory(Bytes::gib(1))
+        .modules(["nvme-fabrics", "nvme-tcp", "ext4"])
+        .file(example("fabric", "nvme_memory"), "/bin/nvme_memory")
+        .file(script, "/bin/nvme-target-test");
+    // Not as blkdiscard: busybox has one of that name, which can do less.
+    for (program, name) in
+        [("nvme", "nvme"), ("fio", "fio"), ("mkfs.ext4", "mkfs.ext4"), ("blkdiscard", "discard")]
+    {
+        spec = spec.file(tool(program), &format!("/bin/{name}"));
+    }
+    let hosts = Testbed::start([spec])?;
+    hosts.hosts()[0].sh_within(&format!("sh /bin/nvme-target-test {authenticates}"), LIMIT)?;
+    Ok(())
+}

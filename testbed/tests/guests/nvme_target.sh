@@ -1,0 +1,185 @@
+# Linux's own initiator and nvme-cli use our target and find everything as it should be. Runs in a guest.
+# $1: whether this kernel can authenticate.
+# The target serves 256 MiB on loopback; everything else is the kernel's and nvme-cli's.
+set -e
+port=4420
+disk=/dev/nvme0n1
+trap '[ $? = 0 ] || { dmesg | tail -n 40; tail -n 20 /tmp/errors; }' EXIT
+fail() { echo "FAILED: $*"; exit 1; }
+step() { echo "-- $*"; }
+
+# Waits until "$@" succeeds.
+until_true() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 300 ] || fail "never: $*"
+        sleep 0.1
+    done
+}
+
+mkfifo /tmp/orders
+serve() {
+    rm -f /tmp/answers
+    nvme_memory 127.0.0.1:$port 256M /tmp/store/lease "$@" </tmp/orders >/tmp/answers 2>/tmp/errors &
+    target=$!
+    exec 3>/tmp/orders
+    until_true test -s /tmp/answers
+    subsystem=$(sed -n '1s/.* as //p' /tmp/answers)
+}
+stored() {
+    before=$(wc -l </tmp/answers)
+    echo stored >&3
+    until_true answered
+    tail -n 1 /tmp/answers | sed 's/ stored//'
+}
+answered() { [ "$(wc -l </tmp/answers)" -gt "$before" ]; }
+resize() {
+    before=$(wc -l </tmp/answers)
+    echo "$1" >&3
+    until_true answered
+}
+connect() { nvme connect -t tcp -a 127.0.0.1 -s $port -n "$subsystem" -i 2 -c 1 "$@" && until_true test -b $disk; }
+disconnect() { nvme disconnect -n "$subsystem" >/dev/null && until_true test ! -e $disk; }
+has() { grep -q "$1" /tmp/out || { cat /tmp/out; fail "$2"; }; }
+is_live() { [ "$(cat /sys/class/nvme/nvme0/state)" = live ]; }
+has_sectors() { [ "$(cat /sys/block/nvme0n1/size)" = "$1" ]; }
+
+mkdir -p /tmp/store /etc/nvme /run/nvme /mnt
+mount -t tmpfs store /tmp/store
+uuid=11111111-2222-3333-4444-555555555555
+echo nqn.2014-08.org.nvmexpress:uuid:$uuid >/etc/nvme/hostnqn
+echo $uuid >/etc/nvme/hostid
+serve
+
+step "discover"
+nvme discover -t tcp -a 127.0.0.1 -s $port >/tmp/out
+has "subnqn: *$subsystem" "the subsystem is discovered"
+has "trsvcid: *$port" "with its port"
+
+step "connect-all"
+nvme connect-all -t tcp -a 127.0.0.1 -s $port
+# The discovery controller was nvme0.
+until_true test -b /dev/nvme1n1
+nvme disconnect-all
+until_true test ! -e /dev/nvme1
+
+step "what it tells"
+connect
+nvme list >/tmp/out; has "Aquifer lease" "it is listed"
+nvme id-ctrl /dev/nvme0 >/tmp/out; has "subnqn *: $subsystem" "the controller has its name"
+nvme id-ns $disk >/tmp/out; has "lbads:12 rp:0 (in use)" "blocks have 4096 bytes"; has "nsze *: 0x10000" "it has its size"
+nvme ns-descs $disk >/tmp/out; has "uuid" "it has a UUID"
+nvme smart-log /dev/nvme0 >/tmp/out; has "available_spare.*100%" "it is healthy"
+nvme error-log /dev/nvme0 >/tmp/out
+nvme fw-log /dev/nvme0 >/tmp/out
+nvme effects-log /dev/nvme0 --csi 0 >/tmp/out; has "Get Log Page" "commands are known"
+nvme get-feature /dev/nvme0 -f 7 -H >/tmp/out; has "64" "it has 64 queues"
+nvme get-feature /dev/nvme0 -f 0x81 -l 16 -c 1 >/tmp/out; has "11 11 11 11 22 22" "the host has its identifier"
+nvme get-property /dev/nvme0 -o 0x1c >/tmp/out; has "value: 1" "it is ready"
+
+step "files"
+mkfs.ext4 -q -F $disk
+mount $disk /mnt
+for number in 1 2 3 4 5 6 7 8; do dd if=/dev/urandom of=/mnt/$number bs=64k count=64 2>/dev/null; done
+cp /bin/nvme_memory /bin/fio /mnt
+(cd /mnt && sha256sum *[0-9y] fio) >/tmp/sums
+umount /mnt
+echo 3 >/proc/sys/vm/drop_caches
+mount $disk /mnt
+(cd /mnt && sha256sum -c /tmp/sums) >/dev/null || fail "the files are the same"
+umount /mnt
+
+step "discard"
+[ "$(stored)" -gt $((32 << 20)) ] || fail "the files take RAM"
+discard --force $disk
+[ "$(stored)" = 0 ] || fail "all RAM is given back, but for $(stored) bytes"
+[ "$(du -s /tmp/store | cut -f 1)" -lt 64 ] || fail "by the tmpfs too"
+cmp -n $((32 << 20)) $disk /dev/zero || fail "what is discarded is zero"
+
+step "commands by hand"
+dd if=/dev/urandom of=/tmp/data bs=4096 count=8 2>/dev/null
+nvme write $disk -s 100 -c 7 -z 32768 -d /tmp/data >/dev/null
+nvme compare $disk -s 100 -c 7 -z 32768 -d /tmp/data >/dev/null || fail "what was written compares equal"
+if nvme compare $disk -s 101 -c 6 -z 28672 -d /tmp/data >/dev/null 2>&1; then fail "something else compares equal"; fi
+nvme flush $disk -n 1 >/dev/null
+nvme write-zeroes $disk -s 100 -c 3 -d >/dev/null
+[ "$(stored)" = 16384 ] || fail "write zeroes gives RAM back, there are $(stored) bytes"
+nvme dsm $disk -d -b 4 -s 104 >/dev/null
+[ "$(stored)" = 0 ] || fail "dataset management gives RAM back"
+if nvme read $disk -s 65536 -c 0 -z 4096 -d /tmp/beyond >/dev/null 2>/tmp/out; then fail "blocks beyond the end are read"; fi
+has "LBA Out of Range" "the end is told"
+discard --force --zeroout $disk
+[ "$(stored)" = 0 ] || fail "zeroes take no RAM"
+
+step "resize"
+resize 128M
+until_true has_sectors 262144
+resize 256M
+until_true has_sectors 524288
+disconnect
+
+verify="fio --name=verify --filename=$disk --direct=1 --ioengine=psync --thread --numjobs=2 --bsrange=4k-256k --bs_unaligned=0 --blockalign=4k
+    --rw=randwrite --size=16M --offset_increment=64M --verify=crc32c --verify_fatal=1 --do_verify=1 --group_reporting --eta=never --output=/tmp/fio --randrepeat=0"
+for digests in "" "-g -G"; do
+    step "fio verify ${digests:-without digests}"
+    # shellcheck disable=SC2086
+    connect $digests >/dev/null
+    $verify || { cat /tmp/fio; fail "fio verifies"; }
+    disconnect
+done
+
+step "fio verify, with flow control"
+connect --disable-sqflow >/dev/null
+$verify || { cat /tmp/fio; fail "fio verifies"; }
+
+step "reset in the middle"
+(sleep 0.5; for _ in 1 2 3 4 5; do nvme reset /dev/nvme0 || exit 1; sleep 0.3; done) &
+resets=$!
+$verify --loops=4 || { cat /tmp/fio; fail "fio verifies across resets"; }
+wait $resets || fail "resets"
+until_true is_live
+
+step "the target restarts in the middle"
+(sleep 1; kill -KILL $target) &
+killer=$!
+$verify --loops=4 &
+fio=$!
+wait $killer
+serve
+wait $fio || { cat /tmp/fio; fail "fio verifies across a restart"; }
+until_true is_live
+disconnect
+
+step "100 connects and disconnects"
+count=0
+while [ $count -lt 100 ]; do
+    connect >/dev/null
+    disconnect
+    count=$((count + 1))
+done
+alone() { [ "$(ls /proc/$target/task | wc -l)" = 2 ]; }
+until_true alone
+echo "threads: $(ls /proc/$target/task | wc -l), descriptors: $(ls /proc/$target/fd | wc -l)"
+[ "$(ls /proc/$target/fd | wc -l)" -lt 16 ] || fail "descriptors are left"
+
+step "authentication"
+kill -KILL $target
+host_secret=$(nvme gen-dhchap-key -m 1 -n "$(cat /etc/nvme/hostnqn)")
+controller_secret=$(nvme gen-dhchap-key -m 0)
+other_secret=$(nvme gen-dhchap-key -m 0)
+serve "$host_secret" "$controller_secret"
+if nvme connect -t tcp -a 127.0.0.1 -s $port -n "$subsystem" -i 2 2>/dev/null; then fail "a host gets in without a secret"; fi
+if [ "$1" = authenticates ]; then
+    connect --dhchap-secret "$host_secret"
+    dd if=$disk of=/dev/null bs=64k count=16 2>/dev/null || fail "an authenticated host can read"
+    disconnect
+    connect --dhchap-secret "$host_secret" --dhchap-ctrl-secret "$controller_secret"
+    disconnect
+    for wrong in "--dhchap-secret $other_secret" "--dhchap-secret $host_secret --dhchap-ctrl-secret $other_secret"; do
+        # shellcheck disable=SC2086
+        if nvme connect -t tcp -a 127.0.0.1 -s $port -n "$subsystem" -i 2 $wrong 2>/dev/null; then fail "a host gets in with '$wrong'"; fi
+    done
+fi
+# On a busy machine emulated processors stand still for long, of which the kernel complains with reason.
+if dmesg | grep -E "BUG:|WARNING:|Oops" | grep -v "soft lockup"; then fail "the kernel complains"; fi
