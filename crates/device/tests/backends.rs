@@ -28,7 +28,7 @@ fn available() -> impl Iterator<Item = &'static dyn Backend> {
 
 fn attach(backend: &dyn Backend, disk: Arc<impl Disk>) -> Box<dyn Attached> {
     eprintln!("backend {}", backend.kind());
-    backend.attach(disk, &Options { workers: 4, label: "aquifer-test".to_owned() }).unwrap()
+    backend.attach(disk, &Options { workers: 4, label: label() }).unwrap()
 }
 
 fn open_direct(path: &Path) -> File {
@@ -41,8 +41,13 @@ fn sysfs(device: &Path, file: &str) -> Option<String> {
 }
 
 /// A device that serves nobody has no size, or is not there at all.
+/// Marks the devices of a test, whose names may be those of another test's as soon as they are gone.
+fn label() -> String {
+    format!("aquifer-test-{:?}", thread::current().id())
+}
+
 fn is_up(device: &Path) -> bool {
-    sysfs(device, "size").is_some_and(|size| size != "0")
+    backend::is_marked(device, &label())
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use aquifer_device::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
-use aquifer_device::{BackendKind, swap};
+use aquifer_device::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use aquifer_pool::LeaseTarget;
 use common::aligned::Aligned;
@@ -73,7 +73,9 @@ impl Volume {
     /// Asserts that process, device, swap and files are gone.
     fn assert_gone(&self, record: &VolumeRecord) {
         common::wait_until("the end of the process", || !is_running(record.pid));
-        assert!(!is_up(&record.device), "{} is still there", record.device.display());
+        // Under its name there may already be somebody else's.
+        let is_up = backend::is_marked(&record.device, &record.spec.label());
+        assert!(!is_up, "{} is still there", record.device.display());
         assert_eq!(swap::usage(&record.device).unwrap(), None);
         assert_eq!(client::list(self.state()).unwrap(), []);
         assert!(!client::is_alive(self.state(), self.id()));
@@ -98,11 +100,6 @@ fn pid(pid: u32) -> Pid {
 
 fn is_running(process: u32) -> bool {
     test_kill_process(pid(process)).is_ok()
-}
-
-fn is_up(device: &Path) -> bool {
-    let size = Path::new("/sys/block").join(device.file_name().unwrap()).join("size");
-    fs::read_to_string(size).is_ok_and(|size| size.trim() != "0")
 }
 
 fn lease(lender: &OurLender, number: u128) -> LeaseTarget {

@@ -56,7 +56,7 @@ impl VolumeSpec {
     }
 
     /// What the device is marked with, so that it can be told from others later.
-    pub(super) fn label(&self) -> String {
+    pub fn label(&self) -> String {
         format!("aquifer-{}", self.volume)
     }
 }
