@@ -20,6 +20,9 @@ use crate::switch::Switch;
 /// How long a command may take where nothing is said, and how long a boot: for hangs, on a machine that has other things to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How often a host may be powered on until it is up.
+const BOOTS: usize = 3;
+
 /// A host of a [`crate::Testbed`].
 #[derive(Debug)]
 pub struct Host {
@@ -230,16 +233,26 @@ impl Host {
         Ok(())
     }
 
+    /// A host that dies as it boots is powered on again, some times: now and then an emulated kernel dies of changing its own
+    /// code while another processor runs it.
     pub(crate) fn wait_until_up(&self) -> Result<()> {
-        let line = self.power().as_ref().map(|power| power.line.clone());
-        let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
-        if !line.wait_until_ready(PATIENCE) {
+        let mut boots = 1;
+        loop {
+            let line = self.power().as_ref().map(|power| power.line.clone());
+            let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
+            if line.wait_until_ready(PATIENCE) {
+                return self.sh(&self.greeting).map(|_| ());
+            }
             if !line.is_gone() {
                 self.console.ask();
             }
-            return Err(self.console.failure("does not boot"));
+            if !line.is_gone() || boots == BOOTS {
+                return Err(self.console.failure("does not boot"));
+            }
+            boots += 1;
+            self.pull_plug()?;
+            self.power_on()?;
         }
-        self.sh(&self.greeting).map(|_| ())
     }
 }
 

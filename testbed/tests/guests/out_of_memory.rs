@@ -44,13 +44,13 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
         small.sh("echo 5 >/proc/sys/vm/page-cluster")?;
         let attach = format!(
-            "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls nbds://10.77.0.2:7071/"
+            "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls --lender-host lender nbds://10.77.0.2:7071/"
         );
         let volume: serde_json::Value = serde_json::from_str(&small.sh(&attach)?)?;
 
         // Two processes that together write and read three times as much as there is.
         let available = number(small, "awk '/MemAvailable/ { print $2 }' /proc/meminfo")?;
-        let half = Bytes::kib(available * 3 / 2);
+        let half = Bytes::kib((available * 3 / 2).next_multiple_of(4));
         let loads = [Load::start(small, half, 300)?, Load::start(small, half, 300)?];
         loads.iter().try_for_each(Load::is_done)?;
         loads.iter().try_for_each(Load::verify)?;
