@@ -12,13 +12,11 @@ use crate::support::{example, test};
 const LIMIT: Duration = Duration::from_secs(240);
 
 #[test]
-#[ignore = "boots guests"]
 fn of_kernel_6_1_nbd_and_fuse_loop() -> Result<()> {
     backends_pass(Spec::new("old").kernel(Kernel::V6_1), "nbd fuse-loop")
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
     backends_pass(Spec::new("new").kernel(Kernel::V6_12).module("ublk_drv"), "ublk nbd fuse-loop")
 }

@@ -10,7 +10,6 @@ use rustix::process::Signal;
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
-#[ignore = "boots guests"]
 fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by_name() -> Result<()> {
     let modules = ["fuse", "loop", "nbd", "brd rd_nr=1 rd_size=4096", "nvmet-tcp", "nvme-tcp", "sch_netem"];
     let hosts = Testbed::start([
@@ -30,7 +29,6 @@ fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn commands_run_side_by_side_and_files_go_both_ways() -> Result<()> {
     let hosts = Testbed::start([Spec::new("a")])?;
     let a = &hosts["a"];
@@ -58,7 +56,6 @@ fn commands_run_side_by_side_and_files_go_both_ways() -> Result<()> {
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn a_link_that_is_cut_carries_nothing_until_it_is_mended() -> Result<()> {
     let hosts = Testbed::start(["a", "b", "c"].map(Spec::new))?;
     hosts["b"].cut();
@@ -71,7 +68,6 @@ fn a_link_that_is_cut_carries_nothing_until_it_is_mended() -> Result<()> {
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn a_host_whose_plug_is_pulled_is_gone_at_once_and_boots_again_as_new() -> Result<()> {
     let hosts = Testbed::start([Spec::new("a"), Spec::new("b")])?;
     let (a, b) = (&hosts["a"], &hosts["b"]);
@@ -92,7 +88,6 @@ fn a_host_whose_plug_is_pulled_is_gone_at_once_and_boots_again_as_new() -> Resul
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn whoever_fails_shows_its_console() -> Result<()> {
     let hosts = Testbed::start([Spec::new("a")])?;
     let a = &hosts["a"];

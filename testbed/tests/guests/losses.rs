@@ -13,7 +13,6 @@ use crate::support::{Aquifer as _, PATIENCE, member, step, with_cluster};
 const FOR_EVER: u64 = 10_000_000;
 
 #[test]
-#[ignore = "boots guests"]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '3s'"]].concat();
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
@@ -37,7 +36,6 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {

@@ -1,6 +1,6 @@
 //! Tests that boot guests: each starts the hosts that it needs, says what they do, and looks at what they have become.
 //!
-//! They take minutes, so `cargo test` leaves them out: `scripts/test` runs them in a step of its own (testbed/README.md).
+//! They take minutes, so `cargo test` leaves them out unless they are named: `scripts/test` runs them in a step of its own (testbed/README.md).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

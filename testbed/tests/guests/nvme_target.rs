@@ -12,14 +12,12 @@ use crate::support::{example, tool};
 const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
-#[ignore = "boots guests"]
 fn kernel_6_1_is_content() -> Result<()> {
     // Debian built this one without authentication.
     is_content(Spec::new("old").kernel(Kernel::V6_1), "no")
 }
 
 #[test]
-#[ignore = "boots guests"]
 fn kernel_6_12_is_content() -> Result<()> {
     is_content(Spec::new("new").kernel(Kernel::V6_12).module("nvme-auth"), "authenticates")
 }

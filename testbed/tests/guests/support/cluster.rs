@@ -92,6 +92,8 @@ pub trait Aquifer {
     fn wait_until_it_is(&self, role: Role) -> Result<()>;
     /// Waits until it neither lends nor borrows, and nothing is left of either.
     fn wait_until_it_is_free(&self) -> Result<()>;
+    /// Memory that programs can have without swapping, in whole pages.
+    fn available(&self) -> Result<Bytes>;
     /// Pages swapped out since it booted.
     fn pages_swapped_out(&self) -> Result<u64>;
     /// RAM that the pages it has lent take, as the file system says.
@@ -129,6 +131,11 @@ impl Aquifer for Host {
         let swaps = self.sh("cat /proc/swaps")?;
         ensure!(swaps.lines().count() == 1, "{self} still swaps, as a {}:\n{swaps}", status.role);
         Ok(())
+    }
+
+    fn available(&self) -> Result<Bytes> {
+        let kib: u64 = self.sh("awk '/MemAvailable/ { print $2 }' /proc/meminfo")?.trim().parse()?;
+        Ok(Bytes::kib(kib / 4 * 4))
     }
 
     fn pages_swapped_out(&self) -> Result<u64> {
