@@ -3,40 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
+#[path = "../../fabric/tests/counting/mod.rs"]
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_device::Disk;
 use aquifer_device::backend::{self, Options};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use common::aligned::Aligned;
-
-/// The system's allocator, counting what all threads ask it for.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that are asked for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::allocations;
 
 /// A disk in RAM that takes all of it at the start.
 struct FlatDisk(Mutex<Vec<u8>>);
@@ -82,7 +61,7 @@ fn no_backend_allocates_between_a_request_and_its_answer() {
             .unwrap();
         let mut page = Aligned::new(PAGE_SIZE);
         let mut many = Aligned::new(1 << 20);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = allocations();
         for round in 0..500u64 {
             let offset = round % 1024 * PAGE_SIZE as u64;
             page.fill(round as u8);
@@ -96,7 +75,7 @@ fn no_backend_allocates_between_a_request_and_its_answer() {
                 file.sync_all().unwrap();
             }
         }
-        assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "backend {}", backend.kind());
+        assert_eq!(allocations() - before, 0, "backend {}", backend.kind());
         drop(file);
         device.detach().unwrap();
     }

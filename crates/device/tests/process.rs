@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_device::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
@@ -16,8 +16,8 @@ use aquifer_device::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use aquifer_pool::LeaseTarget;
 use common::aligned::Aligned;
+use common::example::example;
 use common::lender::OurLender;
-use common::program::volume_process;
 use common::random::Random;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
@@ -63,7 +63,7 @@ impl Volume {
     }
 
     fn spawn(&self) -> VolumeRecord {
-        client::spawn(volume_process(), &self.spec).unwrap()
+        client::spawn(&volume_process(), &self.spec).unwrap()
     }
 
     fn detach(&self) -> Result<(), ProcessError> {
@@ -92,6 +92,11 @@ impl Drop for Volume {
         }
         let _ = client::clean_up(self.state(), self.id());
     }
+}
+
+/// The program that volume processes are.
+fn volume_process() -> PathBuf {
+    example("aquifer-device", "volume_process")
 }
 
 fn pid(pid: u32) -> Pid {
@@ -255,7 +260,7 @@ fn a_volume_is_served_once() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);
     let record = volume.spawn();
-    let refused = client::spawn(volume_process(), &volume.spec).unwrap_err().to_string();
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
     assert!(refused.contains(&volume.id().to_string()) && refused.contains("already"), "{refused}");
     assert_eq!(
         client::record(volume.state(), volume.id()).unwrap(),
@@ -270,7 +275,7 @@ fn a_volume_that_cannot_be_made_says_why_to_its_starter_and_leaves_nothing() {
     let mut lender = OurLender::start(EXTENTS);
     lender.kill();
     let volume = Volume::new(vec![lease(&lender, 7)]);
-    let refused = client::spawn(volume_process(), &volume.spec).unwrap_err().to_string();
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
     assert!(refused.contains("lender-7") && refused.contains(&LeaseId(7).to_string()), "{refused}");
     assert_eq!(client::list(volume.state()).unwrap(), []);
 }
@@ -280,7 +285,7 @@ fn a_volume_that_cannot_be_swapped_to_leaves_nothing() {
     let lender = OurLender::start(EXTENTS);
     let mut volume = Volume::new(vec![lease(&lender, 1)]);
     (volume.spec.swap, volume.spec.priority) = (true, Some(40_000));
-    let refused = client::spawn(volume_process(), &volume.spec).unwrap_err().to_string();
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
     assert!(refused.contains("40000") && refused.contains("32767"), "{refused}");
     common::wait_until("the end of the process", || !client::is_alive(volume.state(), volume.id()));
     assert_eq!(client::list(volume.state()).unwrap(), []);

@@ -1,48 +1,26 @@
 //! Between a request and its reply the server allocates nothing. Alone in its file, as it counts for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod counting;
 #[path = "nbd_server/harness.rs"]
 #[allow(dead_code)]
 mod harness;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aquifer_fabric::nbd::proto::command;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use counting::allocations;
 use harness::{Client, Served, pattern, request};
 
-/// The system's allocator, counting.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Sends `requests` and reads `reply.len()` bytes, a hundred times, with nothing allocated on this side either.
-fn talk(client: &mut Client, requests: &[u8], reply: &mut [u8]) -> usize {
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
+fn talk(client: &mut Client, requests: &[u8], reply: &mut [u8]) -> u64 {
+    let before = allocations();
     for _ in 0..100 {
         client.stream.write_all(requests).unwrap();
         client.stream.read_exact(reply).unwrap();
     }
-    ALLOCATIONS.load(Ordering::SeqCst) - before
+    allocations() - before
 }
 
 #[test]

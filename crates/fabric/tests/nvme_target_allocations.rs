@@ -1,6 +1,7 @@
 //! Between a command and its completion the target allocates nothing. Alone in its file, as it counts for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod counting;
 #[path = "nvme_target/harness.rs"]
 #[allow(dead_code)]
 mod harness;
@@ -8,50 +9,27 @@ mod harness;
 #[allow(dead_code)]
 mod host;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aquifer_fabric::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, Sgl, io};
 use aquifer_fabric::nvme::proto::pdu::digests;
 use aquifer_page::Bytes;
+use counting::allocations;
 use harness::{Served, pattern};
 use host::Host;
 use zerocopy::IntoBytes;
 
-/// The system's allocator, counting.
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Sends `requests` one after the other, each followed by the reply of its length, a hundred times, with nothing allocated
 /// on this side either.
-fn talk(host: &mut Host, requests: &[(Vec<u8>, usize)], reply: &mut [u8]) -> usize {
-    let before = ALLOCATIONS.load(Ordering::SeqCst);
+fn talk(host: &mut Host, requests: &[(Vec<u8>, usize)], reply: &mut [u8]) -> u64 {
+    let before = allocations();
     for _ in 0..100 {
         for (request, length) in requests {
             host.stream.write_all(request).unwrap();
             host.stream.read_exact(&mut reply[..*length]).unwrap();
         }
     }
-    ALLOCATIONS.load(Ordering::SeqCst) - before
+    allocations() - before
 }
 
 #[test]

@@ -3,49 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../fabric/tests/counting/mod.rs"]
+mod counting;
 
 use aquifer_page::EXTENT_SIZE;
 use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
 use common::*;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting by thread.
-struct Counting;
-
-// SAFETY: it hands everything on to the system's allocator; counting touches a thread-local cell that needs no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use counting::allocations_here;
 
 #[track_caller]
 fn without_allocation(what: &str, work: impl FnOnce()) {
-    let before = ALLOCATIONS.get();
+    let before = allocations_here();
     work();
-    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations while {what}");
+    assert_eq!(allocations_here() - before, 0, "allocations while {what}");
 }
 
 /// Everything that a page can go through, of sizes from one page to more than any buffer on the way.

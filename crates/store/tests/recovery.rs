@@ -3,20 +3,23 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod example;
 
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::{env, fs};
+use std::thread;
 
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::{Finding, Store, StoreError};
 use common::{one_lease, record, shm_dir, taken};
+use example::example;
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Tells a child that is this test program again what to do, and where.
-const CHILD_DIR: &str = "AQUIFER_TEST_STORE_DIR";
-
 /// Ends the child with the test.
 struct Guard(Child);
 
@@ -25,13 +28,6 @@ impl Drop for Guard {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// This program again, to run only the ignored test `name`, with `dir` as its store.
-fn child(name: &str, dir: &Path) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--nocapture"]).env(CHILD_DIR, dir).stdout(Stdio::piped());
-    command
 }
 
 /// Waits until the child prints `text`.
@@ -72,24 +68,15 @@ fn a_store_finds_its_leases_again_with_every_page() {
 }
 
 #[test]
-#[ignore = "started by a test as a process of its own"]
-fn child_that_writes_until_it_is_killed() {
-    let store = Store::open(Path::new(&env::var(CHILD_DIR).unwrap())).unwrap();
-    let lease = store.create(record(Bytes::mib(16), Bytes::mib(16))).unwrap();
-    for page in 0..1024 {
-        lease.write(page * PAGE, &[(page % 255 + 1) as u8; PAGE_SIZE]).unwrap();
-    }
-    println!("all written");
-    for round in 0u64.. {
-        lease.write((1024 + round % 1024) * PAGE, &[1; PAGE_SIZE]).unwrap();
-        lease.discard((1024 + (round + 512) % 1024) * PAGE, PAGE).unwrap();
-    }
-}
-
-#[test]
 fn a_killed_process_loses_nothing() {
     let dir = shm_dir();
-    let mut guard = Guard(child("child_that_writes_until_it_is_killed", dir.path()).spawn().unwrap());
+    let mut guard = Guard(
+        Command::new(example("aquifer-store", "store_writer"))
+            .arg(dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
     wait_for(&mut guard.0, "all written");
 
     let refused = Store::open(dir.path()).unwrap_err();
@@ -152,10 +139,21 @@ fn a_directory_that_is_not_ram_is_refused() {
     assert!(error.to_string().contains(dir.path().to_str().unwrap()), "{error}");
 }
 
-#[test]
-#[ignore = "started by a test as a process of its own"]
-fn child_that_fills_a_small_tmpfs() {
-    let store = Store::open(Path::new(&env::var(CHILD_DIR).unwrap())).unwrap();
+/// Calls `check` on a thread that alone sees a tmpfs of 16 MiB at `dir`.
+fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
+    let mount_and_check = || {
+        // SAFETY: what the thread no longer shares are mounts and the working directory, of which nobody else counts on
+        // its seeing them.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+        mount("small", dir, "tmpfs", MountFlags::empty(), c"size=16m").unwrap();
+        check();
+    };
+    thread::scope(|scope| scope.spawn(mount_and_check).join()).unwrap_or_else(|panic| resume_unwind(panic));
+}
+
+fn fill_a_small_tmpfs(dir: &Path) {
+    let store = Store::open(dir).unwrap();
     let lease = store.create(record(Bytes::mib(64), Bytes::mib(64))).unwrap();
     let block = vec![5; 1 << 20];
     let full = (0..64).find_map(|at| lease.write(at << 20, &block).err()).unwrap();
@@ -176,18 +174,10 @@ fn child_that_fills_a_small_tmpfs() {
         store.create(record(Bytes::mib(1), Bytes::mib(1))),
         Ok(_) | Err(StoreError::File { .. })
     ));
-    println!("survived");
 }
 
 #[test]
 fn a_full_tmpfs_is_an_error_and_not_the_end() {
     let dir = shm_dir();
-    let fill = child("child_that_fills_a_small_tmpfs", dir.path());
-    let mount_and_fill = format!("mount -t tmpfs -o size=16m tmpfs \"${CHILD_DIR}\" && exec \"$0\" \"$@\"");
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", &mount_and_fill]);
-    command.arg(fill.get_program()).args(fill.get_args()).env(CHILD_DIR, dir.path()).stdout(Stdio::piped());
-    let mut guard = Guard(command.spawn().unwrap());
-    wait_for(&mut guard.0, "survived");
-    assert!(guard.0.wait().unwrap().success());
+    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path()));
 }

@@ -7,9 +7,10 @@
 
 pub mod aligned;
 pub mod cgroup;
+#[path = "../../../store/tests/example/mod.rs"]
+pub mod example;
 #[path = "../../../pool/tests/common/ours.rs"]
 pub mod lender;
-pub mod program;
 pub mod ram_disk;
 pub mod random;
 pub mod sys;

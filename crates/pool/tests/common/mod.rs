@@ -5,6 +5,8 @@
 
 #[path = "../../../fabric/tests/certificates/mod.rs"]
 pub mod certificates;
+#[path = "../../../store/tests/example/mod.rs"]
+pub mod example;
 #[path = "../../../fabric/tests/nbdkit/mod.rs"]
 pub mod nbdkit;
 pub mod ours;

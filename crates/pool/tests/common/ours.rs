@@ -1,17 +1,16 @@
 //! A lender of ours, as a process: the example `nbd_memory` over a store that outlives it.
 
-use std::env;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
 use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 use tempfile::TempDir;
 
+use super::example::example;
 use super::wait_until;
 
 pub struct OurLender {
@@ -63,31 +62,11 @@ impl Drop for OurLender {
 }
 
 fn spawn(dir: &Path, extents: u64) -> Child {
-    Command::new(program())
+    Command::new(example("aquifer-fabric", "nbd_memory"))
         .arg(format!("unix:{}", dir.join("nbd").display()))
         .arg((extents * EXTENT_SIZE).to_string())
         .arg(dir.join("store"))
         .stdout(Stdio::null())
         .spawn()
         .unwrap()
-}
-
-/// The example's binary. `make test` builds all examples first; where nobody did, it is built now.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        // This test is target/PROFILE/deps/NAME.
-        let test = env::current_exe().unwrap();
-        let program = test.ancestors().nth(2).unwrap().join("examples/nbd_memory");
-        if !program.exists() {
-            let mut build = Command::new(env!("CARGO"));
-            build.args(["build", "--quiet", "--package", "aquifer-fabric", "--example", "nbd_memory"]);
-            if !cfg!(debug_assertions) {
-                build.arg("--release");
-            }
-            let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-            assert!(built.unwrap().success() && program.exists(), "the example nbd_memory does not build");
-        }
-        program
-    })
 }

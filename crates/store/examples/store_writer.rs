@@ -1,0 +1,34 @@
+//! Writes to a store until it is killed: `store_writer DIR`. Pages 0 to 1023 of its only lease hold the bytes
+//! `page % 255 + 1` once it has said "all written"; the 1024 after them are written and discarded in turn.
+
+use std::error::Error;
+use std::path::Path;
+
+use aquifer_page::{Bytes, Group, LeaseId, PAGE_SIZE};
+use aquifer_store::{LeaseRecord, Store};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let dir = std::env::args().nth(1).ok_or("usage: store_writer DIR")?;
+    let store = Store::open(Path::new(&dir))?;
+    let (id, capacity) = (LeaseId::random(), Bytes::mib(16));
+    let borrower = "borrower".parse()?;
+    let lease = store.create(LeaseRecord {
+        id,
+        borrower,
+        group: Group::default(),
+        capacity,
+        quota: capacity,
+        note: ().into(),
+    })?;
+    for page in 0..1024 {
+        lease.write(page * PAGE, &[(page % 255 + 1) as u8; PAGE_SIZE])?;
+    }
+    println!("all written");
+    for round in 0u64.. {
+        lease.write((1024 + round % 1024) * PAGE, &[1; PAGE_SIZE])?;
+        lease.discard((1024 + (round + 512) % 1024) * PAGE, PAGE)?;
+    }
+    Ok(())
+}
