@@ -1,14 +1,14 @@
 //! Serves one elastic lease as the default export until it is killed: `nbd_memory ADDRESS SIZE [STORE_DIR]`.
 
+mod memory;
+
+use std::env;
 use std::error::Error;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::{env, fs, process};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Security, Server};
-use aquifer_page::{Bytes, Group, LeaseId};
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_store::Lease;
 
 /// One lease, for everybody.
 struct OnlyOne(Arc<Lease>);
@@ -29,22 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: nbd_memory ADDRESS SIZE [STORE_DIR]".into());
     };
     let address: Address = address.parse()?;
-    let capacity: Bytes = size.parse()?;
-    let own_dir = PathBuf::from(format!("/dev/shm/aquifer-example-{}", process::id()));
-    let dir = args.next().map_or(own_dir, PathBuf::from);
-
-    let store = Store::open(&dir)?;
-    let (id, borrower) = (LeaseId::random(), "localhost".parse()?);
-    let record =
-        LeaseRecord { id, borrower, group: Group::default(), capacity, quota: capacity, note: ().into() };
-    let lease = match store.leases().pop() {
-        Some(left_by_the_last_run) => left_by_the_last_run,
-        None => store.create(record)?,
-    };
-    // The memory is the open file from here on, and gone with this process, unless the caller wants to find it again.
-    if env::args().len() < 4 {
-        fs::remove_dir_all(&dir)?;
-    }
+    let lease = memory::lease(size.parse()?, args.next())?;
     let server = Server::bind(&address, Security::Plain, Arc::new(OnlyOne(lease)))?;
     println!("listening on {}", server.address());
     loop {

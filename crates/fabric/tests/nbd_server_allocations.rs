@@ -1,6 +1,7 @@
 //! Between a request and its reply the server allocates nothing. Alone in its file, as it counts for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod common;
 mod counting;
 #[path = "nbd_server/harness.rs"]
 #[allow(dead_code)]
@@ -10,8 +11,9 @@ use std::io::{Read, Write};
 
 use aquifer_fabric::nbd::proto::command;
 use aquifer_page::{Bytes, PAGE_SIZE};
+use common::pattern;
 use counting::allocations;
-use harness::{Client, Served, pattern, request};
+use harness::{Client, Served, request};
 
 /// Sends `requests` and reads `reply.len()` bytes, a hundred times, with nothing allocated on this side either.
 fn talk(client: &mut Client, requests: &[u8], reply: &mut [u8]) -> u64 {

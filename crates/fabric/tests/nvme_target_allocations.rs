@@ -1,6 +1,7 @@
 //! Between a command and its completion the target allocates nothing. Alone in its file, as it counts for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod common;
 mod counting;
 #[path = "nvme_target/harness.rs"]
 #[allow(dead_code)]
@@ -14,8 +15,9 @@ use std::io::{Read, Write};
 use aquifer_fabric::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, Sgl, io};
 use aquifer_fabric::nvme::proto::pdu::digests;
 use aquifer_page::Bytes;
+use common::{Raw, pattern};
 use counting::allocations;
-use harness::{Served, pattern};
+use harness::Served;
 use host::Host;
 use zerocopy::IntoBytes;
 

@@ -9,7 +9,8 @@ use aquifer_fabric::nbd::proto::{MAX_PAYLOAD, OPTION_MAGIC, command, option};
 use aquifer_fabric::nbd::server::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{Client, Served, eventually, info_payload, pattern, request};
+use crate::common::{Raw, eventually, pattern};
+use crate::harness::{Client, Served, info_payload, request};
 
 const MIB: usize = 1 << 20;
 

@@ -1,24 +1,20 @@
 //! A server to test, and a client that speaks the protocol byte by byte.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use aquifer_fabric::nbd::proto::{self, chunk, command, option, reply};
 use aquifer_fabric::nbd::server::{Exports, Limits, Peer, Refused, Security, Server};
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, LeaseId};
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_store::{Lease, Store};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// No wait of a test lasts longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use crate::common::{Raw, connect, record, temporary_store};
 
 /// What is served: leases by name, and how many connections each has.
 #[derive(Default)]
@@ -65,8 +61,7 @@ impl Served {
     }
 
     pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
-        let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap();
-        let store = Store::open(&dir.path().join("store")).unwrap();
+        let (dir, store) = temporary_store();
         let lease = store.create(record(capacity, quota)).unwrap();
         let shelf = Arc::new(Shelf::default());
         shelf.leases.lock().unwrap().insert(String::new(), Arc::clone(&lease));
@@ -117,26 +112,6 @@ impl Served {
     }
 }
 
-pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
-    LeaseRecord {
-        id: LeaseId::random(),
-        borrower: "borrower".parse().unwrap(),
-        group: "tenant".parse().unwrap(),
-        capacity,
-        quota,
-        note: ().into(),
-    }
-}
-
-/// Waits until something is so.
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// Runs a tool to its end and returns what it printed.
 pub fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } =
@@ -152,20 +127,6 @@ pub fn tool(line: &str) -> Command {
     let mut command = Command::new(words.next().unwrap());
     command.args(words);
     command
-}
-
-/// Bytes that differ from each other and from place to place.
-pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }
 
 /// Everything a lease holds.
@@ -187,13 +148,16 @@ pub struct Client {
     pub stream: UnixStream,
 }
 
+impl Raw for Client {
+    fn stream(&mut self) -> &mut UnixStream {
+        &mut self.stream
+    }
+}
+
 impl Client {
     /// Connected, and nothing said yet.
     pub fn connect(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Self { stream }
+        Self { stream: connect(socket) }
     }
 
     /// Past the greetings.
@@ -203,32 +167,6 @@ impl Client {
         assert_eq!((greeting.magic.get(), greeting.option_magic.get()), (proto::MAGIC, proto::OPTION_MAGIC));
         client.put(&3u32.to_be_bytes());
         client
-    }
-
-    pub fn put(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
-    }
-
-    pub fn take<T: FromBytes + IntoBytes>(&mut self) -> T {
-        let mut value = T::new_zeroed();
-        self.stream.read_exact(value.as_mut_bytes()).unwrap();
-        value
-    }
-
-    pub fn take_bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut bytes = vec![0; count];
-        self.stream.read_exact(&mut bytes).unwrap();
-        bytes
-    }
-
-    /// Whether the server has closed the connection, once all it sent is read.
-    pub fn is_closed(&mut self) -> bool {
-        let mut rest = Vec::new();
-        // A connection closed with bytes unread is reset.
-        match self.stream.read_to_end(&mut rest) {
-            Ok(_) => true,
-            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
-        }
     }
 
     pub fn option(&mut self, option: u32, payload: &[u8]) {

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod broken;
+#[path = "../common/mod.rs"]
+mod common;
 mod harness;
 mod protocol;
 mod server;

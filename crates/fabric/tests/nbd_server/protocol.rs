@@ -5,7 +5,8 @@ use aquifer_fabric::nbd::proto::{
 };
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{Answer, Client, Served, info_payload, meta_payload, pattern, request};
+use crate::common::{Raw, pattern};
+use crate::harness::{Answer, Client, Served, info_payload, meta_payload, request};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;

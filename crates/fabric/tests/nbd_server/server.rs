@@ -7,7 +7,8 @@ use aquifer_fabric::Address;
 use aquifer_fabric::nbd::server::{Security, Server};
 use aquifer_page::Bytes;
 
-use crate::harness::{Served, eventually, tool};
+use crate::common::{Raw, eventually};
+use crate::harness::{Served, tool};
 
 #[test]
 fn a_server_that_ends_takes_its_connections_and_its_socket_with_it() {

@@ -11,7 +11,8 @@ use aquifer_fabric::nbd::server::{Security, Server};
 use aquifer_page::Bytes;
 use certificates::Cluster;
 
-use crate::harness::{Client, Served, info_payload, pattern, run, tool};
+use crate::common::{Raw, pattern};
+use crate::harness::{Client, Served, info_payload, run, tool};
 
 /// The harness's store, served under TLS as well.
 fn secure(served: &Served, cluster: &Cluster, address: &str) -> Server {
@@ -80,7 +81,7 @@ fn a_stranger_gets_nothing() {
         assert_eq!(client.option_reply(option::STARTTLS).0, reply::ACK);
         let socket = client.stream.into();
         let connected =
-            aquifer_fabric::tls::connect(socket, Arc::clone(&config), &host, crate::harness::PATIENCE);
+            aquifer_fabric::tls::connect(socket, Arc::clone(&config), &host, crate::common::PATIENCE);
         // In TLS 1.3 the client learns with its first receive that it was not let in.
         let refused = connected.map_or(true, |mut stream| {
             !matches!(aquifer_fabric::channel::Channel::recv(&mut stream, &mut [0; 16]), Ok(1..))

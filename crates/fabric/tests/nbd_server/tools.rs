@@ -6,7 +6,8 @@ use std::process::{Child, Command};
 
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{Served, contents, eventually, pattern, run, tool};
+use crate::common::{eventually, pattern};
+use crate::harness::{Served, contents, run, tool};
 
 const MIB: usize = 1 << 20;
 

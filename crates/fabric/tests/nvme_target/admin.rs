@@ -8,7 +8,8 @@ use aquifer_fabric::nvme::proto::{Command, Status};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::FromBytes;
 
-use crate::harness::{Served, eventually, pattern};
+use crate::common::{eventually, pattern};
+use crate::harness::Served;
 
 #[test]
 fn a_controller_and_its_namespace_are_identified() {

@@ -12,7 +12,8 @@ use aquifer_fabric::nvme::proto::{Command, Status};
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::harness::{Served, eventually, pattern};
+use crate::common::{Raw, eventually, pattern};
+use crate::harness::Served;
 use crate::host::Host;
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";

@@ -6,7 +6,8 @@ use aquifer_fabric::nvme::proto::pdu::{CapsuleCmd, Data, digests, fatal, flag, k
 use aquifer_page::Bytes;
 use zerocopy::IntoBytes;
 
-use crate::harness::{Served, eventually, pattern};
+use crate::common::{Raw, eventually, pattern};
+use crate::harness::Served;
 use crate::host::{Host, ic_req};
 
 #[test]

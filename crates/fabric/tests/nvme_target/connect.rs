@@ -15,7 +15,8 @@ use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::harness::{STRANGER, Served, eventually, pattern};
+use crate::common::{Raw, eventually, pattern};
+use crate::harness::{STRANGER, Served};
 use crate::host::{Host, ic_req};
 
 #[test]

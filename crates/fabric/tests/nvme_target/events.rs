@@ -8,7 +8,8 @@ use aquifer_fabric::nvme::proto::{Nqn, Status};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::FromBytes;
 
-use crate::harness::{Served, pattern};
+use crate::common::pattern;
+use crate::harness::Served;
 use crate::host::Host;
 
 fn want(host: &mut Host, events: u32) {

@@ -4,20 +4,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host as Peer, Limits, Namespace, Refused, Subsystems, Target};
 use aquifer_page::{Bytes, LeaseId};
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_store::{Lease, Store};
 
 use super::host::Host;
-
-/// No wait of a test lasts longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use crate::common::{pattern, record, temporary_store};
 
 /// A host that may see nothing but `forbidden`.
 pub const STRANGER: &str = "nqn.2014-08.org.example:stranger";
@@ -77,8 +73,7 @@ impl Served {
     }
 
     pub fn with(capacity: Bytes, quota: Bytes, limits: Limits) -> Self {
-        let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap();
-        let store = Store::open(&dir.path().join("store")).unwrap();
+        let (dir, store) = temporary_store();
         let shelf = Arc::new(Shelf::default());
         let target = Target::new(shelf.clone(), limits);
         target.listen(&Address::Unix(dir.path().join("socket")), None).unwrap();
@@ -131,34 +126,9 @@ impl Served {
 }
 
 fn add(store: &Store, shelf: &Shelf, capacity: Bytes, quota: Bytes) -> (Nqn, Arc<Namespace>) {
-    let id = LeaseId::random();
-    let (borrower, group) = ("borrower".parse().unwrap(), "tenant".parse().unwrap());
-    let record = LeaseRecord { id, borrower, group, capacity, quota, note: ().into() };
-    let namespace = Arc::new(Namespace::new(store.create(record).unwrap()));
-    let subsystem = Nqn::of_lease(id);
+    let lease = store.create(record(capacity, quota)).unwrap();
+    let subsystem = Nqn::of_lease(lease.id());
+    let namespace = Arc::new(Namespace::new(lease));
     shelf.namespaces.lock().unwrap().insert(subsystem.clone(), Arc::clone(&namespace));
     (subsystem, namespace)
-}
-
-/// Waits until something is so.
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Bytes that differ from each other and from place to place.
-pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }

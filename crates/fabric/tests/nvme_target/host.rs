@@ -1,6 +1,6 @@
 //! A host that does what it is told, good or bad.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use aquifer_fabric::nvme::proto::pdu::{
 use aquifer_fabric::nvme::proto::{Command, Completion, Nqn, Status, digest};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::harness::PATIENCE;
+use crate::common::{Raw, connect as open};
 
 /// The name of an honest host.
 pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-1111-2222-3333-444444444444";
@@ -41,12 +41,16 @@ pub struct Host {
     next_id: u16,
 }
 
+impl Raw for Host {
+    fn stream(&mut self) -> &mut UnixStream {
+        &mut self.stream
+    }
+}
+
 impl Host {
     /// Connected, and nothing said yet.
     pub fn silent(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        let stream = open(socket);
         let nqn = HOST.parse().unwrap();
         Self { stream, shape: Shape::default(), max_data: 0, nqn, flow_control: false, next_id: 1 }
     }
@@ -60,25 +64,6 @@ impl Host {
         host.max_data = response.max_data.get();
         host.shape = Shape::new(wanted, 0);
         host
-    }
-
-    pub fn put(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
-    }
-
-    pub fn take<T: FromBytes + IntoBytes>(&mut self) -> T {
-        let mut value = T::new_zeroed();
-        self.stream.read_exact(value.as_mut_bytes()).unwrap();
-        value
-    }
-
-    /// Whether the target has closed the connection, once all it sent is read.
-    pub fn is_closed(&mut self) -> bool {
-        let mut rest = Vec::new();
-        match self.stream.read_to_end(&mut rest) {
-            Ok(_) => true,
-            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
-        }
     }
 
     /// An identifier for a command.

@@ -8,7 +8,8 @@ use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::IntoBytes;
 
-use crate::harness::{Served, pattern};
+use crate::common::{Raw, pattern};
+use crate::harness::Served;
 use crate::host::Host;
 
 const ALL_DIGESTS: u8 = digests::HEADER | digests::DATA;
@@ -264,7 +265,7 @@ fn a_queue_can_be_disconnected_and_connected_again() {
     assert_eq!(host.status(&command.with(10, 1), &[]), Status::CONNECT_FORMAT);
     assert_eq!(host.status(&command, &[]), Status::SUCCESS);
     assert!(host.is_closed());
-    crate::harness::eventually("the queue is gone", || served.queues() == 1);
+    crate::common::eventually("the queue is gone", || served.queues() == 1);
     served.io(controller, 3, 0).write(0, &pattern(4096, 1));
 }
 
@@ -283,5 +284,5 @@ fn a_host_that_does_not_read_holds_up_no_writer() {
         writer.write(block, &pattern(4096, 1));
     }
     drop(lazy);
-    crate::harness::eventually("the lazy one is gone", || served.queues() == 2);
+    crate::common::eventually("the lazy one is gone", || served.queues() == 2);
 }

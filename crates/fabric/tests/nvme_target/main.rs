@@ -4,6 +4,8 @@
 mod admin;
 mod authentication;
 mod broken;
+#[path = "../common/mod.rs"]
+mod common;
 mod connect;
 mod events;
 mod harness;

@@ -23,15 +23,7 @@ impl AdminQueue<'_> {
                 sink(command, self.controller.host.id.len())?;
                 return Ok(Answer::Data(self.controller.host.id.to_vec()));
             }
-            id::ARBITRATION
-            | id::POWER_MANAGEMENT
-            | id::TEMPERATURE
-            | id::ERROR_RECOVERY
-            | id::WRITE_ATOMICITY
-                if io =>
-            {
-                0
-            }
+            _ if io && is_fixed(feature) => 0,
             _ => return Err(Status::INVALID_FIELD.final_()),
         };
         Ok(Answer::Result(value))
@@ -60,15 +52,7 @@ impl AdminQueue<'_> {
             id::QUEUES if io => Ok(Answer::Result(self.queues())),
             // It came with Connect.
             id::HOST_ID if io => Err(Status::COMMAND_SEQUENCE.final_()),
-            id::ARBITRATION
-            | id::POWER_MANAGEMENT
-            | id::TEMPERATURE
-            | id::ERROR_RECOVERY
-            | id::WRITE_ATOMICITY
-                if io =>
-            {
-                Err(Status::FEATURE_NOT_CHANGEABLE.final_())
-            }
+            _ if io && is_fixed(feature) => Err(Status::FEATURE_NOT_CHANGEABLE.final_()),
             _ => Err(Status::INVALID_FIELD.final_()),
         }
     }
@@ -78,4 +62,12 @@ impl AdminQueue<'_> {
         let most = u64::from(self.service.core.limits.queues) - 1;
         most | most << 16
     }
+}
+
+/// What every controller must know of, but here there is nothing to set.
+fn is_fixed(feature: u8) -> bool {
+    matches!(
+        feature,
+        id::ARBITRATION | id::POWER_MANAGEMENT | id::TEMPERATURE | id::ERROR_RECOVERY | id::WRITE_ATOMICITY
+    )
 }

@@ -1,0 +1,29 @@
+//! The lease that the examples serve.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{fs, process};
+
+use aquifer_page::{Bytes, Group, LeaseId};
+use aquifer_store::{Lease, LeaseRecord, Store};
+
+/// A lease of `capacity` in `dir`: the one that the last run has left there, or a new one. Without a directory nothing is left.
+pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn Error>> {
+    let stays = dir.is_some();
+    let own_dir = || PathBuf::from(format!("/dev/shm/aquifer-example-{}", process::id()));
+    let dir = dir.map_or_else(own_dir, PathBuf::from);
+    let store = Store::open(&dir)?;
+    let (id, borrower) = (LeaseId::random(), "localhost".parse()?);
+    let record =
+        LeaseRecord { id, borrower, group: Group::default(), capacity, quota: capacity, note: ().into() };
+    let lease = match store.leases().pop() {
+        Some(left_by_the_last_run) => left_by_the_last_run,
+        None => store.create(record)?,
+    };
+    if !stays {
+        // The memory is the open file from here on, and gone with this process.
+        fs::remove_dir_all(&dir)?;
+    }
+    Ok(lease)
+}
