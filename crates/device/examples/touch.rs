@@ -117,7 +117,8 @@ pub fn run(size: Bytes, count: usize, seed: u64) -> io::Result<u64> {
         if line? != "verify" {
             break;
         }
-        (0..pages).for_each(|page| load.check(page));
+        // From the end, which was filled last: from the start each page would be swapped out just before its turn.
+        (0..pages).rev().for_each(|page| load.check(page));
         writeln!(out, r#"{{"verified_pages":{pages},"wrong":{}}}"#, load.wrong)?;
     }
     Ok(load.wrong)

@@ -14,7 +14,7 @@ pub(crate) const MEMORY: Bytes = Bytes::mib(384);
 const ROOM: Bytes = Bytes::mib(100);
 
 pub(crate) const SETTINGS: [&str; 4] =
-    ["memory.period = '200ms'", "memory.upper = 0.6", "memory.lower = 0.45", "borrow.request = '64M'"];
+    ["memory.period = '200ms'", "memory.upper = 0.5", "memory.lower = 0.35", "borrow.request = '64M'"];
 
 #[test]
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
