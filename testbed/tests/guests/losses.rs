@@ -1,20 +1,24 @@
 //! Lenders that go away, for a while or for good.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, wait_until};
+use aquifer_testbed::Host;
 
 use crate::sharing::{MEMORY, SETTINGS, overloaded};
-use crate::support::{Aquifer as _, PATIENCE, member, step, with_cluster};
+use crate::support::{Aquifer as _, member, step, with_cluster};
+
+/// Longer than a client waits for an answer before it connects anew, several times.
+const OUTAGE: Duration = Duration::from_secs(30);
 
 /// More accesses than a load gets to make.
 const FOR_EVER: u64 = 10_000_000;
 
 #[test]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
-    let settings = [&SETTINGS[..], &["borrow.patience = '3s'"]].concat();
+    let settings = [&SETTINGS[..], &["borrow.patience = '20s'"]].concat();
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
         let (_first, second) = overloaded(a, b, FOR_EVER)?;
@@ -41,12 +45,10 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
     with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
         let (first, second) = overloaded(a, b, 5_000)?;
-        step("b's link is cut");
+        step("b's link is cut for a while");
         b.cut();
-        wait_until("a misses b", PATIENCE, || {
-            let held = a.status()?.borrowed.remove(0).leases.remove(0);
-            Ok(held.state.starts_with("unreachable"))
-        })?;
+        // Nothing can be asked of a meanwhile: whatever takes memory there waits.
+        thread::sleep(OUTAGE);
         assert!(first.is_running() && second.is_running(), "who waits has not failed");
         step("b's link is mended");
         b.mend();

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
-use aquifer_testbed::Host;
+use aquifer_testbed::{Host, wait_until};
 
-use crate::support::{Aquifer as _, Load, member, step, with_cluster};
+use crate::support::{Aquifer as _, Load, PATIENCE, member, step, with_cluster};
 
 /// Of each host; the kernel and the initramfs leave about 250 MiB of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(384);
@@ -56,6 +56,7 @@ pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Resul
     first.filled()?;
     step("its program is filled");
     borrower.wait_until_it_is(Role::Borrower)?;
+    wait_until("it has swap", PATIENCE, || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1))?;
     assert_eq!(lender.status()?.role, Role::Lender);
     step(&format!("{borrower} borrows from {lender}, and swaps"));
     let second = Load::start(borrower, borrower.available()?.saturating_add(Bytes::mib(40)), accesses)?;
