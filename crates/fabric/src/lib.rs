@@ -1,4 +1,4 @@
-//! Pages over the network: NVMe/TCP target, NBD server and initiator, mutual TLS.
+//! Pages over the network: NVMe/TCP and NBD, targets and initiators, mutual TLS.
 //!
 //! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to whoever the caller's
 //! [`Exports`](nbd::server::Exports) lets in; [`nbd::client`] is the borrower's end. Both speak over a
@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod channel;
+mod initiating;
 mod lookout;
 pub mod nbd;
 pub mod nvme;
@@ -14,4 +15,4 @@ mod serving;
 pub mod sleep;
 pub mod tls;
 
-pub use address::{Address, AddressError, Uri};
+pub use address::{Address, AddressError, NvmeUri, Uri};

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Target;
+use crate::initiating::Interrupted;
 use crate::nbd::proto::errno;
 use crate::tls::TlsError;
 
@@ -118,5 +119,14 @@ impl Failure {
 
     pub(super) fn protocol(what: impl Into<String>) -> Self {
         Self::Protocol(what.into())
+    }
+}
+
+impl From<Interrupted> for Failure {
+    fn from(interrupted: Interrupted) -> Self {
+        match interrupted {
+            Interrupted::Lost(error) => Self::Lost(error),
+            Interrupted::Silent(patience) => Self::Silent(patience),
+        }
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::input::Deadline;
 use super::{Agreement, Failure, Target};
 use crate::channel::{Channel, Socket};
+use crate::initiating::Deadline;
 use crate::nbd::proto::{
     BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, MAGIC, MAX_PAYLOAD, MAX_STRING, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag, handshake, info, option, reply,
@@ -57,7 +57,8 @@ type Answer = (u32, Vec<u8>);
 impl Wire<'_> {
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        self.channel.send_all(&mut slices).map_err(|error| self.deadline.failure(error))
+        let sent = self.channel.send_all(&mut slices);
+        sent.map_err(|error| self.deadline.interrupted(error).into())
     }
 
     /// Reads exactly that much and no more: what follows may be meant for TLS.

@@ -5,7 +5,6 @@
 
 mod error;
 mod handshake;
-mod input;
 mod operation;
 mod transmission;
 
@@ -19,12 +18,13 @@ use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 
 pub use error::{Failure, NbdError};
-pub use operation::{Operation, Run};
+
+pub use crate::initiating::{Operation, Run};
 
 use crate::channel::Channel;
+use crate::initiating::Input;
 use crate::nbd::proto::export_flag;
 use crate::{Address, Uri};
-use input::Input;
 
 /// An export somewhere, and how to trust who serves it.
 #[derive(Clone)]

@@ -1,97 +1,24 @@
-//! What a connection can be asked to do, and the requests for it.
+//! The requests for what a connection can be asked to do.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 
+use crate::initiating::Operation;
 use crate::nbd::proto::{REQUEST_MAGIC, Request, command};
 
-/// The most requests in flight.
-pub(super) const WINDOW: usize = 64;
-
-/// One request of a [`Connection::run`](super::Connection::run).
-#[derive(Debug)]
-pub enum Operation<'a> {
-    /// Fill the slice.
-    Read {
-        /// First byte.
-        offset: u64,
-        /// Where the bytes go.
-        into: &'a mut [u8],
-    },
-    /// Write the slice.
-    Write {
-        /// First byte.
-        offset: u64,
-        /// The bytes.
-        from: &'a [u8],
-    },
-    /// Give the range's room back.
-    Trim {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u32,
-    },
-    /// Make the range read as zeroes.
-    WriteZeroes {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u32,
-    },
-    /// Make what was acknowledged permanent.
-    Flush,
-    /// Append to `runs` which parts of the range are holes.
-    BlockStatus {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        length: u32,
-        /// Where the runs go.
-        runs: &'a mut Vec<Run>,
-    },
+pub(super) fn request_for(operation: &Operation<'_>, cookie: u64) -> Request {
+    let (offset, length) = operation.range();
+    // Checked before: no request is longer than the export's largest payload.
+    request(command_for(operation), cookie, offset, length as u32)
 }
 
-/// A part of an export that is alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Bytes.
-    pub length: u32,
-    /// Whether it takes no room and reads as zeroes.
-    pub hole: bool,
-}
-
-impl Operation<'_> {
-    pub(super) fn command(&self) -> u16 {
-        match self {
-            Self::Read { .. } => command::READ,
-            Self::Write { .. } => command::WRITE,
-            Self::Trim { .. } => command::TRIM,
-            Self::WriteZeroes { .. } => command::WRITE_ZEROES,
-            Self::Flush => command::FLUSH,
-            Self::BlockStatus { .. } => command::BLOCK_STATUS,
-        }
-    }
-
-    pub(super) fn range(&self) -> (u64, u64) {
-        match self {
-            Self::Read { offset, into } => (*offset, into.len() as u64),
-            Self::Write { offset, from } => (*offset, from.len() as u64),
-            Self::Trim { offset, length }
-            | Self::WriteZeroes { offset, length }
-            | Self::BlockStatus { offset, length, .. } => (*offset, u64::from(*length)),
-            Self::Flush => (0, 0),
-        }
-    }
-
-    /// Whether there is anything to do: the specification leaves open what requests for no bytes are.
-    pub(super) fn is_empty(&self) -> bool {
-        !matches!(self, Self::Flush) && self.range().1 == 0
-    }
-
-    pub(super) fn request(&self, cookie: u64) -> Request {
-        let (offset, length) = self.range();
-        // Checked before: no request is longer than the export's largest payload.
-        request(self.command(), cookie, offset, length as u32)
+fn command_for(operation: &Operation<'_>) -> u16 {
+    match operation {
+        Operation::Read { .. } => command::READ,
+        Operation::Write { .. } => command::WRITE,
+        Operation::Trim { .. } => command::TRIM,
+        Operation::WriteZeroes { .. } => command::WRITE_ZEROES,
+        Operation::Flush => command::FLUSH,
+        Operation::BlockStatus { .. } => command::BLOCK_STATUS,
     }
 }
 
@@ -109,18 +36,4 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Request {
 /// The request that ends a session; it has no reply.
 pub(super) fn farewell() -> Request {
     request(command::DISC, 0, 0, 0)
-}
-
-/// How many operations of the front may be in flight together.
-///
-/// Reads and writes do not mix: while we would wait for the server to take data, it could wait for us to take data.
-pub(super) fn round_length(operations: &[Operation<'_>]) -> usize {
-    let kind = |operation: &Operation<'_>| match operation {
-        Operation::Read { .. } => Some(true),
-        Operation::Write { .. } => Some(false),
-        _ => None,
-    };
-    let first = operations.iter().find_map(kind);
-    let same = |operation: &&Operation<'_>| kind(operation).is_none() || kind(operation) == first;
-    operations.iter().take(WINDOW).take_while(same).count()
 }

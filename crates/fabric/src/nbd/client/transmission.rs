@@ -5,44 +5,23 @@ use std::io::IoSlice;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-use super::input::Deadline;
-use super::operation::{Operation, Run, WINDOW, farewell, round_length};
-use super::{Connection, Failure, NbdError};
+use super::operation::{farewell, request_for};
+use super::{Connection, Failure, NbdError, Operation, Run};
+use crate::initiating::{Deadline, WINDOW, in_rounds};
 use crate::nbd::proto::{
     ChunkError, ChunkHeader, Hole, MAX_STRING, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
 
-/// The requests in flight: which ones are open, which have failed, and how much of a read has not come yet.
-struct Round {
-    cookie: u64,
-    open: u64,
-    failed: u64,
-    missing: [u32; WINDOW],
-    first_failure: Option<Failure>,
+/// The requests in flight.
+type Round = crate::initiating::Round<Failure>;
+
+fn index(round: &Round, cookie: u64) -> Result<usize, Failure> {
+    round.index(cookie).ok_or_else(|| Failure::protocol("a reply to a request that was not made"))
 }
 
-impl Round {
-    fn index(&self, cookie: u64) -> Result<usize, Failure> {
-        let index = cookie.wrapping_sub(self.cookie);
-        if index < WINDOW as u64 && self.open >> index & 1 == 1 {
-            return Ok(index as usize);
-        }
-        Err(Failure::protocol("a reply to a request that was not made"))
-    }
-
-    fn fail(&mut self, index: usize, failure: Failure) {
-        self.failed |= 1 << index;
-        self.first_failure.get_or_insert(failure);
-    }
-
-    fn close(&mut self, index: usize) -> Result<(), Failure> {
-        self.open &= !(1 << index);
-        if self.failed >> index & 1 == 0 && self.missing[index] != 0 {
-            return Err(Failure::protocol("a reply to a read that lacks a part"));
-        }
-        Ok(())
-    }
+fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
+    if round.close(index) { Ok(()) } else { Err(Failure::protocol("a reply to a read that lacks a part")) }
 }
 
 impl Connection {
@@ -59,17 +38,12 @@ impl Connection {
         })
     }
 
-    fn try_run(&mut self, mut operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn try_run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
         if self.broken {
             return Err(Failure::Broken);
         }
         operations.iter().try_for_each(|operation| self.check(operation))?;
-        while !operations.is_empty() {
-            let (round, rest) = operations.split_at_mut(round_length(operations));
-            self.round(round)?;
-            operations = rest;
-        }
-        Ok(())
+        in_rounds(operations, WINDOW, |round| self.round(round))
     }
 
     fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
@@ -89,32 +63,23 @@ impl Connection {
 
     /// Sends the requests and takes in all replies, also after a failure, so that the connection stays usable.
     fn round(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
-        let mut round =
-            Round { cookie: self.next_cookie, open: 0, failed: 0, missing: [0; WINDOW], first_failure: None };
+        let mut round = Round::new(self.next_cookie, operations);
         self.next_cookie += WINDOW as u64;
-        for (index, operation) in operations.iter().enumerate() {
-            if !operation.is_empty() {
-                round.open |= 1 << index;
-            }
-            if let Operation::Read { into, .. } = operation {
-                round.missing[index] = into.len() as u32;
-            }
-        }
         let deadline = Deadline::after(self.patience);
         if !self.input.is_empty() {
             return Err(Failure::protocol("a reply to no request"));
         }
-        self.send(operations, &round).map_err(|error| deadline.failure(error))?;
-        while round.open != 0 {
+        self.send(operations, &round).map_err(|error| deadline.interrupted(error))?;
+        while !round.is_over() {
             self.receive_one(operations, &mut round, deadline)?;
         }
-        round.first_failure.map_or(Ok(()), Err)
+        round.result()
     }
 
     fn send(&mut self, operations: &[Operation<'_>], round: &Round) -> std::io::Result<()> {
         let mut requests = [farewell(); WINDOW];
         for (index, operation) in operations.iter().enumerate() {
-            requests[index] = operation.request(round.cookie + index as u64);
+            requests[index] = request_for(operation, round.number(index));
         }
         let mut slices = [IoSlice::new(&[]); 2 * WINDOW];
         let mut used = 0;
@@ -141,14 +106,14 @@ impl Connection {
         match self.input.peek::<U32>(channel, deadline)?.get() {
             SIMPLE_REPLY_MAGIC => {
                 let head = self.input.take::<SimpleReply>(channel, deadline)?;
-                let index = round.index(head.cookie.get())?;
+                let index = index(round, head.cookie.get())?;
                 self.simple_reply(&mut operations[index], round, index, head.error.get(), deadline)
             }
             STRUCTURED_REPLY_MAGIC if self.agreement.structured => {
                 let head = self.input.take::<ChunkHeader>(channel, deadline)?;
-                let index = round.index(head.cookie.get())?;
+                let index = index(round, head.cookie.get())?;
                 self.chunk(&mut operations[index], round, index, &head, deadline)?;
-                if head.flags.get() & chunk::DONE != 0 { round.close(index) } else { Ok(()) }
+                if head.flags.get() & chunk::DONE != 0 { close(round, index) } else { Ok(()) }
             }
             magic => Err(Failure::Protocol(format!("a reply that begins with {magic:#010x}"))),
         }
@@ -171,12 +136,12 @@ impl Connection {
                 }
                 Operation::Read { into, .. } => {
                     self.input.read(&mut *self.channel, deadline, into)?;
-                    round.missing[index] = 0;
+                    *round.missing(index) = 0;
                 }
                 _ => {}
             }
         }
-        round.close(index)
+        close(round, index)
     }
 
     fn chunk(
@@ -193,12 +158,12 @@ impl Connection {
             (chunk::NONE, _) if length == 0 => Ok(()),
             (chunk::OFFSET_DATA, Operation::Read { offset, into }) if length > size_of::<U64>() => {
                 let at = self.input.take::<U64>(channel, deadline)?.get();
-                let part = part_of(into, *offset, at, length - size_of::<U64>(), &mut round.missing[index])?;
-                self.input.read(channel, deadline, part)
+                let part = part_of(into, *offset, at, length - size_of::<U64>(), round.missing(index))?;
+                Ok(self.input.read(channel, deadline, part)?)
             }
             (chunk::OFFSET_HOLE, Operation::Read { offset, into }) if length == size_of::<Hole>() => {
                 let hole = self.input.take::<Hole>(channel, deadline)?;
-                let missing = &mut round.missing[index];
+                let missing = round.missing(index);
                 part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?.fill(0);
                 Ok(())
             }

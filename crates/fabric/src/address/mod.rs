@@ -1,4 +1,8 @@
-//! Where servers listen, and which export there is meant.
+//! Where servers listen, and what is meant there: an export, a subsystem.
+
+mod escape;
+mod nbd;
+mod nvme;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +10,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::nbd::proto;
+use escape::{Escaped, unescape};
+
+pub use nbd::Uri;
+pub use nvme::NvmeUri;
 
 /// Where a server listens: `unix:PATH` or `HOST:PORT` (`[::1]:10809` for IPv6).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -23,20 +30,6 @@ pub enum Address {
     },
 }
 
-/// An export somewhere: `nbd://HOST[:PORT]/EXPORT`, `nbds://...`, `nbd+unix:///EXPORT?socket=PATH`, `nbds+unix://...`.
-///
-/// An empty export is the server's default one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Uri {
-    /// Whether TLS is required.
-    pub secure: bool,
-    /// The server.
-    pub address: Address,
-    /// The export's name.
-    pub export: String,
-}
-
 /// Why a text is not an address or URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
@@ -50,6 +43,9 @@ pub enum AddressError {
         "'{0}' is not an NBD URI: {1}; write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH (nbds for TLS)"
     )]
     Uri(String, &'static str),
+    /// Neither of the two forms of a URI of NVMe.
+    #[error("'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+unix:///NQN?socket=PATH")]
+    NvmeUri(String, String),
 }
 
 impl Address {
@@ -117,50 +113,6 @@ impl FromStr for Address {
     }
 }
 
-impl fmt::Display for Uri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.secure { "nbds" } else { "nbd" };
-        let export = Escaped(&self.export);
-        match &self.address {
-            Address::Unix(path) => {
-                write!(f, "{scheme}+unix:///{export}?socket={}", Escaped(&path.to_string_lossy()))
-            }
-            tcp @ Address::Tcp { .. } => write!(f, "{scheme}://{tcp}/{export}"),
-        }
-    }
-}
-
-impl FromStr for Uri {
-    type Err = AddressError;
-
-    fn from_str(text: &str) -> Result<Self, AddressError> {
-        let error = |why| AddressError::Uri(text.to_owned(), why);
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| error("it has no scheme"))?;
-        let (secure, unix) = match scheme {
-            "nbd" => (false, false),
-            "nbds" => (true, false),
-            "nbd+unix" => (false, true),
-            "nbds+unix" => (true, true),
-            _ => return Err(error("the scheme is unknown")),
-        };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
-        let export = unescape(export).ok_or_else(|| error("the export is not well escaped"))?;
-        let address = if unix {
-            if !authority.is_empty() {
-                return Err(error("a unix socket has no host"));
-            }
-            let socket = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
-            let socket =
-                socket.filter(|path| !path.is_empty()).ok_or_else(|| error("socket=PATH is missing"))?;
-            Address::Unix(unescape(socket).ok_or_else(|| error("the socket is not well escaped"))?.into())
-        } else {
-            Address::parse_tcp(authority, Some(proto::DEFAULT_PORT)).map_err(error)?
-        };
-        Ok(Self { secure, address, export })
-    }
-}
-
 macro_rules! through_text {
     ($type:ident) => {
         impl TryFrom<String> for $type {
@@ -181,41 +133,40 @@ macro_rules! through_text {
 
 through_text!(Address);
 through_text!(Uri);
+through_text!(NvmeUri);
 
-/// Percent-encodes what may not stand in a path or query.
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.0.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-                write!(f, "{}", char::from(byte))?;
-            } else {
-                write!(f, "%{byte:02X}")?;
-            }
-        }
-        Ok(())
+/// The parts of a URI behind its scheme: where the server is, and the unescaped path without its first slash.
+fn parse_rest(rest: &str, unix: bool, default_port: u16) -> Result<(Address, String), &'static str> {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let path = unescape(path).ok_or("what is behind the host is not well escaped")?;
+    if !unix {
+        return Ok((Address::parse_tcp(authority, Some(default_port))?, path));
     }
+    if !authority.is_empty() {
+        return Err("a unix socket has no host");
+    }
+    let socket = query.split('&').find_map(|pair| pair.strip_prefix("socket="));
+    let socket = socket.filter(|path| !path.is_empty()).ok_or("socket=PATH is missing")?;
+    let socket = unescape(socket).ok_or("the socket is not well escaped")?;
+    Ok((Address::Unix(socket.into()), path))
 }
 
-/// The inverse of [`Escaped`]; `None` where it is malformed or not UTF-8.
-fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        rest = after;
-        if first != b'%' {
-            bytes.push(first);
-            continue;
+/// Writes a URI with this scheme and path.
+fn write_uri(
+    f: &mut fmt::Formatter<'_>,
+    scheme: &str,
+    tcp: &str,
+    address: &Address,
+    path: &str,
+) -> fmt::Result {
+    let path = Escaped(path);
+    match address {
+        Address::Unix(socket) => {
+            write!(f, "{scheme}+unix:///{path}?socket={}", Escaped(&socket.to_string_lossy()))
         }
-        let (hex, after) = rest.split_at_checked(2)?;
-        if !hex.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        bytes.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
-        rest = after;
+        Address::Tcp { .. } => write!(f, "{scheme}{tcp}://{address}/{path}"),
     }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -252,36 +203,6 @@ mod tests {
             (":80", "host is missing"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
-            assert!(error.contains(why), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_uri_survives_being_written_and_read() {
-        for text in [
-            "nbd://127.0.0.1:10809/",
-            "nbds://[::1]:7/lease%20one",
-            "nbd+unix:///?socket=/tmp/a%20b%3F",
-            "nbds+unix:///x%25y?socket=/s",
-        ] {
-            assert_eq!(text.parse::<Uri>().unwrap().to_string(), text);
-        }
-        let uri: Uri = "nbd://host".parse().unwrap();
-        assert_eq!(uri, Uri { secure: false, address: tcp("host", 10809), export: String::new() });
-    }
-
-    #[test]
-    fn what_is_not_a_uri_is_refused_with_the_reason() {
-        for (text, why) in [
-            ("host:1", "no scheme"),
-            ("http://host/", "scheme is unknown"),
-            ("nbd+unix:///x", "socket=PATH is missing"),
-            ("nbd+unix://host/x?socket=/s", "has no host"),
-            ("nbd:///x", "host is missing"),
-            ("nbd://h/%zz", "not well escaped"),
-            ("nbd://h/%4", "not well escaped"),
-        ] {
-            let error = text.parse::<Uri>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -1,0 +1,12 @@
+//! What initiators of every protocol have in common: operations, many in flight, a deadline for them, and the receive buffer.
+
+mod deadline;
+mod input;
+mod operation;
+mod round;
+
+pub(crate) use deadline::{Deadline, Interrupted};
+pub(crate) use input::Input;
+pub(crate) use operation::WINDOW;
+pub use operation::{Operation, Run};
+pub(crate) use round::{Round, in_rounds};
