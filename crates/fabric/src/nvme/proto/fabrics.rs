@@ -32,6 +32,8 @@ pub const AUTHENTICATION_PROTOCOL: u32 = 0xE9_01_01_00;
 pub mod connect {
     /// The submission queue goes without flow control.
     pub const NO_FLOW_CONTROL: u8 = 1 << 2;
+    /// The result's bit that demands a secure channel, made by authentication.
+    pub const SECURE_CHANNEL_REQUIRED: u32 = 1 << 18;
     /// The result's bit that demands authentication before anything else.
     pub const AUTHENTICATION_REQUIRED: u32 = 1 << 17;
     /// Set in the result of an invalid Connect if the wrong field is in the data, not in the command.
@@ -122,6 +124,8 @@ pub mod capabilities {
     pub const TIMEOUT_SHIFT: u32 = 24;
     /// The NVM command set.
     pub const NVM: u64 = 1 << 37;
+    /// The smallest memory page, as a power of two of 4096 bytes, from this bit on in four bits.
+    pub const MIN_PAGE_SHIFT: u32 = 48;
     /// There is no I/O command set.
     pub const ADMIN_ONLY: u64 = 1 << 44;
     /// Ready means that the media are ready too.

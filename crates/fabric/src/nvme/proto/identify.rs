@@ -65,6 +65,8 @@ pub mod controller {
     pub const WRITE_ZEROES: u16 = 1 << 3;
     /// [`write_cache`](super::Controller::write_cache): there is none that could lose anything.
     pub const NO_WRITE_CACHE: u8 = 0;
+    /// [`write_cache`](super::Controller::write_cache): there is one.
+    pub const WRITE_CACHE: u8 = 1 << 0;
     /// [`write_cache`](super::Controller::write_cache): Flush may name all namespaces.
     pub const FLUSH_ALL: u8 = 0b11 << 1;
     /// [`sgls`](super::Controller::sgls): supported, at any alignment.
@@ -85,6 +87,14 @@ pub mod namespace {
     pub const READS_ZEROES: u8 = 1;
     /// [`deallocated`](super::Namespace::deallocated): Write Zeroes can deallocate.
     pub const WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
+    /// [`deallocated`](super::Namespace::deallocated): what deallocated blocks read as.
+    pub const READS: u8 = 0b111;
+    /// [`attributes`](super::Namespace::attributes): write protected.
+    pub const WRITE_PROTECTED: u8 = 1 << 0;
+    /// [`format`](super::Namespace::format): the number of the format, its low bits and its high ones, the latter at bit 5.
+    pub const FORMAT: u8 = 0b1111;
+    /// See [`FORMAT`].
+    pub const FORMAT_HIGH: u8 = 0b11 << 5;
     /// [`status`](super::IndependentNamespace::status): ready.
     pub const READY: u8 = 1 << 0;
 }
@@ -235,7 +245,11 @@ layout!(
         /// Deallocated blocks (DLFEAT).
         deallocated: u8,
         /// Zero.
-        reserved_34: [u8; 70],
+        reserved_34: [u8; 65],
+        /// Attributes (NSATTR).
+        attributes: u8,
+        /// Zero.
+        reserved_100: [u8; 4],
         /// Globally unique identifier, or zero.
         nguid: [u8; 16],
         /// Extended unique identifier, or zero.
@@ -316,6 +330,7 @@ const _: () = {
     assert!(offset_of!(Controller, command_capsule) == 1792);
     assert!(offset_of!(Controller, fabrics_commands) == 1804);
     assert!(offset_of!(Namespace, deallocated) == 33);
+    assert!(offset_of!(Namespace, attributes) == 99);
     assert!(offset_of!(Namespace, nguid) == 104);
     assert!(offset_of!(Namespace, block_formats) == 128);
 };

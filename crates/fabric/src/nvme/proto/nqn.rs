@@ -52,6 +52,19 @@ impl Nqn {
         &self.0
     }
 
+    /// An identifier for the host of this name, the same every time: the UUID in the name, or else one made from all of it.
+    pub fn host_id(&self) -> [u8; 16] {
+        let uuid = self.0.strip_prefix(UUID_PREFIX).map(|uuid| uuid.replace('-', ""));
+        let number = uuid.filter(|digits| digits.len() == 32);
+        match number.and_then(|digits| u128::from_str_radix(&digits, 16).ok()) {
+            Some(number) => number.to_be_bytes(),
+            None => {
+                let digest = ring::digest::digest(&ring::digest::SHA256, self.0.as_bytes());
+                std::array::from_fn(|at| digest.as_ref()[at])
+            }
+        }
+    }
+
     /// The name in a field of a structure: ended and filled up with zero bytes.
     pub fn to_field(&self) -> [u8; NQN_FIELD] {
         let mut field = [0; NQN_FIELD];
@@ -121,6 +134,8 @@ mod tests {
         let nqn = Nqn::of_lease(LeaseId(0x0123_4567_89ab_cdef_0011_2233_4455_6677));
         assert_eq!(nqn.as_str(), "nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0011-223344556677");
         assert_eq!(Nqn::from_field(&nqn.to_field()), Ok(nqn.clone()));
+        assert_eq!(nqn.host_id(), 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes());
+        assert_ne!(Nqn::discovery().host_id(), [0; 16]);
         assert_eq!(nqn.as_str().parse(), Ok(nqn));
         assert!(DISCOVERY_NQN.parse::<Nqn>().is_ok_and(|nqn| nqn.is_discovery()));
     }

@@ -253,4 +253,80 @@ impl Shape {
         let digest = if self.header_digest { DIGEST } else { 0 };
         (header_length + digest).next_multiple_of((usize::from(self.alignment) + 1) * 4)
     }
+
+    /// Where the data is in a PDU with this common header, whose header is `header_length` bytes long and which carries at
+    /// most `most_data`. For all PDUs but those before anything is agreed on and terminations.
+    ///
+    /// # Errors
+    /// What the common header contradicts.
+    pub fn payload(
+        self,
+        header: &CommonHeader,
+        header_length: usize,
+        most_data: usize,
+    ) -> Result<Payload, Malformed> {
+        let wrong = |field, what| Err(Malformed { status: fatal::INVALID_HEADER, field, what });
+        let length = header.length.get() as usize;
+        if usize::from(header.header_length) != header_length {
+            return wrong(2, "a PDU with a wrong length of its header");
+        }
+        if (header.flags & flag::HEADER_DIGEST != 0) != self.header_digest {
+            return wrong(1, "a header digest that was not agreed on, or none that was");
+        }
+        let bare = header_length + if self.header_digest { DIGEST } else { 0 };
+        if length == bare {
+            return Ok(Payload::default());
+        }
+        if (header.flags & flag::DATA_DIGEST != 0) != self.data_digest {
+            return wrong(1, "a data digest that was not agreed on, or none that was");
+        }
+        let start = usize::from(header.data_offset);
+        if start < bare || !start.is_multiple_of(4) {
+            return wrong(3, "data that overlaps the header or is not aligned");
+        }
+        let after = if self.data_digest { DIGEST } else { 0 };
+        match length.checked_sub(start + after) {
+            None | Some(0) => wrong(4, "a PDU that ends before its data"),
+            Some(length) if length > most_data => {
+                let what = "more data in a PDU than was agreed on";
+                Err(Malformed { status: fatal::LIMIT_EXCEEDED, field: 0, what })
+            }
+            Some(length) => Ok(Payload { start, length }),
+        }
+    }
+}
+
+/// The data of a PDU, as a place in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Payload {
+    /// Where it starts, from the PDU's start.
+    pub start: usize,
+    /// Bytes; 0 without data.
+    pub length: usize,
+}
+
+/// What is wrong with a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct Malformed {
+    /// See [`fatal`].
+    pub status: u16,
+    /// The offset of the field that is wrong.
+    pub field: u32,
+    /// In words.
+    pub what: &'static str,
+}
+
+impl IcReq {
+    /// A request by a host that takes data without alignment and one R2T at a time for a command; see [`digests`].
+    pub fn new(digests: u8) -> Self {
+        Self {
+            header: CommonHeader::bare(kind::IC_REQ, IC_LENGTH),
+            format: U16::ZERO,
+            alignment: 0,
+            digests,
+            max_r2t: U32::ZERO,
+            reserved: [0; 112],
+        }
+    }
 }

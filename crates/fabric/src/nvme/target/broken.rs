@@ -1,6 +1,6 @@
 use std::io;
 
-use crate::nvme::proto::pdu::{TermReq, fatal};
+use crate::nvme::proto::pdu::{Malformed, TermReq, fatal};
 
 /// Why a connection ends other than by the host's wish.
 #[derive(Debug, thiserror::Error)]
@@ -51,5 +51,11 @@ impl Fatal {
 impl From<Fatal> for Broken {
     fn from(fatal: Fatal) -> Self {
         Self::Fatal(fatal)
+    }
+}
+
+impl From<Malformed> for Fatal {
+    fn from(Malformed { status, field, what }: Malformed) -> Self {
+        Self::new(status, field, what)
     }
 }

@@ -4,7 +4,7 @@ use zerocopy::byteorder::little_endian::U32;
 use super::broken::{Broken, Fatal};
 use super::{MAX_DATA, MAX_IN_CAPSULE};
 use crate::nvme::proto::pdu::{
-    CapsuleCmd, CommonHeader, DIGEST, Data, IC_LENGTH, IcReq, Shape, TERM_DATA, TermReq, fatal, flag, kind,
+    CapsuleCmd, CommonHeader, Data, IC_LENGTH, IcReq, Shape, TERM_DATA, TermReq, fatal, kind,
 };
 use crate::nvme::proto::{Command, digest};
 
@@ -68,10 +68,10 @@ fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
         _ => return Err(Fatal::header(0, "a PDU of a type that does not exist")),
     };
     let length = header.length.get() as usize;
-    if usize::from(header.header_length) != header_length {
-        return Err(Fatal::header(2, "a PDU with a wrong length of its header"));
-    }
     if matches!(header.kind, kind::IC_REQ | kind::H2C_TERM_REQ) {
+        if usize::from(header.header_length) != header_length {
+            return Err(Fatal::header(2, "a PDU with a wrong length of its header"));
+        }
         // Neither has digests, and the data of a termination is for people.
         let allowed = header_length..=header_length + most_data;
         return match allowed.contains(&length) {
@@ -79,29 +79,8 @@ fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
             false => Err(Fatal::header(4, "a PDU with a wrong length")),
         };
     }
-    if (header.flags & flag::HEADER_DIGEST != 0) != shape.header_digest {
-        return Err(Fatal::header(1, "a header digest that was not agreed on, or none that was"));
-    }
-    let bare = header_length + if shape.header_digest { DIGEST } else { 0 };
-    if length == bare {
-        return Ok(Payload::default());
-    }
-    if (header.flags & flag::DATA_DIGEST != 0) != shape.data_digest {
-        return Err(Fatal::header(1, "a data digest that was not agreed on, or none that was"));
-    }
-    let start = usize::from(header.data_offset);
-    if start < bare || !start.is_multiple_of(4) {
-        return Err(Fatal::header(3, "data that overlaps the header or is not aligned"));
-    }
-    let after = if shape.data_digest { DIGEST } else { 0 };
-    match length.checked_sub(start + after) {
-        None | Some(0) => Err(Fatal::header(4, "a PDU that ends before its data")),
-        Some(length) if length > most_data => {
-            let what = "more data in a PDU than was agreed on";
-            Err(Fatal::new(fatal::LIMIT_EXCEEDED, 0, what))
-        }
-        Some(length) => Ok(Payload { start, length, intact: true }),
-    }
+    let data = shape.payload(header, header_length, most_data)?;
+    Ok(Payload { start: data.start, length: data.length, intact: true })
 }
 
 fn check_header_digest(bytes: &[u8], header_length: usize) -> Result<(), Fatal> {
