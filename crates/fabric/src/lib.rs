@@ -3,7 +3,8 @@
 //! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to whoever the caller's
 //! [`Exports`](nbd::server::Exports) lets in; [`nbd::client`] is the borrower's end. Both speak over a
 //! [`Channel`](channel::Channel), which is a plain socket or one under mutual TLS ([`tls`]). [`nvme::target`] serves
-//! leases to NVMe hosts, as its [`Subsystems`](nvme::target::Subsystems) let them in.
+//! leases to NVMe hosts, as its [`Subsystems`](nvme::target::Subsystems) let them in; [`nvme::initiator`] is the borrower's end,
+//! to any conforming target.
 
 pub mod address;
 pub mod channel;

@@ -5,5 +5,6 @@
 //! figure or section, as their numbers change with every revision.
 
 pub mod auth;
+pub mod initiator;
 pub mod proto;
 pub mod target;

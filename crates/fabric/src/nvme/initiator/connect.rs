@@ -1,0 +1,68 @@
+//! How a connection becomes a queue of a controller.
+
+use std::time::Duration;
+
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::execute::Executor;
+use super::link::Link;
+use super::{Failure, Target, authenticate};
+use crate::initiating::Deadline;
+use crate::nvme::proto::Command;
+use crate::nvme::proto::command::{FABRICS, Sgl};
+use crate::nvme::proto::fabrics::{Connect, ConnectData, connect, kind};
+
+/// Which queue of which controller.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queue {
+    /// The controller; of an admin queue [`ANY_CONTROLLER`](crate::nvme::proto::fabrics::ANY_CONTROLLER).
+    pub(super) controller: u16,
+    /// The queue: 0 is the admin queue.
+    pub(super) number: u16,
+    /// Entries.
+    pub(super) size: u32,
+    /// Of an admin queue: the time without a sign of life after which the controller may end.
+    pub(super) keep_alive: Duration,
+}
+
+/// Makes a connection a queue, authenticated where the target asks for that, and returns the controller's identifier.
+pub(super) fn connect(target: &Target, queue: Queue, deadline: Deadline) -> Result<(Link, u16), Failure> {
+    let mut link = Link::connect(target, deadline)?;
+    let mut executor = Executor::new(&mut link, deadline);
+    let wanted = Connect {
+        format: 0,
+        queue: queue.number,
+        size: (queue.size - 1) as u16,
+        attributes: connect::NO_FLOW_CONTROL,
+        keep_alive: queue.keep_alive.as_millis() as u32,
+    };
+    let mut data = ConnectData::new_zeroed();
+    data.host_id = target.host_id;
+    data.controller_id = queue.controller.into();
+    data.subsystem = target.subsystem.to_field();
+    data.host = target.host.to_field();
+    let sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);
+    let command = wanted.put(Command::new(FABRICS, 0, kind::CONNECT.into(), sgl));
+    let (completion, _) = executor.execute(command, data.as_bytes(), &mut [])?;
+    if !completion.status().is_success() {
+        return Err(Failure::from_connect(&completion, target));
+    }
+    let result = completion.result.get() as u32;
+    if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
+        return Err(Failure::Refused("it demands TLS, which there is not for NVMe here".to_owned()));
+    }
+    let required = result & connect::AUTHENTICATION_REQUIRED != 0;
+    match &target.secrets {
+        Some(secrets) if required => authenticate::run(&mut executor, target, secrets)?,
+        None if required => {
+            let why = format!("the target asks for it: give the secret of host {}", target.host);
+            return Err(Failure::Authentication(why));
+        }
+        Some(secrets) if secrets.controller.is_some() => {
+            let why = "the controller must prove who it is, and the target does not authenticate";
+            return Err(Failure::Authentication(why.to_owned()));
+        }
+        _ => {}
+    }
+    Ok((link, result as u16))
+}

@@ -1,0 +1,145 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::connect::{Queue, connect};
+use super::execute::Executor;
+use super::facts::{self, Facts};
+use super::link::Link;
+use super::{Failure, Target, keeper};
+use crate::channel::{Channel, Socket};
+use crate::initiating::Deadline;
+use crate::nvme::proto::fabrics::ANY_CONTROLLER;
+
+/// Entries of the admin queue, which has one command in flight.
+const ADMIN_ENTRIES: u32 = 32;
+
+/// A controller of ours: its admin queue, kept alive by a thread that sleeps, and the numbers of its I/O queues.
+///
+/// It ends with the first of its queues that breaks, and then all of them do, as they do at the target when its admin queue
+/// breaks: no command that came over one of them is carried out after what follows it on a new controller.
+pub(super) struct Controller {
+    id: u16,
+    pub(super) facts: Facts,
+    queues: Arc<Queues>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+/// The connections of a controller.
+pub(super) struct Queues {
+    open: Mutex<Open>,
+}
+
+struct Open {
+    ended: bool,
+    admin: Socket,
+    /// The number that was given last.
+    last: u16,
+    /// The I/O queues there are; no socket before they are connected.
+    queues: Vec<(u16, Option<Socket>)>,
+}
+
+impl Controller {
+    pub(super) fn connect(target: &Target, deadline: Deadline) -> Result<Self, Failure> {
+        let keep_alive = target.keep_alive;
+        let queue = Queue { controller: ANY_CONTROLLER, number: 0, size: ADMIN_ENTRIES, keep_alive };
+        let (mut link, id) = connect(target, queue, deadline)?;
+        let facts = facts::start(&mut Executor::new(&mut link, deadline), target)?;
+        let admin = link.socket.try_clone().map_err(Failure::Connect)?;
+        let queues = Arc::new(Queues::new(admin));
+        let alive = facts.keep_alive && !keep_alive.is_zero();
+        let interval = alive.then_some(keep_alive / 3);
+        let keeper = keeper::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
+        Ok(Self { id, facts, queues, keeper: Some(keeper) })
+    }
+
+    /// Whether its queues can still be used.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.queues.locked().ended
+    }
+
+    /// Ends all queues; whoever waits for an answer on one wakes up.
+    pub(super) fn end(&self) {
+        self.queues.end();
+    }
+
+    /// Makes a connection one more I/O queue, and says its number. The caller MUST call [`leave`](Self::leave) at its end.
+    pub(super) fn join(&self, target: &Target, deadline: Deadline) -> Result<(Link, u16), Failure> {
+        let number = self.queues.reserve(self.facts.queues)?;
+        let queue =
+            Queue { controller: self.id, number, size: self.facts.queue_size, keep_alive: Duration::ZERO };
+        let joined = connect(target, queue, deadline)
+            .and_then(|(link, _)| self.queues.register(number, &link).map(|()| link));
+        match joined {
+            Ok(link) => Ok((link, number)),
+            Err(failure) => {
+                self.leave(number);
+                Err(failure)
+            }
+        }
+    }
+
+    /// An I/O queue is gone.
+    pub(super) fn leave(&self, number: u16) {
+        self.queues.locked().queues.retain(|(other, _)| *other != number);
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(keeper) = self.keeper.take() {
+            // A panic there has been reported by the panic hook.
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Queues {
+    fn new(admin: Socket) -> Self {
+        Self { open: Mutex::new(Open { ended: false, admin, last: 0, queues: Vec::new() }) }
+    }
+
+    /// A number that no queue has, and that none has had for as long as possible: the target may not know of its end yet.
+    fn reserve(&self, most: u16) -> Result<u16, Failure> {
+        let mut open = self.locked();
+        if open.ended {
+            return Err(Failure::Broken);
+        }
+        let after = (0..most).map(|step| (u32::from(open.last) + u32::from(step)) % u32::from(most) + 1);
+        let is_free = |number: &u16| open.queues.iter().all(|(other, _)| other != number);
+        let free = after.map(|number| number as u16).find(is_free);
+        let Some(number) = free else {
+            return Err(Failure::Refused(format!("its controllers have no more than {most} I/O queues")));
+        };
+        open.last = number;
+        open.queues.push((number, None));
+        Ok(number)
+    }
+
+    fn register(&self, number: u16, link: &Link) -> Result<(), Failure> {
+        let socket = link.socket.try_clone().map_err(Failure::Connect)?;
+        let mut open = self.locked();
+        if open.ended {
+            return Err(Failure::Broken);
+        }
+        if let Some((_, place)) = open.queues.iter_mut().find(|(other, _)| *other == number) {
+            *place = Some(socket);
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(&self) {
+        let mut open = self.locked();
+        open.ended = true;
+        for socket in open.queues.iter().filter_map(|(_, socket)| socket.as_ref()).chain([&open.admin]) {
+            // One that is shut down already has ended.
+            let _ = socket.shutdown();
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Open> {
+        // Every change is a single assignment, push or removal, so a panic elsewhere cannot have left half of one.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

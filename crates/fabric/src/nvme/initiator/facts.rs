@@ -1,0 +1,156 @@
+//! What a controller tells of itself and of a namespace before it is used.
+
+use std::thread;
+use std::time::Duration;
+
+use super::execute::Executor;
+use super::{Failure, Target};
+use crate::initiating::WINDOW;
+use crate::nvme::proto::fabrics::{capabilities, configuration, property, status};
+use crate::nvme::proto::feature::id;
+use crate::nvme::proto::identify::{Controller, Namespace, NvmController, controller, namespace, what};
+use crate::nvme::proto::{Command, Status};
+
+/// The smallest memory page, and the largest block that fits our pages.
+const PAGE: u64 = aquifer_page::PAGE_SIZE as u64;
+/// The longest read or write that is asked for where the controller would take any.
+const LONGEST: u64 = 1 << 20;
+/// The most blocks of a command.
+const MOST_BLOCKS: u64 = 1 << 16;
+/// The I/O queues that are asked for: more than there are workers.
+const QUEUES: u32 = 128;
+/// Between two looks whether a controller is ready.
+const LOOK: Duration = Duration::from_millis(5);
+/// The unit in which capsules are measured.
+const CAPSULE_UNIT: u64 = 16;
+
+/// What the queues of a controller need to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// Bytes of the namespace.
+    pub(super) size: u64,
+    /// Log 2 of the bytes of a block.
+    pub(super) block_shift: u32,
+    /// The longest read or write, in bytes.
+    pub(super) max_transfer: u64,
+    /// The longest Write Zeroes, in bytes.
+    pub(super) max_zeroes: u64,
+    /// The longest data that a command may bring along.
+    pub(super) in_capsule: u64,
+    /// The optional commands there are.
+    pub(super) commands: u16,
+    pub(super) write_cache: bool,
+    pub(super) read_only: bool,
+    /// Nothing is allocated, and so everything reads as zeroes.
+    pub(super) empty: bool,
+    /// Entries of an I/O queue.
+    pub(super) queue_size: u32,
+    /// I/O queues that there may be.
+    pub(super) queues: u16,
+    /// Whether the controller takes Keep Alive commands.
+    pub(super) keep_alive: bool,
+}
+
+impl Facts {
+    /// Whether there is this optional command.
+    pub(super) fn can(&self, command: u16) -> bool {
+        self.commands & command != 0
+    }
+
+    /// Whether the data of a write goes along with its command.
+    pub(super) fn fit_capsule(&self, length: usize) -> bool {
+        length as u64 <= self.in_capsule
+    }
+
+    pub(super) fn block(&self) -> u64 {
+        1 << self.block_shift
+    }
+}
+
+/// Enables the controller and asks it for all that its queues need to know.
+pub(super) fn start(executor: &mut Executor<'_>, target: &Target) -> Result<Facts, Failure> {
+    let capabilities = executor.property(property::CAPABILITIES, true)?;
+    let min_page = PAGE << (capabilities >> capabilities::MIN_PAGE_SHIFT & 0xF);
+    if capabilities & capabilities::NVM == 0 || min_page != PAGE {
+        return Err(Failure::Refused(
+            "its controller has no NVM command set, or large pages only".to_owned(),
+        ));
+    }
+    executor.set_property(property::CONFIGURATION, configuration::START)?;
+    wait_ready(executor)?;
+    let about: Box<Controller> = known(executor.identify(what::CONTROLLER, 0)?)?;
+    if about.kind == controller::DISCOVERY {
+        return Err(Failure::Refused("this subsystem has no namespaces: it serves discovery".to_owned()));
+    }
+    let nsid = target.namespace;
+    let missing = |why: String| Failure::Refused(format!("there is no namespace {nsid}: {why}"));
+    let disk = match executor.identify::<Namespace>(what::NAMESPACE, nsid)? {
+        Ok(disk) if disk.size.get() > 0 => disk,
+        Ok(_) => return Err(missing("it is not active".to_owned())),
+        Err(status) => return Err(missing(status.to_string())),
+    };
+    // What controllers before version 2.0 do not have.
+    let of_set: Option<Box<NvmController>> = executor.identify(what::CONTROLLER_OF_SET, 0)?.ok();
+    let wanted = (QUEUES - 1) | (QUEUES - 1) << 16;
+    let granted = executor.set_feature(id::QUEUES, wanted)?;
+    let queues = (granted & 0xFFFF).min(granted >> 16 & 0xFFFF) + 1;
+    let block_shift = block_shift(&disk)?;
+    let block = 1 << block_shift;
+    let longest = |shift: u8| if matches!(shift, 1..32) { PAGE << shift } else { u64::MAX };
+    let max_transfer = longest(about.max_transfer).min(LONGEST).min(MOST_BLOCKS * block);
+    let zeroes_shift = of_set.map(|limits| limits.write_zeroes_limit).filter(|shift| *shift != 0);
+    let max_zeroes = longest(zeroes_shift.unwrap_or(about.max_transfer)).min(MOST_BLOCKS * block);
+    // Data that would have to start elsewhere in the capsule is never put there.
+    let capsule = if about.data_offset.get() == 0 { u64::from(about.command_capsule.get()) } else { 0 };
+    let in_capsule = (capsule * CAPSULE_UNIT).saturating_sub(size_of::<Command>() as u64);
+    let thin = disk.features & namespace::THIN != 0;
+    let reads_zeroes = disk.deallocated & namespace::READS == namespace::READS_ZEROES;
+    let size =
+        disk.size.get().checked_mul(block).ok_or_else(|| missing("it has too many blocks".to_owned()))?;
+    let most_entries = (capabilities & capabilities::MAX_QUEUE) as u32 + 1;
+    Ok(Facts {
+        size,
+        block_shift,
+        max_transfer,
+        max_zeroes,
+        in_capsule,
+        commands: about.commands.get(),
+        write_cache: about.write_cache & controller::WRITE_CACHE != 0,
+        read_only: disk.attributes & namespace::WRITE_PROTECTED != 0,
+        empty: thin && reads_zeroes && disk.used.get() == 0,
+        queue_size: most_entries.clamp(2, 2 * WINDOW as u32),
+        queues: queues.min(u64::from(QUEUES)) as u16,
+        keep_alive: about.keep_alive.get() > 0,
+    })
+}
+
+fn wait_ready(executor: &mut Executor<'_>) -> Result<(), Failure> {
+    loop {
+        let state = executor.property(property::STATUS, false)? as u32;
+        if state & status::FATAL != 0 {
+            return Err(Failure::Refused("its controller fails to start".to_owned()));
+        }
+        if state & status::READY != 0 {
+            return Ok(());
+        }
+        executor.deadline.check()?;
+        thread::sleep(LOOK);
+    }
+}
+
+fn known<T>(answer: Result<T, Status>) -> Result<T, Failure> {
+    answer.map_err(Failure::from_status)
+}
+
+fn block_shift(disk: &Namespace) -> Result<u32, Failure> {
+    let number = disk.format & namespace::FORMAT | (disk.format & namespace::FORMAT_HIGH) >> 1;
+    let format = disk.block_formats[usize::from(number)];
+    if format.metadata.get() != 0 || !(9..=PAGE.trailing_zeros()).contains(&format.data.into()) {
+        let why = format!(
+            "its blocks have 2^{} bytes and {} of metadata; blocks of 512 to {PAGE} bytes without metadata are needed",
+            format.data, format.metadata
+        );
+        return Err(Failure::Refused(why));
+    }
+    Ok(format.data.into())
+}

@@ -1,0 +1,259 @@
+//! Rounds of commands, sent together, and what comes back, in whatever order.
+
+use std::io::IoSlice;
+
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::little_endian::{U16, U32};
+
+use super::link::{Pdu, completes};
+use super::{Connection, Failure, NvmeError, Operation};
+use crate::initiating::{Deadline, WINDOW, in_rounds};
+use crate::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, Sgl, control, io};
+use crate::nvme::proto::pdu::{Data, R2t};
+use crate::nvme::proto::{Command, Completion, digest};
+
+/// The commands in flight. Their numbers are their identifiers.
+type Round = crate::initiating::Round<Failure>;
+
+/// Identifiers are used up to here: 65535 is not to be used (Base, "Command Dword 0").
+const IDS: u16 = u16::MAX - (WINDOW as u16 - 1);
+
+fn index(round: &Round, id: U16) -> Result<usize, Failure> {
+    let index = round.index(id.get().into());
+    index.ok_or_else(|| Failure::protocol("an answer to a command that was not given"))
+}
+
+fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
+    let moved = round.close(index);
+    if moved { Ok(()) } else { Err(Failure::protocol("a success of a command whose data was not all moved")) }
+}
+
+impl Connection {
+    /// Carries out all operations, up to 64 in flight at a time; they may be done in any order.
+    ///
+    /// # Errors
+    /// The first one found. Which of the others were done is then unspecified. An operation that is longer than the
+    /// controller takes is an error: [`read`](Self::read), [`write`](Self::write) and [`write_zeroes`](Self::write_zeroes)
+    /// split, this does not.
+    pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NvmeError> {
+        self.try_run(operations).map_err(|failure| self.fail(failure))
+    }
+
+    fn try_run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+        if self.broken {
+            return Err(Failure::Broken);
+        }
+        operations.iter().try_for_each(|operation| self.check(operation))?;
+        // A queue of so many entries is full with one less.
+        let most = WINDOW.min(self.controller.facts.queue_size as usize - 1);
+        in_rounds(operations, most, |round| self.round(round))
+    }
+
+    fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
+        let facts = &self.controller.facts;
+        let ((offset, length), size) = (operation.range(), facts.size);
+        let most = match operation {
+            Operation::Read { .. } | Operation::Write { .. } => facts.max_transfer,
+            Operation::WriteZeroes { .. } if !self.can_write_zeroes() => {
+                return Err(Failure::Unsupported("the controller has no Write Zeroes"));
+            }
+            Operation::WriteZeroes { .. } => facts.max_zeroes,
+            Operation::Trim { .. } if !self.can_trim() => {
+                return Err(Failure::Unsupported("the controller has no Dataset Management"));
+            }
+            Operation::BlockStatus { .. } => {
+                return Err(Failure::Unsupported("NVMe does not tell of holes"));
+            }
+            Operation::Trim { .. } | Operation::Flush => u64::MAX,
+        };
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(Failure::OutOfRange { offset, length, size });
+        }
+        if (offset | length) & (facts.block() - 1) != 0 {
+            return Err(Failure::Unaligned { offset, length, block: facts.block() });
+        }
+        if length > most {
+            return Err(Failure::TooLong { length, most });
+        }
+        Ok(())
+    }
+
+    /// Sends the commands and takes in all that comes back, also after a failure, so that the connection stays usable.
+    fn round(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+        let mut round = Round::new(self.next_id.into(), operations);
+        self.next_id = (self.next_id + WINDOW as u16) % IDS;
+        let deadline = Deadline::after(self.patience);
+        if self.link.has_input() {
+            // If it is the reason why the connection ends, that is the failure.
+            self.link.next(deadline)?;
+            return Err(Failure::protocol("an answer to no command"));
+        }
+        self.send(operations, &mut round, deadline)?;
+        while !round.is_over() {
+            self.receive_one(operations, &mut round, deadline)?;
+        }
+        round.result()
+    }
+
+    fn send(
+        &mut self,
+        operations: &[Operation<'_>],
+        round: &mut Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let with_digest = self.link.data_digest();
+        for (index, operation) in operations.iter().enumerate() {
+            if operation.is_empty() {
+                continue;
+            }
+            let command = self.command(operation, round.number(index) as u16);
+            let head = &mut self.heads[index];
+            match operation {
+                Operation::Write { from, .. } if self.controller.facts.fit_capsule(from.len()) => {
+                    self.link.start_command(head, &command, from.len());
+                    if with_digest {
+                        head.digest = digest::of(from);
+                    }
+                }
+                Operation::Write { from, .. } => {
+                    self.link.start_command(head, &command, 0);
+                    *round.missing(index) = from.len() as u32;
+                }
+                Operation::Trim { offset, length } => {
+                    let shift = self.controller.facts.block_shift;
+                    let range = DsmRange {
+                        attributes: U32::ZERO,
+                        blocks: (length >> shift).into(),
+                        start: (offset >> shift).into(),
+                    };
+                    self.link.start_command(head, &command, size_of::<DsmRange>());
+                    head.push(range.as_bytes());
+                    if with_digest {
+                        head.push(digest::of(range.as_bytes()).as_bytes());
+                    }
+                }
+                _ => self.link.start_command(head, &command, 0),
+            }
+        }
+        let mut slices = [IoSlice::new(&[]); 3 * WINDOW];
+        let mut used = 0;
+        let mut push = |bytes| {
+            slices[used] = IoSlice::new(bytes);
+            used += 1;
+        };
+        for (index, operation) in operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
+        {
+            let head = &self.heads[index];
+            push(head.bytes());
+            if let Operation::Write { from, .. } = operation
+                && *round.missing(index) == 0
+            {
+                push(from);
+                if with_digest {
+                    push(head.digest.as_bytes());
+                }
+            }
+        }
+        self.link.send(&mut slices[..used], deadline)
+    }
+
+    fn command(&self, operation: &Operation<'_>, id: u16) -> Command {
+        let nsid = self.target.namespace;
+        let shift = self.controller.facts.block_shift;
+        let (offset, length) = operation.range();
+        // Checked before: all of it fits the namespace and is no longer than a command may be.
+        let (start, blocks, length) = (offset >> shift, (length >> shift) as u32, length as u32);
+        match operation {
+            Operation::Read { .. } => {
+                Command::new(io::READ, id, nsid, Sgl::transport(length)).with_blocks(start, blocks)
+            }
+            Operation::Write { from, .. } => {
+                let here = self.controller.facts.fit_capsule(from.len());
+                let sgl = if here { Sgl::in_capsule(length) } else { Sgl::transport(length) };
+                Command::new(io::WRITE, id, nsid, sgl).with_blocks(start, blocks)
+            }
+            Operation::WriteZeroes { .. } => {
+                let command = Command::new(io::WRITE_ZEROES, id, nsid, Sgl::NONE).with_blocks(start, blocks);
+                command.with(12, command.dword(12) | control::DEALLOCATE)
+            }
+            Operation::Trim { .. } => {
+                let sgl = Sgl::in_capsule(size_of::<DsmRange>() as u32);
+                // One range, as its number minus one in dword 10.
+                Command::new(io::DATASET_MANAGEMENT, id, nsid, sgl).with(11, DSM_DEALLOCATE)
+            }
+            Operation::Flush | Operation::BlockStatus { .. } => Command::new(io::FLUSH, id, nsid, Sgl::NONE),
+        }
+    }
+
+    /// Takes in one PDU.
+    fn receive_one(
+        &mut self,
+        operations: &mut [Operation<'_>],
+        round: &mut Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        match self.link.next(deadline)? {
+            Pdu::Completion(completion) => complete(&completion, round),
+            Pdu::Data(data) => {
+                let index = index(round, data.command_id)?;
+                self.data(&data, &mut operations[index], round, index, deadline)
+            }
+            Pdu::R2t(asked) => {
+                let index = index(round, asked.command_id)?;
+                self.give(&asked, &operations[index], round.missing(index), deadline)
+            }
+        }
+    }
+
+    fn data(
+        &mut self,
+        data: &Data,
+        operation: &mut Operation<'_>,
+        round: &mut Round,
+        index: usize,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let Operation::Read { into, .. } = operation else {
+            return Err(Failure::protocol("data of a command that reads none"));
+        };
+        let missing = round.missing(index);
+        let received = into.len() as u32 - *missing;
+        let done = completes(data, received, into.len() as u32)?;
+        let length = data.length.get();
+        *missing -= length;
+        self.link.data(&mut into[received as usize..][..length as usize], deadline)?;
+        if done { close(round, index) } else { Ok(()) }
+    }
+
+    /// Sends what is asked for.
+    fn give(
+        &mut self,
+        asked: &R2t,
+        operation: &Operation<'_>,
+        missing: &mut u32,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        let Operation::Write { from, .. } = operation else {
+            return Err(Failure::protocol("it asks for data of a command that writes none"));
+        };
+        let (offset, length) = (asked.offset.get(), asked.length.get());
+        if offset != from.len() as u32 - *missing || length == 0 || length > *missing {
+            return Err(Failure::protocol("it asks for data that there is not, or that it has"));
+        }
+        *missing -= length;
+        self.link.send_data(asked, &from[offset as usize..][..length as usize], deadline)
+    }
+}
+
+fn complete(completion: &Completion, round: &mut Round) -> Result<(), Failure> {
+    let index = index(round, completion.command_id)?;
+    let status = completion.status();
+    if !status.is_success() {
+        let failure = Failure::from_status(status);
+        if failure.ends_connection() {
+            return Err(failure);
+        }
+        round.fail(index, failure);
+    }
+    close(round, index)
+}
