@@ -11,7 +11,7 @@ use aquifer_device::process::message::Status;
 use aquifer_device::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_device::swap;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
-use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget};
+use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget, Protocol};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -266,9 +266,8 @@ fn target(lease: &BorrowedLease) -> Result<LeaseTarget, String> {
             .address
             .parse()
             .map_err(|error| format!("{} gave a bad address: {error}", lease.lender))?,
-        export: lease.lease.to_string(),
+        protocol: Protocol::Nbd { export: lease.lease.to_string(), secure: true },
         capacity: lease.bytes,
-        secure: true,
     })
 }
 

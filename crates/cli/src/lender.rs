@@ -8,7 +8,7 @@ use aquifer_fabric::nbd::client::{Connection, Target};
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId};
-use aquifer_pool::LeaseTarget;
+use aquifer_pool::{LeaseTarget, Protocol};
 use clap::Args;
 
 use crate::failure::{Failure, OrFail, Result};
@@ -61,7 +61,8 @@ impl Lender {
         let capacity =
             usable(connection.size(), size).map_err(|failure| Failure { what: what(), ..failure })?;
         let secure = identity.is_some();
-        let lease = LeaseTarget { lease: LeaseId::random(), lender, address, export, capacity, secure };
+        let protocol = Protocol::Nbd { export, secure };
+        let lease = LeaseTarget { lease: LeaseId::random(), lender, address, protocol, capacity };
         Ok(Self { lease, identity })
     }
 }

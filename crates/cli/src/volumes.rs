@@ -1,6 +1,5 @@
 //! Volumes over one NBD export, and all volumes of this host.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 use aquifer_device::BackendKind;
@@ -66,7 +65,7 @@ impl Volumes {
     /// # Errors
     /// If the export is in use by another volume, or the process says why it cannot serve.
     pub fn attach(&self, lender: Lender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
-        let what = || format!("attaching {}", Export(&lender));
+        let what = || format!("attaching {}", lender.lease.uri());
         if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, &lender)) {
             let (id, device) = (other.record.spec.volume, other.record.device);
             let why = format!(
@@ -128,23 +127,6 @@ impl Volumes {
 }
 
 fn is_over(record: &VolumeRecord, lender: &Lender) -> bool {
-    let same = |lease: &aquifer_pool::LeaseTarget| {
-        lease.address == lender.lease.address && lease.export == lender.lease.export
-    };
+    let same = |lease: &aquifer_pool::LeaseTarget| lease.is_same_place(&lender.lease);
     record.spec.leases.iter().any(same)
-}
-
-/// A lender's export, for messages.
-struct Export<'a>(&'a Lender);
-
-impl fmt::Display for Export<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lease = &self.0.lease;
-        let uri = aquifer_fabric::Uri {
-            secure: lease.secure,
-            address: lease.address.clone(),
-            export: lease.export.clone(),
-        };
-        uri.fmt(f)
-    }
 }

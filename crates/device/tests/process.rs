@@ -14,7 +14,7 @@ use std::time::Duration;
 use aquifer_device::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
 use aquifer_device::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_pool::LeaseTarget;
+use aquifer_pool::{LeaseTarget, Protocol};
 use common::aligned::Aligned;
 use common::example::example;
 use common::lender::OurLender;
@@ -112,9 +112,8 @@ fn lease(lender: &OurLender, number: u128) -> LeaseTarget {
         lease: LeaseId(number),
         lender: format!("lender-{number}").parse().unwrap(),
         address: lender.address(),
-        export: String::new(),
+        protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(EXTENTS * EXTENT_SIZE),
-        secure: false,
     }
 }
 

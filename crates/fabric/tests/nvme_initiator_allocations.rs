@@ -1,6 +1,7 @@
 //! Once connected the initiator allocates nothing. Alone in its file, as it counts for the whole process.
 #![allow(clippy::unwrap_used)]
 
+mod common;
 mod counting;
 #[path = "nvme_target/harness.rs"]
 #[allow(dead_code)]
@@ -14,8 +15,9 @@ use std::sync::Arc;
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::initiator::{Connection, Operation, Target};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use common::{PATIENCE, pattern};
 use counting::allocations;
-use harness::{PATIENCE, Served, pattern};
+use harness::Served;
 
 fn use_it(connection: &mut Connection, pages: &mut [u8], long: &mut [u8]) {
     connection.write(0, &pages[..PAGE_SIZE]).unwrap();

@@ -1,28 +1,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aquifer_fabric::Address;
 use aquifer_fabric::tls::Identity;
-use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
-use serde::{Deserialize, Serialize};
-
-/// A lease to lay a volume over: whose it is and where its pages are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LeaseTarget {
-    /// The lease.
-    pub lease: LeaseId,
-    /// Who lends; with `secure`, also who the server must prove to be.
-    pub lender: HostName,
-    /// The lender's NBD server.
-    pub address: Address,
-    /// The lease's export there.
-    pub export: String,
-    /// How much of it may be used; whole extents of it will be.
-    pub capacity: Bytes,
-    /// Whether to use mutual TLS.
-    pub secure: bool,
-}
+use aquifer_page::{Bytes, VolumeId};
 
 /// What a volume is made with.
 #[derive(Clone, Debug)]

@@ -1,10 +1,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_fabric::nbd::client::NbdError;
 use aquifer_page::{Bytes, LeaseId, VolumeId};
 
-use crate::holder::HolderError;
+use crate::holder::{HolderError, LinkError};
 
 /// Why a volume could not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +64,19 @@ pub enum PoolError {
         /// Whose it is.
         lender: String,
         /// What went wrong.
-        source: Box<NbdError>,
+        source: Box<LinkError>,
+    },
+    /// A secret could not be read.
+    #[error("cannot use lease {lease} of {lender}: the secret in {path}: {why}", path = path.display())]
+    Secret {
+        /// The lease.
+        lease: LeaseId,
+        /// Whose it is.
+        lender: String,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
     },
     /// The spill file could not be made.
     #[error("cannot make a spill file in {path}: {source}", path = path.display())]

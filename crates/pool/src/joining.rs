@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::client::Target;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 
-use crate::config::LeaseTarget;
 use crate::error::PoolError;
 use crate::holder::RemoteHolder;
 use crate::lease::Lease;
 use crate::lock;
+use crate::target::LeaseTarget;
 use crate::volume::Volume;
 
 impl Volume {
@@ -55,18 +54,10 @@ impl Volume {
     }
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {
-        let lender = || target.lender.to_string();
-        let tls = match (&self.config.tls, target.secure) {
-            (_, false) => None,
-            (Some(identity), true) => Some((identity.client_config(), target.lender.clone())),
-            (None, true) => {
-                let why = "it demands TLS and this host has no certificate: see 'aquifer init'".to_owned();
-                return Err(PoolError::Unusable { lease: target.lease, lender: lender(), why });
-            }
-        };
-        let export = Target { address: target.address.clone(), export: target.export.clone(), tls };
-        RemoteHolder::connect(export, self.config.workers + 1, self.config.patience).map_err(|source| {
-            PoolError::Connect { lease: target.lease, lender: lender(), source: Box::new(source) }
+        let source = target.source(self.config.tls.as_ref())?;
+        RemoteHolder::connect(source, self.config.workers + 1, self.config.patience).map_err(|source| {
+            let (lease, lender) = (target.lease, target.lender.to_string());
+            PoolError::Connect { lease, lender, source: Box::new(source) }
         })
     }
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use aquifer_page::EXTENT_SIZE;
 
-use crate::config::LeaseTarget;
 use crate::holder::{Holder, HolderError, Piece};
 use crate::lock;
+use crate::target::LeaseTarget;
 
 /// Something that holds extents, and which of its slots are taken.
 pub(crate) struct Lease {

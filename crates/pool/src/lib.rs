@@ -14,16 +14,18 @@ mod lease;
 mod mover;
 mod placement;
 mod status;
+mod target;
 mod volume;
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use aquifer_fabric::sleep::going_to_sleep;
 
-pub use config::{LeaseTarget, VolumeConfig};
+pub use config::VolumeConfig;
 pub use error::PoolError;
 pub use mover::{Evacuated, Moved, Progress};
 pub use status::{LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
+pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use volume::Volume;
 
 /// Locks; a thread that panicked while it held the lock left nothing half done, as nothing here panics between changes

@@ -7,7 +7,7 @@ mod common;
 mod counting;
 
 use aquifer_page::EXTENT_SIZE;
-use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+use aquifer_pool::{Volume, VolumeConfig};
 use common::*;
 use counting::allocations_here;
 
@@ -52,13 +52,23 @@ fn no_page_costs_an_allocation_in_the_clear() {
 }
 
 #[test]
+fn no_page_costs_an_allocation_over_nvme() {
+    let lenders = [1, 2].map(|number| (number, OurLender::start_kind(Kind::Nvme, 1)));
+    let volume = Volume::new(config(2)).unwrap();
+    for (number, lender) in &lenders {
+        volume.add_lease(lender.lease(*number)).unwrap();
+    }
+    exercise(&volume);
+}
+
+#[test]
 fn no_page_costs_an_allocation_under_tls() {
     let cluster = Cluster::new();
     let lenders = [0; 2].map(|_| Nbdkit::start_tls(&cluster.dir("lender"), &["memory", "64M"]));
     let volume = Volume::new(VolumeConfig { tls: Some(cluster.identity("borrower")), ..config(2) }).unwrap();
     for (number, server) in lenders.iter().enumerate() {
         let target = lease(server, number as u128 + 1, 1);
-        volume.add_lease(LeaseTarget { lender: "lender".parse().unwrap(), secure: true, ..target }).unwrap();
+        volume.add_lease(secure(target, "lender")).unwrap();
     }
     exercise(&volume);
 }

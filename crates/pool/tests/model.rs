@@ -7,9 +7,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::thread;
 
-use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_pool::{Volume, VolumeConfig};
+use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
 use common::*;
 
 const THREADS: usize = 4;
@@ -82,18 +81,18 @@ impl Model {
 
 /// A lender of either make.
 trait Lender {
-    fn address(&self) -> Address;
+    fn lease(&self, number: u128, extents: u64) -> LeaseTarget;
 }
 
 impl Lender for Nbdkit {
-    fn address(&self) -> Address {
-        self.address()
+    fn lease(&self, number: u128, extents: u64) -> LeaseTarget {
+        lease(self, number, extents)
     }
 }
 
 impl Lender for OurLender {
-    fn address(&self) -> Address {
-        self.address()
+    fn lease(&self, number: u128, _extents: u64) -> LeaseTarget {
+        self.lease(number)
     }
 }
 
@@ -103,7 +102,7 @@ fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
     let volume = Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) }).unwrap();
     let join = |at: usize| {
         let (lender, extents) = &lenders[at];
-        volume.add_lease(lease_at(lender.address(), at as u128 + 1, *extents)).unwrap();
+        volume.add_lease(lender.lease(at as u128 + 1, *extents)).unwrap();
     };
     (0..lenders.len()).for_each(join);
     let work = |worker| {
@@ -144,6 +143,14 @@ fn over_lenders_of_another_make_a_volume_is_as_good_as_memory() {
 #[test]
 fn over_lenders_of_ours_a_volume_is_as_good_as_memory() {
     let lenders = [2, 2, 3].map(|extents| (OurLender::start(extents), extents));
+    work_while_leases_come_and_go(&lenders);
+    assert!(lenders.iter().all(|(lender, _)| lender.ram() == Bytes::ZERO));
+}
+
+#[test]
+fn over_nvme_and_nbd_together_a_volume_is_as_good_as_memory() {
+    let kinds = [(Kind::Nvme, 2), (Kind::Nbd, 2), (Kind::Nvme, 3)];
+    let lenders = kinds.map(|(kind, extents)| (OurLender::start_kind(kind, extents), extents));
     work_while_leases_come_and_go(&lenders);
     assert!(lenders.iter().all(|(lender, _)| lender.ram() == Bytes::ZERO));
 }

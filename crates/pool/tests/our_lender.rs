@@ -6,16 +6,26 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_pool::Volume;
+use aquifer_pool::{LeaseState, LeaseTarget, NvmeAccess, Protocol, Volume, VolumeConfig};
 use common::*;
 
 #[test]
 fn what_was_acknowledged_outlives_the_lender_that_is_killed_and_started_again() {
-    let mut lender = OurLender::start(1);
+    outlives_the_lender(Kind::Nbd);
+}
+
+#[test]
+fn what_was_acknowledged_over_nvme_outlives_the_lender_that_is_killed_and_started_again() {
+    outlives_the_lender(Kind::Nvme);
+}
+
+fn outlives_the_lender(kind: Kind) {
+    let mut lender = OurLender::start_kind(kind, 1);
     let volume = Volume::new(config(1)).unwrap();
-    volume.add_lease(lease_at(lender.address(), 1, 1)).unwrap();
+    volume.add_lease(lender.lease(1)).unwrap();
     let written = [const { AtomicU64::new(0) }; 3];
     thread::scope(|scope| {
         let writers: Vec<_> = written
@@ -51,9 +61,14 @@ fn what_was_acknowledged_outlives_the_lender_that_is_killed_and_started_again() 
 
 #[test]
 fn a_lender_holds_what_was_written_to_it_and_nothing_after_it_was_evacuated() {
-    let (first, second) = (OurLender::start(2), OurLender::start(2));
+    for (one, two) in [(Kind::Nbd, Kind::Nbd), (Kind::Nbd, Kind::Nvme), (Kind::Nvme, Kind::Nbd)] {
+        holds_what_was_written(&OurLender::start_kind(one, 2), &OurLender::start_kind(two, 2));
+    }
+}
+
+fn holds_what_was_written(first: &OurLender, second: &OurLender) {
     let volume = Volume::new(config(2)).unwrap();
-    volume.add_lease(lease_at(first.address(), 1, 2)).unwrap();
+    volume.add_lease(first.lease(1)).unwrap();
     assert_eq!(first.ram(), Bytes::ZERO);
     let pages: Vec<_> = (0..3000).map(|number| number * 10 * PAGE).collect();
     for offset in &pages {
@@ -62,7 +77,7 @@ fn a_lender_holds_what_was_written_to_it_and_nothing_after_it_was_evacuated() {
     assert_eq!(first.ram(), Bytes(3000 * PAGE));
     assert!(pages.last().unwrap() > &EXTENT_SIZE);
 
-    volume.add_lease(lease_at(second.address(), 2, 2)).unwrap();
+    volume.add_lease(second.lease(2)).unwrap();
     volume.evacuate(LeaseId(1), |_| ()).unwrap();
     assert_eq!((first.ram(), second.ram()), (Bytes::ZERO, Bytes(3000 * PAGE)));
     for offset in &pages {
@@ -73,4 +88,66 @@ fn a_lender_holds_what_was_written_to_it_and_nothing_after_it_was_evacuated() {
         second.ram(),
         Bytes(pages.iter().filter(|offset| **offset >= EXTENT_SIZE).count() as u64 * PAGE)
     );
+}
+
+#[test]
+fn what_a_namespace_held_before_is_not_seen() {
+    let lender = OurLender::start_kind(Kind::Nvme, 2);
+    let before = Volume::new(config(2)).unwrap();
+    before.add_lease(lender.lease(1)).unwrap();
+    for extent in [0, 1] {
+        write(&before, extent * EXTENT_SIZE + 5 * PAGE, 1);
+    }
+    drop(before);
+    let volume = Volume::new(config(2)).unwrap();
+    volume.add_lease(lender.lease(2)).unwrap();
+    for extent in [0, 1] {
+        volume.write(0, extent * EXTENT_SIZE + 5 * PAGE, b"new").unwrap();
+        assert_eq!(read(&volume, extent * EXTENT_SIZE + 5 * PAGE)[3..], [0; 4093]);
+    }
+}
+
+#[test]
+fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_back() {
+    for kind in [Kind::Nbd, Kind::Nvme] {
+        let lender = OurLender::start_kind(kind, 1);
+        let patience = Duration::from_secs(1);
+        let volume = Volume::new(VolumeConfig { patience, ..config(1) }).unwrap();
+        volume.add_lease(lender.lease(1)).unwrap();
+        write(&volume, 0, 1);
+        lender.freeze();
+        // All workers at once: none waits for what another finds out.
+        let started = Instant::now();
+        thread::scope(|scope| {
+            for worker in 0..4 {
+                let volume = &volume;
+                scope.spawn(move || {
+                    let error = volume.read(worker, 0, &mut [0; 4096]).unwrap_err();
+                    assert!(error.is_unreachable(), "{error}");
+                });
+            }
+        });
+        assert!(started.elapsed() < PATIENCE, "{kind:?}: it took {:?}", started.elapsed());
+        lender.thaw();
+        wait_until("it is seen to be back", || volume.status().leases[0].state == LeaseState::Ok);
+        expect(&volume, 0, 1);
+    }
+}
+
+#[test]
+fn a_subsystem_that_does_not_exist_is_refused_by_name() {
+    let lender = OurLender::start_kind(Kind::Nvme, 1);
+    let Protocol::Nvme(access) = lender.lease(1).protocol else { unreachable!() };
+    let subsystem = "nqn.2014-08.org.example:nowhere".parse().unwrap();
+    let protocol = Protocol::Nvme(NvmeAccess { subsystem, ..access.clone() });
+    let volume = Volume::new(config(1)).unwrap();
+    let refusal = |protocol| {
+        let target = LeaseTarget { protocol, ..lender.lease(1) };
+        volume.add_lease(target).unwrap_err().to_string()
+    };
+    let error = refusal(protocol);
+    assert!(error.contains("lender-1") && error.contains("example:nowhere"), "{error}");
+    let secret = Some("/nonexistent/secret".into());
+    let error = refusal(Protocol::Nvme(NvmeAccess { secret, ..access }));
+    assert!(error.contains("/nonexistent/secret"), "{error}");
 }

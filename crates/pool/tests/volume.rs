@@ -122,7 +122,7 @@ fn leases_are_reached_by_mutual_tls() {
     let server = Nbdkit::start_tls(&cluster.dir("lender"), &["memory", "64M"]);
     let tls = Some(cluster.identity("borrower"));
     let volume = Volume::new(VolumeConfig { tls, ..config(1) }).unwrap();
-    let target = LeaseTarget { lender: "lender".parse().unwrap(), secure: true, ..lease(&server, 1, 1) };
+    let target = secure(lease(&server, 1, 1), "lender");
     // By the right name only, and not without a certificate of our own.
     let other = LeaseTarget { lender: "borrower".parse().unwrap(), ..target.clone() };
     let error = volume.add_lease(other).unwrap_err();

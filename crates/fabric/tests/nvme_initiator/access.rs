@@ -8,7 +8,8 @@ use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Target};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{PATIENCE, STRANGER, Served, eventually, pattern};
+use crate::common::{PATIENCE, eventually, pattern};
+use crate::harness::{STRANGER, Served};
 use crate::{read, target};
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";

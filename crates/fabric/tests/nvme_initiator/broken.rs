@@ -15,7 +15,8 @@ use aquifer_fabric::nvme::proto::{Command, Completion, Status};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::harness::{PATIENCE, Served, pattern};
+use crate::common::{PATIENCE, pattern};
+use crate::harness::Served;
 use crate::middle::Middle;
 use crate::target;
 

@@ -6,7 +6,8 @@ use aquifer_fabric::nvme::initiator::{Connection, Failure, Operation, Target};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{PATIENCE, Served, pattern};
+use crate::common::{PATIENCE, pattern};
+use crate::harness::Served;
 use crate::{connect, read, target};
 
 const MIB: usize = 1 << 20;

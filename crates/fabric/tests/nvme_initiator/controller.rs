@@ -10,7 +10,8 @@ use aquifer_fabric::nvme::initiator::{Connection, Failure, Session, Target};
 use aquifer_fabric::nvme::target::{self as serving, Limits};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::harness::{PATIENCE, Served, eventually, pattern};
+use crate::common::{PATIENCE, eventually, pattern};
+use crate::harness::Served;
 use crate::middle::Middle;
 use crate::{connect, read, target};
 

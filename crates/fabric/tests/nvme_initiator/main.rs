@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../nvme_target/harness.rs"]
 #[allow(dead_code)]
 mod harness;
@@ -19,7 +21,8 @@ use std::sync::Arc;
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::initiator::{Connection, Target};
-use harness::{PATIENCE, Served};
+use common::PATIENCE;
+use harness::Served;
 
 /// What leads to the subsystem that is served.
 fn target(served: &Served) -> Target {

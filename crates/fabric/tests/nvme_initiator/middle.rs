@@ -15,7 +15,8 @@ use aquifer_fabric::nvme::proto::fabrics::{Connect, kind as fabrics};
 use aquifer_fabric::nvme::proto::pdu::{CapsuleCmd, CommonHeader, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::harness::{PATIENCE, Served};
+use crate::common::PATIENCE;
+use crate::harness::Served;
 
 /// Takes a host's connection over from its first I/O command on; the target is out of it.
 type Mischief = Arc<dyn Fn(UnixStream, Command) + Send + Sync>;

@@ -11,8 +11,7 @@ use aquifer_fabric::nvme::proto::fabrics::{
 use aquifer_fabric::nvme::proto::identify::LENGTH;
 use aquifer_fabric::nvme::proto::log::Request;
 use aquifer_fabric::nvme::proto::pdu::{
-    CapsuleCmd, CapsuleResp, CommonHeader, Data, IC_LENGTH, IcReq, IcResp, R2t, Shape, TermReq, digests,
-    flag, kind,
+    CapsuleCmd, CapsuleResp, CommonHeader, Data, IcReq, IcResp, R2t, Shape, TermReq, digests, flag, kind,
 };
 use aquifer_fabric::nvme::proto::{Command, Completion, Nqn, Status, digest};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -306,12 +305,5 @@ impl Host {
 /// The first PDU of a connection.
 pub fn ic_req(wanted: u8, alignment: u8) -> IcReq {
     assert_eq!(wanted & !(digests::HEADER | digests::DATA), 0);
-    IcReq {
-        header: CommonHeader::bare(kind::IC_REQ, IC_LENGTH),
-        format: 0.into(),
-        alignment,
-        digests: wanted,
-        max_r2t: 0.into(),
-        reserved: [0; 112],
-    }
+    IcReq { alignment, ..IcReq::new(wanted) }
 }

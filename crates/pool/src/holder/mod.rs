@@ -1,15 +1,17 @@
 //! What can hold extents. To add a kind: a file here that implements [`Holder`].
 
+mod blocks;
 mod file;
+mod link;
 mod remote;
 
 use std::error::Error;
 use std::time::Duration;
 
-use aquifer_fabric::nbd::client::NbdError;
 use aquifer_page::PAGE_SIZE;
 
 pub use file::FileHolder;
+pub use link::{LinkError, Source};
 pub use remote::RemoteHolder;
 
 /// A run of bytes to be written at an offset.
@@ -74,7 +76,7 @@ pub enum HolderError {
         /// How long it was waited for.
         waited: Duration,
         /// What was found last.
-        source: Box<NbdError>,
+        source: Box<LinkError>,
     },
     /// It has no room.
     #[error("it is full: {0}")]

@@ -1,16 +1,17 @@
-//! A lease: an export of a lender, by NBD.
+//! A lease: an export of a lender, by NBD, or a namespace, by NVMe/TCP.
 
 use std::array;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Operation, Run, Target};
+use aquifer_fabric::nbd::client::Operation;
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 
+use super::link::{Link, LinkError, Source};
 use super::{Holder, HolderError, Piece, write_zeroes};
 use crate::lock;
 
@@ -25,14 +26,14 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Once patience is over: how long after one attempt to connect nobody makes another.
 const REST: Duration = Duration::from_millis(500);
 
-/// An export of a lender, with a connection for each worker.
+/// A lease of a lender, with a connection for each worker.
 ///
 /// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
 /// patience lasts. From then on operations fail at once, but for one now and then that makes an attempt, until that
 /// succeeds: a kernel that swaps has thousands of them, and waits for each.
 pub struct RemoteHolder {
-    target: Arc<Target>,
-    links: Box<[Mutex<Option<Connection>>]>,
+    source: Source,
+    links: Box<[Mutex<Option<Link>>]>,
     patience: Duration,
     /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
     lost_at: AtomicU64,
@@ -44,7 +45,7 @@ pub struct RemoteHolder {
 
 impl fmt::Debug for RemoteHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteHolder").field("target", &self.target).finish_non_exhaustive()
+        f.debug_struct("RemoteHolder").field("source", &self.source).finish_non_exhaustive()
     }
 }
 
@@ -53,15 +54,14 @@ impl RemoteHolder {
     ///
     /// # Errors
     /// When the lender cannot be reached, or does not let us in.
-    pub fn connect(target: Target, workers: usize, patience: Duration) -> Result<Self, NbdError> {
-        let target = Arc::new(target);
-        let connect = || Connection::connect(target.clone(), patience / 2).map(|link| Mutex::new(Some(link)));
+    pub fn connect(source: Source, workers: usize, patience: Duration) -> Result<Self, LinkError> {
+        let connect = || source.connect(patience / 2).map(|link| Mutex::new(Some(link)));
         let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<_, _>>()?;
         let (lost_at, tried_at, closed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { target, links, patience, lost_at, tried_at, started: Instant::now(), closed })
+        Ok(Self { source, links, patience, lost_at, tried_at, started: Instant::now(), closed })
     }
 
-    /// The size of the export, and whether it is read-only.
+    /// The size of the export or namespace, and whether it is read-only.
     ///
     /// # Errors
     /// When it cannot be reached any more.
@@ -79,20 +79,19 @@ impl RemoteHolder {
     /// # Errors
     /// When it cannot be reached any more.
     pub fn is_hole(&self, offset: u64, length: u32) -> Result<bool, HolderError> {
-        let mut runs: Vec<Run> = Vec::new();
+        let mut hole = 0;
         self.with(0, |link| {
-            runs.clear();
-            if link.knows_holes() { link.block_status(offset, length, &mut runs) } else { Ok(()) }
+            hole = link.hole(offset, length)?;
+            Ok(())
         })?;
-        let holes = runs.iter().take_while(|run| run.hole).map(|run| u64::from(run.length)).sum::<u64>();
-        Ok(holes >= u64::from(length))
+        Ok(hole >= u64::from(length))
     }
 
     /// Does `operation` on the worker's connection, and again on a new one if that breaks.
     fn with(
         &self,
         worker: usize,
-        mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
+        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
     ) -> Result<(), HolderError> {
         let mut link = lock(&self.links[worker % self.links.len()]);
         let started = Instant::now();
@@ -111,9 +110,9 @@ impl RemoteHolder {
 
     fn persist(
         &self,
-        link: &mut Option<Connection>,
+        link: &mut Option<Link>,
         started: Instant,
-        mut operation: impl FnMut(&mut Connection) -> Result<(), NbdError>,
+        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
     ) -> Result<(), HolderError> {
         going_to_sleep();
         let lost = self.lost(started);
@@ -121,13 +120,12 @@ impl RemoteHolder {
         let unreachable = |source| HolderError::Unreachable { waited: lost.elapsed(), source };
         // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
         if Instant::now() >= deadline && !self.may_try() {
-            let (target, failure) = (self.target.clone(), Failure::Broken);
-            return Err(unreachable(Box::new(NbdError { target, failure })));
+            return Err(unreachable(Box::new(self.source.broken())));
         }
         let mut backoff = BACKOFF.0;
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
-            let attempt = Connection::connect(self.target.clone(), left).and_then(|mut connection| {
+            let attempt = self.source.connect(left).and_then(|mut connection| {
                 let done = operation(&mut connection);
                 let keep = done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
                 if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
@@ -179,10 +177,11 @@ impl RemoteHolder {
 }
 
 /// The meaning of an error that the lender answered with.
-fn answer(error: NbdError) -> HolderError {
-    match error.failure {
-        Failure::NoSpace(_) => HolderError::Full(Box::new(error)),
-        _ => HolderError::Failed(Box::new(error)),
+fn answer(error: LinkError) -> HolderError {
+    if error.is_no_space() {
+        HolderError::Full(Box::new(error))
+    } else {
+        HolderError::Failed(Box::new(error))
     }
 }
 
@@ -222,7 +221,7 @@ impl Holder for RemoteHolder {
                     Some(&(offset, from)) => Operation::Write { offset, from },
                     None => Operation::Write { offset: 0, from: &[] },
                 });
-                link.run(&mut operations[..some.len()])
+                link.write_all(&mut operations[..some.len()])
             })
         })
     }
@@ -238,7 +237,7 @@ impl Holder for RemoteHolder {
         }
         // Whoever has the link is finding out already.
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock)
-            && let Ok(mut connection) = Connection::connect(self.target.clone(), SHORTEST_ATTEMPT)
+            && let Ok(mut connection) = self.source.connect(SHORTEST_ATTEMPT)
             && connection.set_patience(self.patience / 2).is_ok()
         {
             *link = Some(connection);

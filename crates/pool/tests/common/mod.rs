@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Target};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+use aquifer_pool::{LeaseTarget, Protocol, Volume, VolumeConfig};
 pub use certificates::Cluster;
 pub use nbdkit::Nbdkit;
-pub use ours::OurLender;
+pub use ours::{Kind, OurLender};
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -51,10 +51,15 @@ pub fn lease_at(address: Address, number: u128, extents: u64) -> LeaseTarget {
         lease: LeaseId(number),
         lender: format!("lender-{number}").parse().unwrap(),
         address,
-        export: String::new(),
+        protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(extents * EXTENT_SIZE),
-        secure: false,
     }
+}
+
+/// The same lease, over TLS from `lender`.
+pub fn secure(target: LeaseTarget, lender: &str) -> LeaseTarget {
+    let protocol = Protocol::Nbd { export: String::new(), secure: true };
+    LeaseTarget { lender: lender.parse().unwrap(), protocol, ..target }
 }
 
 /// A volume over lenders of so many extents each, whose leases are 1, 2, …

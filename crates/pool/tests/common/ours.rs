@@ -1,30 +1,68 @@
-//! A lender of ours, as a process: the example `nbd_memory` over a store that outlives it.
+//! A lender of ours, as a process: the example `nbd_memory` or `nvme_memory` over a store that outlives it.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use aquifer_fabric::Address;
-use aquifer_page::{Bytes, EXTENT_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
 use super::example::example;
 use super::wait_until;
 
+/// By what a lender of ours serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Nbd,
+    Nvme,
+}
+
 pub struct OurLender {
     child: Child,
+    kind: Kind,
     extents: u64,
+    /// The subsystem, or nothing.
+    name: String,
     dir: TempDir,
 }
 
 impl OurLender {
     pub fn start(extents: u64) -> Self {
+        Self::start_kind(Kind::Nbd, extents)
+    }
+
+    pub fn start_kind(kind: Kind, extents: u64) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let lender = Self { child: spawn(dir.path(), extents), extents, dir };
+        let (child, name) = spawn(kind, dir.path(), extents);
+        let lender = Self { child, kind, extents, name, dir };
         lender.wait();
         lender
+    }
+
+    /// A lease on all of what it has.
+    pub fn lease(&self, number: u128) -> LeaseTarget {
+        let protocol = match self.kind {
+            Kind::Nbd => Protocol::Nbd { export: String::new(), secure: false },
+            Kind::Nvme => Protocol::Nvme(NvmeAccess {
+                subsystem: self.name.parse().unwrap(),
+                host: "nqn.2014-08.org.example:borrower".parse().unwrap(),
+                secret: None,
+                controller_secret: None,
+            }),
+        };
+        LeaseTarget {
+            lease: LeaseId(number),
+            lender: format!("lender-{number}").parse().unwrap(),
+            address: self.address(),
+            protocol,
+            capacity: Bytes(self.extents * EXTENT_SIZE),
+        }
     }
 
     pub fn address(&self) -> Address {
@@ -38,8 +76,21 @@ impl OurLender {
     }
 
     pub fn restart(&mut self) {
-        self.child = spawn(self.dir.path(), self.extents);
+        (self.child, _) = spawn(self.kind, self.dir.path(), self.extents);
         self.wait();
+    }
+
+    /// Stops it where it is: connections stay and nothing answers.
+    pub fn freeze(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
+
+    /// Lets it go on after [`freeze`](Self::freeze).
+    pub fn thaw(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 
     fn wait(&self) {
@@ -61,12 +112,23 @@ impl Drop for OurLender {
     }
 }
 
-fn spawn(dir: &Path, extents: u64) -> Child {
-    Command::new(example("aquifer-fabric", "nbd_memory"))
+/// Starts it, and says what its subsystem is called, if it has one.
+fn spawn(kind: Kind, dir: &Path, extents: u64) -> (Child, String) {
+    let program = match kind {
+        Kind::Nbd => "nbd_memory",
+        Kind::Nvme => "nvme_memory",
+    };
+    let mut child = Command::new(example("aquifer-fabric", program))
         .arg(format!("unix:{}", dir.join("nbd").display()))
         .arg((extents * EXTENT_SIZE).to_string())
         .arg(dir.join("store"))
-        .stdout(Stdio::null())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
         .spawn()
-        .unwrap()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let name = if kind == Kind::Nvme { line.split_whitespace().last().unwrap() } else { "" };
+    (child, name.to_owned())
 }

@@ -1,0 +1,78 @@
+//! Ranges of bytes as blocks, for what is only read and written in those.
+
+use std::fmt;
+
+use aquifer_page::PAGE_SIZE;
+
+/// Room for a block of any size that there is.
+pub(super) struct Block([u8; PAGE_SIZE]);
+
+impl Block {
+    pub(super) const EMPTY: Self = Self([0; PAGE_SIZE]);
+
+    /// Of it what is needed.
+    pub(super) fn first(&mut self, length: u64) -> &mut [u8] {
+        &mut self.0[..length as usize]
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Block")
+    }
+}
+
+/// A part of a range: all of some blocks, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Where it starts in its first block.
+    pub(super) start: usize,
+    pub(super) length: usize,
+    pub(super) is_whole: bool,
+}
+
+/// Cuts a range at its first and last block where it has only a part of them, and does `what` with each part in order, told
+/// where its first block is.
+pub(super) fn in_blocks<E>(
+    offset: u64,
+    length: u64,
+    block: u64,
+    mut what: impl FnMut(u64, Part) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut at, end) = (offset, offset + length);
+    while at < end {
+        let start = at % block;
+        let length = if start == 0 && end - at >= block {
+            (end - at) / block * block
+        } else {
+            (block - start).min(end - at)
+        };
+        let is_whole = start == 0 && length >= block;
+        what(at - start, Part { start: start as usize, length: length as usize, is_whole })?;
+        at += length;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_they_have_a_part_of_a_block() {
+        let cut = |offset, length| {
+            let mut parts = Vec::new();
+            in_blocks::<()>(offset, length, 100, |at, part| {
+                parts.push((at, part.start, part.length, part.is_whole));
+                Ok(())
+            })
+            .map(|()| parts)
+        };
+        assert_eq!(cut(0, 0), Ok(vec![]));
+        assert_eq!(cut(200, 300), Ok(vec![(200, 0, 300, true)]));
+        assert_eq!(cut(210, 20), Ok(vec![(200, 10, 20, false)]));
+        assert_eq!(cut(200, 20), Ok(vec![(200, 0, 20, false)]));
+        assert_eq!(cut(290, 220), Ok(vec![(200, 90, 10, false), (300, 0, 200, true), (500, 0, 10, false)]));
+        assert_eq!(cut(290, 20), Ok(vec![(200, 90, 10, false), (300, 0, 10, false)]));
+    }
+}

@@ -1,0 +1,259 @@
+//! A connection to a lease, by whichever protocol it is served.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aquifer_fabric::nbd::client::{self as nbd, NbdError, Operation, Run};
+use aquifer_fabric::nvme::initiator::{self as nvme, NvmeError, Session};
+use aquifer_page::Bytes;
+
+use super::blocks::{Block, in_blocks};
+use crate::lock;
+
+/// What leads to a lease.
+pub enum Source {
+    /// An export of an NBD server.
+    Nbd(Arc<nbd::Target>),
+    /// A namespace of an NVMe/TCP target.
+    Nvme(NvmeSource),
+}
+
+/// What leads to a namespace.
+#[derive(Debug)]
+pub struct NvmeSource {
+    session: Session,
+    /// Held by whoever reads or writes a part of a block: one at a time.
+    block: Arc<Mutex<Box<Block>>>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nbd(target) => target.fmt(f),
+            Self::Nvme(source) => source.session.fmt(f),
+        }
+    }
+}
+
+impl From<nbd::Target> for Source {
+    fn from(target: nbd::Target) -> Self {
+        Self::Nbd(Arc::new(target))
+    }
+}
+
+impl From<nvme::Target> for Source {
+    fn from(target: nvme::Target) -> Self {
+        let block = Arc::new(Mutex::new(Box::new(Block::EMPTY)));
+        Self::Nvme(NvmeSource { session: Session::new(Arc::new(target)), block })
+    }
+}
+
+/// What went wrong with a connection to a lease.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// With one by NBD.
+    #[error(transparent)]
+    Nbd(#[from] NbdError),
+    /// With one by NVMe/TCP.
+    #[error(transparent)]
+    Nvme(#[from] NvmeError),
+}
+
+impl LinkError {
+    /// Whether the connection is of no further use (a new one may be).
+    pub fn ends_connection(&self) -> bool {
+        match self {
+            Self::Nbd(error) => error.ends_connection(),
+            Self::Nvme(error) => error.ends_connection(),
+        }
+    }
+
+    /// Whether the lender has no room for what was written.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::Nbd(error) => error.is_no_space(),
+            Self::Nvme(error) => error.is_no_space(),
+        }
+    }
+}
+
+/// A connection to a lease: any range of bytes may be asked for, as many connections at a time as there are workers.
+pub(super) enum Link {
+    Nbd(nbd::Connection),
+    Nvme(nvme::Connection, Arc<Mutex<Box<Block>>>),
+}
+
+impl Source {
+    pub(super) fn connect(&self, patience: Duration) -> Result<Link, LinkError> {
+        Ok(match self {
+            Self::Nbd(target) => Link::Nbd(nbd::Connection::connect(Arc::clone(target), patience)?),
+            Self::Nvme(source) => Link::Nvme(source.session.connect(patience)?, Arc::clone(&source.block)),
+        })
+    }
+
+    /// What it is like to find out nothing new: the connection failed earlier.
+    pub(super) fn broken(&self) -> LinkError {
+        match self {
+            Self::Nbd(target) => {
+                NbdError { target: Arc::clone(target), failure: nbd::Failure::Broken }.into()
+            }
+            Self::Nvme(source) => {
+                let target = Arc::clone(source.session.target());
+                NvmeError { target, failure: nvme::Failure::Broken }.into()
+            }
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn set_patience(&mut self, patience: Duration) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.set_patience(patience)?),
+            Self::Nvme(link, _) => Ok(link.set_patience(patience)?),
+        }
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        match self {
+            Self::Nbd(link) => link.size(),
+            Self::Nvme(link, _) => link.size(),
+        }
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        match self {
+            Self::Nbd(link) => link.is_read_only(),
+            Self::Nvme(link, _) => link.is_read_only(),
+        }
+    }
+
+    /// Bytes from the start of the range that are known to take no room and read as zeroes.
+    pub(super) fn hole(&mut self, offset: u64, length: u32) -> Result<u64, LinkError> {
+        match self {
+            Self::Nbd(link) if link.knows_holes() => {
+                let mut runs: Vec<Run> = Vec::new();
+                link.block_status(offset, length, &mut runs)?;
+                Ok(runs.iter().take_while(|run| run.hole).map(|run| u64::from(run.length)).sum())
+            }
+            Self::Nvme(link, _) if link.was_empty() => Ok(length.into()),
+            _ => Ok(0),
+        }
+    }
+
+    pub(super) fn can_write_zeroes(&self) -> bool {
+        match self {
+            Self::Nbd(link) => link.can_write_zeroes(),
+            Self::Nvme(link, _) => link.can_write_zeroes(),
+        }
+    }
+
+    pub(super) fn can_flush(&self) -> bool {
+        match self {
+            Self::Nbd(link) => link.can_flush(),
+            Self::Nvme(link, _) => link.can_flush(),
+        }
+    }
+
+    pub(super) fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.read(offset, into)?),
+            Self::Nvme(link, _) if is_whole(link, offset, into.len() as u64) => Ok(link.read(offset, into)?),
+            Self::Nvme(link, block) => {
+                let mut block = lock(block);
+                let mut rest = into;
+                in_blocks(offset, rest.len() as u64, link.block().0, |whole, range| {
+                    let (now, later) = std::mem::take(&mut rest).split_at_mut(range.length);
+                    rest = later;
+                    if range.is_whole {
+                        return link.read(whole, now);
+                    }
+                    let block = block.first(link.block().0);
+                    link.read(whole, block)?;
+                    now.copy_from_slice(&block[range.start..][..range.length]);
+                    Ok(())
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.write(offset, from)?),
+            Self::Nvme(link, _) if is_whole(link, offset, from.len() as u64) => Ok(link.write(offset, from)?),
+            Self::Nvme(link, block) => {
+                let mut block = lock(block);
+                let mut rest = from;
+                in_blocks(offset, rest.len() as u64, link.block().0, |whole, range| {
+                    let (now, later) = rest.split_at(range.length);
+                    rest = later;
+                    if range.is_whole {
+                        return link.write(whole, now);
+                    }
+                    let block = block.first(link.block().0);
+                    link.read(whole, block)?;
+                    block[range.start..][..range.length].copy_from_slice(now);
+                    link.write(whole, block)
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.write_zeroes(offset, length)?),
+            Self::Nvme(link, block) => {
+                let block_size = link.block().0;
+                if is_whole(link, offset, length.into()) {
+                    return Ok(link.write_zeroes(offset, length)?);
+                }
+                let mut block = lock(block);
+                in_blocks(offset, length.into(), block_size, |whole, range| {
+                    if range.is_whole {
+                        // No more than the whole.
+                        return link.write_zeroes(whole, range.length as u32);
+                    }
+                    let block = block.first(block_size);
+                    link.read(whole, block)?;
+                    block[range.start..][..range.length].fill(0);
+                    link.write(whole, block)
+                })?;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.flush()?),
+            Self::Nvme(link, _) => Ok(link.flush()?),
+        }
+    }
+
+    /// Carries out writes, many in flight.
+    pub(super) fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), LinkError> {
+        match self {
+            Self::Nbd(link) => Ok(link.run(writes)?),
+            Self::Nvme(link, _) => {
+                let is_plain = |operation: &Operation<'_>| match operation {
+                    Operation::Write { offset, from } => is_whole(link, *offset, from.len() as u64),
+                    _ => true,
+                };
+                if writes.iter().all(is_plain) {
+                    return Ok(link.run(writes)?);
+                }
+                writes.iter().try_for_each(|operation| match operation {
+                    Operation::Write { offset, from } => self.write(*offset, from),
+                    _ => Ok(()),
+                })
+            }
+        }
+    }
+}
+
+/// Whether these bytes are whole blocks.
+fn is_whole(link: &nvme::Connection, offset: u64, length: u64) -> bool {
+    (offset | length).is_multiple_of(link.block().0)
+}

@@ -1,0 +1,200 @@
+//! Where leases are, and how they are reached.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use aquifer_fabric::nvme::auth::{Secret, Secrets};
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::tls::Identity;
+use aquifer_fabric::{Address, NvmeUri, Uri};
+use aquifer_fabric::{nbd::client as nbd, nvme::initiator as nvme};
+use aquifer_page::{Bytes, HostName, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use crate::error::PoolError;
+use crate::holder::Source;
+
+/// A lease to lay a volume over: whose it is and where its pages are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Record", into = "Record")]
+pub struct LeaseTarget {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Who lends; over TLS, also who the server must prove to be.
+    pub lender: HostName,
+    /// The lender's server.
+    pub address: Address,
+    /// By what it is reached there.
+    pub protocol: Protocol,
+    /// How much of it may be used; whole extents of it will be.
+    pub capacity: Bytes,
+}
+
+/// By what a lease is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// NBD.
+    Nbd {
+        /// The lease's export.
+        export: String,
+        /// Whether to use mutual TLS.
+        secure: bool,
+    },
+    /// NVMe/TCP.
+    Nvme(NvmeAccess),
+}
+
+/// A subsystem whose first namespace is the lease, and how this host gets in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NvmeAccess {
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// This host's name.
+    pub host: Nqn,
+    /// The file with the secret by which this host proves its name (DH-HMAC-CHAP).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<PathBuf>,
+    /// The file with the secret by which the controller must prove who it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller_secret: Option<PathBuf>,
+}
+
+/// A lease as it is on record: with the fields that it had when NBD was all there was.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    lease: LeaseId,
+    lender: HostName,
+    address: Address,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    export: Option<String>,
+    capacity: Bytes,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    secure: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nvme: Option<NvmeAccess>,
+}
+
+impl From<LeaseTarget> for Record {
+    fn from(target: LeaseTarget) -> Self {
+        let LeaseTarget { lease, lender, address, protocol, capacity } = target;
+        let (export, secure, nvme) = match protocol {
+            Protocol::Nbd { export, secure } => (Some(export), Some(secure), None),
+            Protocol::Nvme(access) => (None, None, Some(access)),
+        };
+        Self { lease, lender, address, export, capacity, secure, nvme }
+    }
+}
+
+impl TryFrom<Record> for LeaseTarget {
+    type Error = &'static str;
+
+    fn try_from(record: Record) -> Result<Self, Self::Error> {
+        let Record { lease, lender, address, export, capacity, secure, nvme } = record;
+        let protocol = match (export, secure, nvme) {
+            (Some(export), Some(secure), None) => Protocol::Nbd { export, secure },
+            (None, None, Some(access)) => Protocol::Nvme(access),
+            _ => return Err("a lease has either an export and whether it is secure, or nvme"),
+        };
+        Ok(Self { lease, lender, address, protocol, capacity })
+    }
+}
+
+impl LeaseTarget {
+    /// Where it is, as a URI.
+    pub fn uri(&self) -> String {
+        let address = self.address.clone();
+        match &self.protocol {
+            Protocol::Nbd { export, secure } => {
+                Uri { secure: *secure, address, export: export.clone() }.to_string()
+            }
+            Protocol::Nvme(access) => NvmeUri { address, subsystem: access.subsystem.clone() }.to_string(),
+        }
+    }
+
+    /// Whether the other one is in the same place, and two volumes would ruin each other's pages.
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        self.address == other.address
+            && match (&self.protocol, &other.protocol) {
+                (Protocol::Nbd { export: one, .. }, Protocol::Nbd { export: two, .. }) => one == two,
+                (Protocol::Nvme(one), Protocol::Nvme(two)) => one.subsystem == two.subsystem,
+                _ => false,
+            }
+    }
+
+    /// What leads there, with what this host needs to get in.
+    ///
+    /// # Errors
+    /// Where there is no certificate, or a secret cannot be read.
+    pub fn source(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
+        let address = self.address.clone();
+        match &self.protocol {
+            Protocol::Nbd { export, secure } => {
+                let tls = match (identity, secure) {
+                    (_, false) => None,
+                    (Some(identity), true) => Some((identity.client_config(), self.lender.clone())),
+                    (None, true) => {
+                        let why = "it demands TLS and this host has no certificate: see 'aquifer init'";
+                        let (lease, lender) = (self.lease, self.lender.to_string());
+                        return Err(PoolError::Unusable { lease, lender, why: why.to_owned() });
+                    }
+                };
+                Ok(nbd::Target { address, export: export.clone(), tls }.into())
+            }
+            Protocol::Nvme(access) => {
+                let target = nvme::Target::new(address, access.subsystem.clone(), access.host.clone());
+                Ok(nvme::Target { secrets: self.secrets(access)?, ..target }.into())
+            }
+        }
+    }
+
+    fn secrets(&self, access: &NvmeAccess) -> Result<Option<Secrets>, PoolError> {
+        let read = |path: &Path| {
+            let bad = |why: String| PoolError::Secret {
+                lease: self.lease,
+                lender: self.lender.to_string(),
+                path: path.to_owned(),
+                why,
+            };
+            let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+            text.parse::<Secret>().map_err(|error| bad(error.to_string()))
+        };
+        let Some(host) = &access.secret else { return Ok(None) };
+        let controller = access.controller_secret.as_deref().map(read).transpose()?;
+        Ok(Some(Secrets { host: read(host)?, controller }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NBD: &str = r#"{"lease":"00000000000000000000000000000001","lender":"b","address":"10.0.0.2:7001","export":"x","capacity":67108864,"secure":true}"#;
+
+    #[test]
+    fn records_of_before_there_was_nvme_are_read_and_written_as_ever() {
+        let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
+        assert_eq!(target.protocol, Protocol::Nbd { export: "x".to_owned(), secure: true });
+        assert_eq!(serde_json::to_string(&target).unwrap(), NBD);
+        assert_eq!(target.uri(), "nbds://10.0.0.2:7001/x");
+    }
+
+    #[test]
+    fn a_lease_by_nvme_survives_being_recorded() {
+        let nbd: LeaseTarget = serde_json::from_str(NBD).unwrap();
+        let access = NvmeAccess {
+            subsystem: "nqn.2014-08.org.example:s".parse().unwrap(),
+            host: "nqn.2014-08.org.example:h".parse().unwrap(),
+            secret: Some("/etc/aquifer/secret".into()),
+            controller_secret: None,
+        };
+        let target = LeaseTarget { protocol: Protocol::Nvme(access), ..nbd.clone() };
+        let text = serde_json::to_string(&target).unwrap();
+        assert_eq!(serde_json::from_str::<LeaseTarget>(&text).unwrap(), target);
+        assert_eq!(target.uri(), "nvme+tcp://10.0.0.2:7001/nqn.2014-08.org.example:s");
+        assert!(target.is_same_place(&target) && !target.is_same_place(&nbd));
+        let both = text.replace("\"nvme\":", "\"export\":\"x\",\"secure\":false,\"nvme\":");
+        assert!(serde_json::from_str::<LeaseTarget>(&both).is_err());
+    }
+}
