@@ -1,19 +1,21 @@
-//! An NBD export given on the command line, as a lease to lay a volume over.
+//! An NBD export or an NVMe namespace given on the command line, as a lease to lay a volume over.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::nbd::client::{Connection, Target};
+use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId};
-use aquifer_pool::{LeaseTarget, Protocol};
+use aquifer_pool::holder::{LinkError, RemoteHolder};
+use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
 use clap::Args;
 
 use crate::failure::{Failure, OrFail, Result};
+use crate::lender_uri::LenderUri;
 
-/// How a lender is trusted.
+/// How a lender is trusted, and how it is to trust this host.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Trust {
     /// For nbds: the directory with this host's certificate (made by 'aquifer init')
@@ -24,6 +26,14 @@ pub struct Trust {
     /// The default is the host in the URI, where that is a name.
     #[arg(long, value_name = "HOST")]
     lender_host: Option<HostName>,
+    /// For nvme: a file with this host's secret, and in a second line the lender's if that must prove who it is
+    #[arg(long, value_name = "FILE")]
+    dhchap_secret: Option<PathBuf>,
+    /// For nvme: this host's name
+    ///
+    /// The default is what /etc/nvme/hostnqn says, or else a name made from /etc/machine-id.
+    #[arg(long, value_name = "NQN")]
+    host_nqn: Option<Nqn>,
 }
 
 /// A lender that was found to serve what it should.
@@ -36,38 +46,76 @@ pub struct Lender {
 }
 
 /// How long the lender may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Where Linux's own initiator keeps this host's name.
+const HOST_NQN: &str = "/etc/nvme/hostnqn";
+const MACHINE_ID: &str = "/etc/machine-id";
 
 impl Lender {
-    /// Connects to the export to learn its size; at most `size` of it will be used.
+    /// Connects to the export or namespace to learn its size; at most `size` of it will be used.
     ///
     /// # Errors
-    /// If the lender cannot be reached or trusted, or its export is of no use.
-    pub fn find(uri: &Uri, trust: &Trust, size: Option<Bytes>) -> Result<Self> {
+    /// If the lender cannot be reached or trusted, or what it serves is of no use.
+    pub fn find(uri: &LenderUri, trust: &Trust, size: Option<Bytes>) -> Result<Self> {
         let what = || format!("using {uri}");
-        let identity = trust.identity(uri)?;
-        let lender = trust.name(uri)?;
-        let tls = match &identity {
-            Some(dir) => Some((Identity::load(dir).or_fail(what)?.client_config(), lender.clone())),
-            None => None,
+        trust.check(uri)?;
+        let (identity, protocol) = match uri {
+            LenderUri::Nbd(uri) => {
+                let protocol = Protocol::Nbd { export: uri.export.clone(), secure: uri.secure };
+                (trust.identity(uri)?, protocol)
+            }
+            LenderUri::Nvme(uri) => (
+                None,
+                Protocol::Nvme(
+                    trust
+                        .access(uri.subsystem.clone())
+                        .map_err(|failure| Failure { what: what(), ..failure })?,
+                ),
+            ),
         };
-        let (address, export) = (uri.address.clone(), uri.export.clone());
-        let target = Arc::new(Target { address: address.clone(), export: export.clone(), tls });
-        let connection =
-            Connection::connect(target, PATIENCE).map_err(|error| Failure::new(what(), error.failure))?;
-        if connection.is_read_only() {
-            return Err(Failure::new(what(), "the export is read-only").help("serve it writable"));
+        let lender = trust.name(uri)?;
+        let certificate = identity.as_deref().map(Identity::load).transpose().or_fail(what)?;
+        let (lease, address) = (LeaseId::random(), uri.address().clone());
+        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity: Bytes::ZERO };
+        let source = lease.source(certificate.as_ref()).or_fail(what)?;
+        let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| match error {
+            LinkError::Nbd(error) => Failure::new(what(), error.failure),
+            LinkError::Nvme(error) => Failure::new(what(), error.failure),
+        })?;
+        let (there, read_only) = holder.facts().or_fail(what)?;
+        if read_only {
+            return Err(Failure::new(what(), "it is read-only").help("serve it writable"));
         }
-        let capacity =
-            usable(connection.size(), size).map_err(|failure| Failure { what: what(), ..failure })?;
-        let secure = identity.is_some();
-        let protocol = Protocol::Nbd { export, secure };
-        let lease = LeaseTarget { lease: LeaseId::random(), lender, address, protocol, capacity };
+        lease.capacity = usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
         Ok(Self { lease, identity })
     }
 }
 
 impl Trust {
+    /// Refuses what is for the other protocol.
+    fn check(&self, uri: &LenderUri) -> Result<()> {
+        let misfit = match uri {
+            LenderUri::Nbd(_) if self.dhchap_secret.is_some() || self.host_nqn.is_some() => {
+                "--dhchap-secret and --host-nqn are for nvme, this is NBD"
+            }
+            LenderUri::Nvme(_) if self.tls.is_some() || self.lender_host.is_some() => {
+                "--tls and --lender-host are for nbds, this is NVMe"
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure::new(format!("using {uri}"), misfit).help("leave it out, or give another URI"))
+    }
+
+    /// How this host gets into a subsystem.
+    fn access(&self, subsystem: Nqn) -> Result<NvmeAccess> {
+        let host = match &self.host_nqn {
+            Some(host) => host.clone(),
+            None => host_nqn(Path::new(HOST_NQN), Path::new(MACHINE_ID))?,
+        };
+        let secrets = self.dhchap_secret.as_deref().map(absolute).transpose()?;
+        Ok(NvmeAccess { subsystem, host, secrets })
+    }
+
     /// Where the certificate is, for a URI that wants one.
     fn identity(&self, uri: &Uri) -> Result<Option<PathBuf>> {
         let misfit = |why: &str, help: &str| Err(Failure::new(format!("using {uri}"), why).help(help));
@@ -82,18 +130,18 @@ impl Trust {
     }
 
     /// What the lender is called: as given, or as the URI has it. Without TLS it only stands in messages.
-    fn name(&self, uri: &Uri) -> Result<HostName> {
+    fn name(&self, uri: &LenderUri) -> Result<HostName> {
         if let Some(name) = &self.lender_host {
             return Ok(name.clone());
         }
-        let host = match &uri.address {
+        let host = match uri.address() {
             Address::Unix(_) => "localhost",
             Address::Tcp { host, .. } => host.as_str(),
         };
         let is_name = host.parse::<std::net::IpAddr>().is_err();
         match host.parse() {
-            Ok(name) if is_name || !uri.secure => Ok(name),
-            _ if uri.secure => {
+            Ok(name) if is_name || !uri.is_secure() => Ok(name),
+            _ if uri.is_secure() => {
                 Err(Failure::new(format!("using {uri}"), format!("{host} does not tell who the lender is"))
                     .help("give its name, as its certificate has it, by --lender-host"))
             }
@@ -116,9 +164,21 @@ fn usable(size: Bytes, wanted: Option<Bytes>) -> Result<Bytes> {
     Ok(whole)
 }
 
-/// The same directory for a process with another working directory.
-fn absolute(dir: &Path) -> Result<PathBuf> {
-    dir.canonicalize().or_fail(|| format!("finding {}", dir.display()))
+/// This host's name as Linux's own initiator has it, or else one that is always the same on this machine.
+fn host_nqn(linux: &Path, machine: &Path) -> Result<Nqn> {
+    if let Ok(name) = fs::read_to_string(linux) {
+        return name.trim().parse().or_fail(|| format!("reading {}", linux.display()));
+    }
+    let what = || "finding this host's NVMe name";
+    let machine =
+        fs::read_to_string(machine).or_fail(what).map_err(|failure| failure.help("give it by --host-nqn"))?;
+    let id = u128::from_str_radix(machine.trim(), 16).or_fail(what)?;
+    Ok(Nqn::of_lease(LeaseId(id)))
+}
+
+/// The same file or directory for a process with another working directory.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().or_fail(|| format!("finding {}", path.display()))
 }
 
 #[cfg(test)]
@@ -151,7 +211,7 @@ mod tests {
 
     #[test]
     fn tls_and_the_uri_must_agree() {
-        let trust = Trust { tls: Some("/".into()), lender_host: None };
+        let trust = Trust { tls: Some("/".into()), ..Trust::default() };
         assert!(trust.identity(&"nbd://b/".parse().unwrap()).unwrap_err().help.unwrap().contains("nbds://"));
         assert!(
             Trust::default()
@@ -162,5 +222,29 @@ mod tests {
                 .contains("--tls")
         );
         assert_eq!(trust.identity(&"nbds://b/".parse().unwrap()).unwrap(), Some("/".into()));
+    }
+
+    #[test]
+    fn options_of_the_other_protocol_are_refused() {
+        let nqn: Nqn = "nqn.2014-08.org.example:h".parse().unwrap();
+        let nvme = Trust { host_nqn: Some(nqn), ..Trust::default() };
+        let nbd = Trust { tls: Some("/".into()), ..Trust::default() };
+        let uris = ["nbds://b.example/", "nvme+tcp://b.example/nqn.2014-08.org.example:s"];
+        let [by_nbd, by_nvme] = uris.map(|uri| uri.parse().unwrap());
+        assert!(nbd.check(&by_nbd).is_ok() && nvme.check(&by_nvme).is_ok());
+        assert!(nvme.check(&by_nbd).unwrap_err().why.contains("this is NBD"));
+        assert!(nbd.check(&by_nvme).unwrap_err().why.contains("this is NVMe"));
+    }
+
+    #[test]
+    fn a_host_has_the_same_nvme_name_as_for_linux_or_one_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (linux, machine) = (dir.path().join("hostnqn"), dir.path().join("machine-id"));
+        assert!(host_nqn(&linux, &machine).unwrap_err().help.unwrap().contains("--host-nqn"));
+        fs::write(&machine, "0123456789abcdef0011223344556677\n").unwrap();
+        let own = "nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0011-223344556677";
+        assert_eq!(host_nqn(&linux, &machine).unwrap().as_str(), own);
+        fs::write(&linux, "nqn.2014-08.org.example:h\n").unwrap();
+        assert_eq!(host_nqn(&linux, &machine).unwrap().as_str(), "nqn.2014-08.org.example:h");
     }
 }

@@ -14,6 +14,7 @@ pub mod failure;
 pub mod init;
 pub mod instance;
 pub mod lender;
+pub mod lender_uri;
 pub mod manual;
 pub mod output;
 pub mod progress;

@@ -102,6 +102,52 @@ fn stored(export: &Export) -> u64 {
 }
 
 #[test]
+fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
+    if lacks_devices() {
+        return;
+    }
+    const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    let served = tempfile::tempdir().unwrap();
+    let secret = served.path().join("secret");
+    // The lender's own is in the second line.
+    fs::write(&secret, format!("{SECRET}\n{SECRET}\n")).unwrap();
+    let secret = secret.to_str().unwrap();
+    let words = ["130M", "--nvme", "127.0.0.1:0", "--allow-host", HOST, "--dhchap-secret", secret];
+    let export = Export::start(served.path(), &words);
+    let (address, nqn) = (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
+    let uri = format!("nvme+tcp://{}/{}", address.as_str().unwrap(), nqn.as_str().unwrap());
+    let dir = Dir::new();
+    let output = dir.aquifer(&["attach", &uri, "--host-nqn", HOST]);
+    assert!(stderr(&output).contains("authentication failed"), "{}", stderr(&output));
+    let output = dir.aquifer(&[
+        "attach",
+        &uri,
+        "--dhchap-secret",
+        secret,
+        "--host-nqn",
+        "nqn.2014-08.org.example:other",
+    ]);
+    assert!(stderr(&output).contains("is not allowed to use it"), "{}", stderr(&output));
+    let trust = [&uri, "--dhchap-secret", secret, "--host-nqn", HOST];
+    let attached = dir.attach(&trust);
+    assert_eq!(attached["capacity"], 128 << 20, "whole extents");
+    let block = OpenOptions::new().read(true).write(true).open(device(&attached)).unwrap();
+    let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
+    block.write_all_at(&pattern, 63 << 20).unwrap();
+    block.sync_all().unwrap();
+    let mut back = vec![0; pattern.len()];
+    block.read_exact_at(&mut back, 63 << 20).unwrap();
+    assert!(back == pattern);
+    drop(block);
+    let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
+    assert!(stderr(&output).contains("is over it already"), "{}", stderr(&output));
+    let output = dir.aquifer(&["detach", device(&attached)]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+}
+
+#[test]
 fn swap_goes_on_and_off_with_it() {
     if lacks_devices() {
         return;

@@ -1,9 +1,9 @@
 //! Where leases are, and how they are reached.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use aquifer_fabric::nvme::auth::{Secret, Secrets};
+use aquifer_fabric::nvme::auth::{SecretError, Secrets};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, NvmeUri, Uri};
@@ -52,12 +52,10 @@ pub struct NvmeAccess {
     pub subsystem: Nqn,
     /// This host's name.
     pub host: Nqn,
-    /// The file with the secret by which this host proves its name (DH-HMAC-CHAP).
+    /// The file with the secret by which this host proves its name, and in a second line the one by which the controller
+    /// must prove who it is, if it must (DH-HMAC-CHAP).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret: Option<PathBuf>,
-    /// The file with the secret by which the controller must prove who it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub controller_secret: Option<PathBuf>,
+    pub secrets: Option<PathBuf>,
 }
 
 /// A lease as it is on record: with the fields that it had when NBD was all there was.
@@ -150,19 +148,15 @@ impl LeaseTarget {
     }
 
     fn secrets(&self, access: &NvmeAccess) -> Result<Option<Secrets>, PoolError> {
-        let read = |path: &Path| {
-            let bad = |why: String| PoolError::Secret {
-                lease: self.lease,
-                lender: self.lender.to_string(),
-                path: path.to_owned(),
-                why,
-            };
-            let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-            text.parse::<Secret>().map_err(|error| bad(error.to_string()))
+        let Some(path) = &access.secrets else { return Ok(None) };
+        let bad = |why: String| PoolError::Secret {
+            lease: self.lease,
+            lender: self.lender.to_string(),
+            path: path.clone(),
+            why,
         };
-        let Some(host) = &access.secret else { return Ok(None) };
-        let controller = access.controller_secret.as_deref().map(read).transpose()?;
-        Ok(Some(Secrets { host: read(host)?, controller }))
+        let text = fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
+        text.parse().map(Some).map_err(|error: SecretError| bad(error.to_string()))
     }
 }
 
@@ -186,8 +180,7 @@ mod tests {
         let access = NvmeAccess {
             subsystem: "nqn.2014-08.org.example:s".parse().unwrap(),
             host: "nqn.2014-08.org.example:h".parse().unwrap(),
-            secret: Some("/etc/aquifer/secret".into()),
-            controller_secret: None,
+            secrets: Some("/etc/aquifer/secret".into()),
         };
         let target = LeaseTarget { protocol: Protocol::Nvme(access), ..nbd.clone() };
         let text = serde_json::to_string(&target).unwrap();

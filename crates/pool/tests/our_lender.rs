@@ -147,7 +147,7 @@ fn a_subsystem_that_does_not_exist_is_refused_by_name() {
     };
     let error = refusal(protocol);
     assert!(error.contains("lender-1") && error.contains("example:nowhere"), "{error}");
-    let secret = Some("/nonexistent/secret".into());
-    let error = refusal(Protocol::Nvme(NvmeAccess { secret, ..access }));
+    let secrets = Some("/nonexistent/secret".into());
+    let error = refusal(Protocol::Nvme(NvmeAccess { secrets, ..access }));
     assert!(error.contains("/nonexistent/secret"), "{error}");
 }

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use aquifer_device::BackendKind;
-use aquifer_fabric::Uri;
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;
@@ -13,18 +12,19 @@ use serde::de::{Deserialize as _, IntoDeserializer as _};
 use super::Common;
 use crate::failure::{Failure, Result};
 use crate::lender::{Lender, Trust};
+use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::output;
 use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
-/// Makes a block device of an NBD export, and swap if asked
+/// Makes a block device of an NBD export or an NVMe namespace, and swap if asked
 ///
 /// A process of its own serves the device until it is detached; it keeps the rules of the swap path (locked memory,
 /// spared by the OOM killer, never waiting for memory itself). Prints the device.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// The export: nbd://HOST:PORT/NAME, nbds:// for TLS, or nbd+unix:///NAME?socket=PATH
-    uri: Uri,
+    /// What to use: nbd://HOST:PORT/NAME, nbds:// for TLS, nbd+unix:///NAME?socket=PATH, nvme+tcp://HOST:PORT/NQN
+    uri: LenderUri,
     /// Use only this much of it
     #[arg(long, value_name = "SIZE")]
     size: Option<Bytes>,
@@ -49,6 +49,10 @@ pub(super) const MANUAL: Manual = Manual {
             "Swap to 'aquifer export' on this host",
         ),
         ("aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap", "Swap to host b's memory"),
+        (
+            "aquifer attach nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.nvmexpress:uuid:... --dhchap-secret /etc/aquifer/secret",
+            "The first namespace of an NVMe/TCP target, ours or any other",
+        ),
         ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Only a block device"),
     ],
     notes: &[
@@ -66,7 +70,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Security",
             "With nbds both sides prove who they are by certificates of the cluster, and pages cross the network encrypted. \
-             With nbd:// to another host anybody on the way can read and change them.",
+             With nbd:// and nvme+tcp:// to another host anybody on the way can read and change them; with --dhchap-secret the \
+             host, and the lender if its secret is given too, at least prove who they are when they connect.",
         ),
     ],
     files: &[
@@ -94,7 +99,7 @@ impl Attach {
     /// # Errors
     /// If the export cannot be used, or no backend can make a device of it.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        if !self.uri.secure && !self.uri.address.is_local() {
+        if !self.uri.is_secure() && !self.uri.address().is_local() {
             let warning = Failure::new(
                 "warning",
                 format!("{} is not encrypted: anybody on the way can read it", self.uri),

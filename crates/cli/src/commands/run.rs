@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use aquifer_fabric::Uri;
 use aquifer_page::Bytes;
 use clap::Args;
 
@@ -14,6 +13,7 @@ use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 use crate::lender::{Lender, Trust};
+use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
@@ -38,9 +38,9 @@ pub struct Run {
     /// A name for the cgroup, to find it by
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
     name: Option<String>,
-    /// Swap to this NBD export instead of what the agent borrows
+    /// Swap to this NBD export or NVMe namespace instead of what the agent borrows
     #[arg(long, value_name = "URI")]
-    lender: Option<Uri>,
+    lender: Option<LenderUri>,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]

@@ -52,8 +52,7 @@ impl OurLender {
             Kind::Nvme => Protocol::Nvme(NvmeAccess {
                 subsystem: self.name.parse().unwrap(),
                 host: "nqn.2014-08.org.example:borrower".parse().unwrap(),
-                secret: None,
-                controller_secret: None,
+                secrets: None,
             }),
         };
         LeaseTarget {

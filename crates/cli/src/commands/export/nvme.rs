@@ -102,13 +102,7 @@ impl Subsystems for OneSubsystem {
 fn read_secrets(path: &Path) -> Result<Secrets> {
     let what = || format!("reading the secrets in {}", path.display());
     let text = fs::read_to_string(path).or_fail(what)?;
-    let mut secrets = text.lines().filter(|line| !line.trim().is_empty()).map(str::parse);
-    let Some(host) = secrets.next() else {
-        return Err(
-            Failure::new(what(), "the file is empty").help("put what 'nvme gen-dhchap-key' says into it")
-        );
-    };
-    Ok(Secrets { host: host.or_fail(what)?, controller: secrets.next().transpose().or_fail(what)? })
+    text.parse().or_fail(what).map_err(|failure| failure.help("put what 'nvme gen-dhchap-key' says into it"))
 }
 
 impl OneSubsystem {
