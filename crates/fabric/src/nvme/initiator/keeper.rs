@@ -13,7 +13,7 @@ use crate::channel::Channel;
 use crate::initiating::Deadline;
 
 /// It needs little, and is locked memory where we swap.
-const STACK: usize = 64 << 10;
+const STACK: usize = 128 << 10;
 
 /// Starts it. Every `interval` it gives a sign of life, if there is one.
 pub(super) fn start(
