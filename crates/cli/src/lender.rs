@@ -28,12 +28,12 @@ pub struct Trust {
     lender_host: Option<HostName>,
     /// For nvme: a file with this host's secret, and in a second line the lender's if that must prove who it is
     #[arg(long, value_name = "FILE")]
-    dhchap_secret: Option<PathBuf>,
+    pub(crate) dhchap_secret: Option<PathBuf>,
     /// For nvme: this host's name
     ///
     /// The default is what /etc/nvme/hostnqn says, or else a name made from /etc/machine-id.
     #[arg(long, value_name = "NQN")]
-    host_nqn: Option<Nqn>,
+    pub(crate) host_nqn: Option<Nqn>,
 }
 
 /// A lender that was found to serve what it should.
@@ -94,16 +94,21 @@ impl Lender {
 impl Trust {
     /// Refuses what is for the other protocol.
     fn check(&self, uri: &LenderUri) -> Result<()> {
-        let misfit = match uri {
+        match uri {
             LenderUri::Nbd(_) if self.dhchap_secret.is_some() || self.host_nqn.is_some() => {
-                "--dhchap-secret and --host-nqn are for nvme, this is NBD"
+                Err(misfit(uri, "--dhchap-secret and --host-nqn are for nvme, this is NBD"))
             }
-            LenderUri::Nvme(_) if self.tls.is_some() || self.lender_host.is_some() => {
-                "--tls and --lender-host are for nbds, this is NVMe"
-            }
-            _ => return Ok(()),
-        };
-        Err(Failure::new(format!("using {uri}"), misfit).help("leave it out, or give another URI"))
+            LenderUri::Nbd(_) => Ok(()),
+            LenderUri::Nvme(uri) => self.check_nvme(uri),
+        }
+    }
+
+    /// Refuses what is for NBD, where `uri` is NVMe.
+    pub(crate) fn check_nvme(&self, uri: &impl std::fmt::Display) -> Result<()> {
+        if self.tls.is_some() || self.lender_host.is_some() {
+            return Err(misfit(uri, "--tls and --lender-host are for nbds, this is NVMe"));
+        }
+        Ok(())
     }
 
     /// How this host gets into a subsystem.
@@ -149,6 +154,10 @@ impl Trust {
             _ => HostName::try_from("lender".to_owned()).or_fail(|| format!("using {uri}")),
         }
     }
+}
+
+fn misfit(uri: &impl std::fmt::Display, why: &str) -> Failure {
+    Failure::new(format!("using {uri}"), why).help("leave it out, or give another URI")
 }
 
 /// How much of an export of `size` can be used when at most `wanted` is wanted: whole extents.

@@ -1,6 +1,7 @@
 //! A volume as a kernel block device, and swap on it.
 //!
 //! - [`backend`] turns a [`Disk`] into a block device: ublk, nbd, or a FUSE file under a loop device.
+//! - [`nvme`] has the kernel do both ends by itself: its NVMe over Fabrics initiator and target.
 //! - [`swap`] formats, activates and deactivates swap on it.
 //! - [`process`] is the process that does all this for one volume.
 //! - [`safety`] is the set of rules for a process that the kernel's reclaim waits for.
@@ -8,6 +9,7 @@
 pub mod backend;
 mod disk;
 mod error;
+pub mod nvme;
 pub mod process;
 pub mod safety;
 pub mod swap;

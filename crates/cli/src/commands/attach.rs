@@ -1,5 +1,8 @@
 //! `aquifer attach`.
 
+mod direct;
+mod lent;
+
 use std::process::ExitCode;
 
 use aquifer_device::BackendKind;
@@ -8,6 +11,10 @@ use clap::Args;
 use serde::Serialize;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::de::{Deserialize as _, IntoDeserializer as _};
+
+use direct::Direct;
+pub(crate) use direct::failure as direct_failure;
+use lent::Lent;
 
 use super::Common;
 use crate::failure::{Failure, Result};
@@ -20,13 +27,15 @@ use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 /// Makes a block device of an NBD export or an NVMe namespace, and swap if asked
 ///
 /// A process of its own serves the device until it is detached; it keeps the rules of the swap path (locked memory,
-/// spared by the OOM killer, never waiting for memory itself). Prints the device.
+/// spared by the OOM killer, never waiting for memory itself). With --direct there is no process: the kernel's own NVMe
+/// initiator goes straight to one lender. Prints the device.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// What to use: nbd://HOST:PORT/NAME, nbds:// for TLS, nbd+unix:///NAME?socket=PATH, nvme+tcp://HOST:PORT/NQN
-    uri: LenderUri,
+    /// What to use: nbd://HOST:PORT/NAME, nbds:// for TLS, nbd+unix:///NAME?socket=PATH, nvme+tcp://HOST:PORT/NQN, with
+    /// --direct also nvme+rdma://HOST:PORT/NQN
+    uri: Lent,
     /// Use only this much of it
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", conflicts_with = "direct")]
     size: Option<Bytes>,
     /// Swap to it
     #[arg(long)]
@@ -36,10 +45,13 @@ pub struct Attach {
         value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_device::swap::MAX_PRIORITY)))]
     priority: u16,
     /// How it becomes a block device: auto, ublk, nbd or fuse-loop
-    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend)]
+    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend,
+        conflicts_with = "direct")]
     backend: BackendKind,
     #[command(flatten)]
     trust: Trust,
+    #[command(flatten)]
+    direct: Direct,
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -54,6 +66,10 @@ pub(super) const MANUAL: Manual = Manual {
             "The first namespace of an NVMe/TCP target, ours or any other",
         ),
         ("dev=$(aquifer attach nbd://127.0.0.1:10809/)", "Only a block device"),
+        (
+            "aquifer attach --direct nvme+tcp://192.0.2.1:4420/NQN --swap",
+            "Swap to an NVMe subsystem, by the kernel alone",
+        ),
     ],
     notes: &[
         (
@@ -73,12 +89,33 @@ pub(super) const MANUAL: Manual = Manual {
              With nbd:// and nvme+tcp:// to another host anybody on the way can read and change them; with --dhchap-secret the \
              host, and the lender if its secret is given too, at least prove who they are when they connect.",
         ),
+        (
+            "Direct",
+            "The whole subsystem is the device. What was in it is seen, until --swap overwrites it; any number of hosts can \
+             attach it, and ruin each other's pages: it is yours to see that one does. While the lender does not answer the \
+             kernel tries again each second, without end; I/O waits for --patience and then fails. \
+             The device outlives every process; 'aquifer detach' finds it by the names of subsystem and host.",
+        ),
+        (
+            "Networks that hang",
+            "The kernel needs memory to receive the lender's answers. With frames of more than 1500 bytes and \
+             vm.min_free_kbytes below 16384, hosts that had run out of memory were seen to hang; --direct --swap refuses such a \
+             network, unless there is --force.",
+        ),
     ],
     files: &[
         ("/run/aquifer/volumes/ID.sock", "the volume's control socket"),
         ("/run/aquifer/volumes/ID.log", "what its process had to say"),
+        ("/run/aquifer/direct/ID.json", "what was attached with --direct, for 'aquifer detach'"),
+        ("/etc/nvme/hostnqn", "who this host says it is to NVMe lenders, and hostid beside it"),
     ],
-    see_also: &["aquifer-detach(1)", "aquifer-export(1)", "aquifer-doctor(1)", "swapon(8)"],
+    see_also: &[
+        "aquifer-detach(1)",
+        "aquifer-export(1)",
+        "aquifer-doctor(1)",
+        "swapon(8)",
+        "nvme-connect(1)",
+    ],
     ..Manual::NONE
 };
 
@@ -99,14 +136,25 @@ impl Attach {
     /// # Errors
     /// If the export cannot be used, or no backend can make a device of it.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        if !self.uri.is_secure() && !self.uri.address().is_local() {
-            let warning = Failure::new(
-                "warning",
-                format!("{} is not encrypted: anybody on the way can read it", self.uri),
-            );
-            warning.help("use nbds:// with --tls").report(common.json);
+        let swap = self.swap.then_some(self.priority);
+        if self.direct.direct {
+            let uri = self.uri.subsystem()?;
+            return self.direct.run(common, uri, swap, &self.trust);
         }
-        let lender = Lender::find(&self.uri, &self.trust, self.size)?;
+        match &self.uri {
+            Lent::Served(uri) => self.serve(common, uri),
+            Lent::Rdma(uri) => Err(Failure::new(format!("attaching {uri}"), "only the kernel speaks RDMA")
+                .help("give --direct, or nvme+tcp://")),
+        }
+    }
+
+    /// By a process of its own.
+    fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
+        if !uri.is_secure() && !uri.address().is_local() {
+            let why = format!("{uri} is not encrypted: anybody on the way can read it");
+            Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
+        }
+        let lender = Lender::find(uri, &self.trust, self.size)?;
         let wish = Wish { backend: self.backend, swap: self.swap.then_some(self.priority) };
         let record = Volumes::under(&common.run_dir)?.attach(lender, wish, Owner::Attach)?;
         let attached = Attached {

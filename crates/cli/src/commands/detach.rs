@@ -3,30 +3,35 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use aquifer_page::VolumeId;
+use aquifer_device::nvme::Root;
+use aquifer_device::nvme::initiator::{self, Record};
+use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;
 
 use super::Common;
+use super::attach::direct_failure;
 use crate::failure::{Failure, Result};
 use crate::manual::Manual;
 use crate::output;
+use crate::progress::Progress;
 use crate::volumes::{Found, Owner, Volumes};
 
 /// Takes a volume away again
 ///
 /// Brings what is swapped out to it back into RAM, takes the device away and ends its process. It is refused, and the volume
 /// serves on, if that does not fit into RAM or the device is in use. Of a volume whose process was killed it removes what
-/// is left.
+/// is left. What was attached with --direct is taken away likewise.
 #[derive(Debug, Args)]
 pub struct Detach {
-    /// The device, or the volume's id
-    #[arg(value_name = "DEVICE|ID", required_unless_present = "all", conflicts_with = "all")]
+    /// The device, or the volume's id, or the URI of what was attached with --direct
+    #[arg(value_name = "DEVICE|ID|URI", required_unless_present = "all", conflicts_with = "all")]
     which: Option<String>,
     /// Every volume made by 'aquifer attach'
     #[arg(long)]
     all: bool,
-    /// Even if a running agent or 'aquifer run' has it
+    /// Even if a running agent or 'aquifer run' has it, or, of what was attached with --direct, if the lender that has
+    /// pages does not answer: they are lost then
     #[arg(long, conflicts_with = "all")]
     force: bool,
 }
@@ -53,20 +58,44 @@ impl Detach {
     /// If there is no such volume, somebody else has it, or it cannot be taken away; with --all, after all others were.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let volumes = Volumes::under(&common.run_dir)?;
-        let meant = self.meant(volumes.all()?)?;
+        let direct = self.meant_directly(common)?;
+        let meant =
+            if self.which.is_some() && !direct.is_empty() { Vec::new() } else { self.meant(volumes.all()?)? };
         let mut detached = Vec::new();
         let mut failed = None;
-        for volume in meant {
-            match volumes.detach(volume) {
-                Ok(()) => detached.push(volume),
-                Err(failure) => failed = Some(failure),
-            }
-        }
+        let mut note = |volume, result| match result {
+            Ok(()) => detached.push(volume),
+            Err(failure) => failed = Some(failure),
+        };
+        meant.into_iter().for_each(|volume| note(volume, volumes.detach(volume)));
+        direct.iter().for_each(|record| note(record.id, self.detach_directly(common, record)));
         let detached = Detached { detached };
         if failed.is_none() || !detached.detached.is_empty() {
             output::answer(common.json, &detached, text)?;
         }
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
+    }
+
+    /// What is meant of what was attached with --direct.
+    fn meant_directly(&self, common: &Common) -> Result<Vec<Record>> {
+        let mut all = Record::all(&common.run_dir)
+            .map_err(|error| direct_failure("looking for attached devices", error))?;
+        if let Some(which) = &self.which {
+            all.retain(|record| {
+                record.device.as_deref() == Some(Path::new(which))
+                    || record.id.to_string() == *which
+                    || record.uri.to_string() == *which
+            });
+        }
+        Ok(all)
+    }
+
+    fn detach_directly(&self, common: &Common, record: &Record) -> Result<()> {
+        let progress = Progress::bytes("swapping back", Bytes::ZERO);
+        let detached = initiator::detach(&Root::default(), &common.run_dir, record.id, self.force, |now| {
+            progress.set(now.total.saturating_sub(now.remaining), now.total)
+        });
+        detached.map_err(|error| direct_failure(&format!("detaching {}", record.uri), error))
     }
 
     fn meant(&self, all: Vec<Found>) -> Result<Vec<VolumeId>> {

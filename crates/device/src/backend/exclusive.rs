@@ -8,7 +8,7 @@ use crate::DeviceError;
 
 /// Opens a device that is about to be taken away; refused with [`DeviceError::Busy`] while swap or a mount, or a
 /// program that wants it for itself, holds it. While what this returns is open, none of them can.
-pub(super) fn open(path: &Path) -> Result<File, DeviceError> {
+pub(crate) fn open(path: &Path) -> Result<File, DeviceError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
         Ok(file) => Ok(file),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(busy(path)),
@@ -18,7 +18,7 @@ pub(super) fn open(path: &Path) -> Result<File, DeviceError> {
     }
 }
 
-pub(super) fn busy(path: &Path) -> DeviceError {
+pub(crate) fn busy(path: &Path) -> DeviceError {
     DeviceError::Busy {
         device: path.to_owned(),
         why: "a mount, swap or program holds it; unmount it, or see 'fuser -v' and 'swapon --show'"

@@ -1,6 +1,6 @@
 //! The ways in which a [`Disk`] becomes a block device.
 
-mod exclusive;
+pub(crate) mod exclusive;
 mod fuse_loop;
 mod nbd;
 mod turn;

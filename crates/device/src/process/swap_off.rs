@@ -8,7 +8,6 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::run::Task;
@@ -26,7 +25,7 @@ enum Report {
 
 /// Turns off swap on `device` by running this program again, as [`super::run()`] with another task.
 pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
-    let used = check_room(device)?;
+    let used = swap::check_room(device)?;
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
         source,
@@ -78,33 +77,4 @@ pub(super) fn helper(device: &Path) -> io::Result<()> {
         Ok(()) => Report::Done,
         Err(error) => Report::Failed { errno: error.errno(), error: error.to_string() },
     })
-}
-
-/// Refuses at once what cannot succeed: more swapped out than there is memory and other swap for. Returns what is
-/// swapped out to the device.
-fn check_room(device: &Path) -> Result<Bytes, SwapError> {
-    let fail = |source| SwapError::Off {
-        device: device.to_owned(),
-        source,
-        help: "the kernel's accounts are not readable",
-    };
-    let swaps = swap::swaps().map_err(fail)?;
-    let used = swaps.iter().find(|swap| swap.path == device).map_or(Bytes::ZERO, |swap| swap.used);
-    let others: Bytes =
-        swaps.iter().filter(|swap| swap.path != device).map(|swap| swap.size - swap.used).sum();
-    if used > available_memory().map_err(fail)? + others {
-        return Err(SwapError::NoRoom { device: device.to_owned(), used });
-    }
-    Ok(used)
-}
-
-/// What the kernel could free at once, as it says.
-fn available_memory() -> io::Result<Bytes> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())
-        .map(Bytes::kib)
-        .ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo does not say what is available")
-        })
 }

@@ -8,6 +8,8 @@
 mod cgroup;
 mod reserve;
 
+pub(crate) use self::reserve::fill as fill_reserve;
+
 use std::io;
 
 use rustix::mm::MlockAllFlags;

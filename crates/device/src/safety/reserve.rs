@@ -27,7 +27,7 @@ pub(super) fn enter() -> io::Result<()> {
 }
 
 /// Raises the host's reserve to what the swap path needs; it stays so. One that is larger already is left alone.
-pub(super) fn fill() -> io::Result<()> {
+pub(crate) fn fill() -> io::Result<()> {
     let host = rustix::system::sysinfo();
     let total = Bytes(host.totalram * u64::from(host.mem_unit));
     let wanted = RESERVE.min(Bytes(total.0 / LARGEST_SHARE)).0 >> 10;

@@ -1,6 +1,7 @@
 //! Swap on a block device: the header, on and off, and who uses how much.
 
 mod header;
+mod room;
 mod table;
 
 use std::ffi::CString;
@@ -15,6 +16,7 @@ use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use self::header::format;
+pub(crate) use self::room::check_room;
 pub use self::table::{Swap, swaps, usage};
 use crate::sys;
 

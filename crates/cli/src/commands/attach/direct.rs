@@ -1,0 +1,164 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Wish};
+use aquifer_device::nvme::{NvmeError, Root, SubsystemUri};
+use aquifer_fabric::nvme::auth::Secret;
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_page::{Bytes, VolumeId};
+use clap::Args;
+use serde::Serialize;
+
+use crate::commands::Common;
+use crate::failure::{Failure, OrFail, Result};
+use crate::lender::Trust;
+use crate::output;
+use crate::progress::Progress;
+
+/// What there is to say of the kernel's own initiator.
+#[derive(Debug, Args)]
+pub(super) struct Direct {
+    /// Has the kernel itself attach it, by its own NVMe initiator: one lender, no process in between
+    #[arg(long)]
+    pub(super) direct: bool,
+    /// How many connections; the default is one for each processor, up to 4
+    #[arg(long, value_name = "N", requires = "direct", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    queues: Option<u16>,
+    /// How long I/O waits for a lender that does not answer, in whole seconds, or 'forever'
+    #[arg(long, value_name = "TIME", requires = "direct", default_value = "8s", value_parser = patience)]
+    patience: Patience,
+    /// Swap even over a network over which that is known to hang hosts
+    #[arg(long, requires_all = ["direct", "swap"])]
+    force: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Patience(Option<Duration>);
+
+/// What was attached.
+#[derive(Debug, Serialize)]
+struct Attached {
+    volume: VolumeId,
+    device: PathBuf,
+    /// As devices of volumes have it: by which driver.
+    backend: &'static str,
+    capacity: Bytes,
+    swap: bool,
+    controller: String,
+    host_nqn: Nqn,
+}
+
+impl Direct {
+    pub(super) fn run(
+        self,
+        common: &Common,
+        uri: SubsystemUri,
+        swap: Option<u16>,
+        trust: &Trust,
+    ) -> Result<ExitCode> {
+        let what = format!("attaching {uri}");
+        trust.check_nvme(&uri)?;
+        let fail = |error| failure(&what, error);
+        let root = Root::default();
+        let host = HostIdentity::find(&root, trust.host_nqn.clone()).map_err(fail)?;
+        let mut options = Options { patience: self.patience.0, ..Options::default() };
+        if let Some(queues) = self.queues {
+            options.queues = queues.into();
+        }
+        if let Some(path) = &trust.dhchap_secret {
+            (options.secret, options.lender_secret) = read_secrets(path)?;
+        }
+        let backend = uri.transport.initiator_module();
+        let wish = Wish { uri, host, options, swap, force: self.force };
+        let record = {
+            let _progress = Progress::spinner(&what);
+            initiator::attach(&root, &common.run_dir, &wish).map_err(fail)?
+        };
+        let attached = Attached {
+            volume: record.id,
+            device: record.device.unwrap_or_default(),
+            backend,
+            capacity: record.capacity,
+            swap: record.swap,
+            controller: record.controller.unwrap_or_default(),
+            host_nqn: record.host.nqn,
+        };
+        output::answer(common.json, &attached, |attached| attached.device.display().to_string())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The kernel's refusal as that of a command.
+pub(crate) fn failure(what: &str, error: NvmeError) -> Failure {
+    let failure = Failure::new(what, error.why);
+    match error.help {
+        Some(help) => failure.help(help),
+        None => failure,
+    }
+}
+
+/// Both lines of a file of secrets, which are secrets.
+fn read_secrets(path: &Path) -> Result<(Option<String>, Option<String>)> {
+    let what = || format!("reading the secrets in {}", path.display());
+    let text = fs::read_to_string(path).or_fail(what)?;
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut next = || {
+        let line = lines.next();
+        let checked = line.map(|line| line.parse::<Secret>().map(|_| line.to_owned()));
+        checked.transpose().or_fail(what)
+    };
+    let (own, lenders) = (next()?, next()?);
+    if own.is_none() {
+        return Err(
+            Failure::new(what(), "the file is empty").help("put what 'nvme gen-dhchap-key' says into it")
+        );
+    }
+    Ok((own, lenders))
+}
+
+fn patience(text: &str) -> Result<Patience, String> {
+    if text == "forever" {
+        return Ok(Patience(None));
+    }
+    let time =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write 8s, 2m or forever"))?;
+    let whole = time.subsec_nanos() == 0 && (1..=86_400).contains(&time.as_secs());
+    if whole {
+        Ok(Patience(Some(time)))
+    } else {
+        Err("the kernel takes whole seconds, 1s to 1day".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_is_whole_seconds_or_without_end() {
+        assert_eq!(patience("2m"), Ok(Patience(Some(Duration::from_secs(120)))));
+        assert_eq!(patience("forever"), Ok(Patience(None)));
+        for text in ["0s", "1500ms", "long", "2days"] {
+            assert!(patience(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_checked_before_the_kernel_sees_them() {
+        const GOOD: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("secret");
+        let read = |text: &str| {
+            fs::write(&file, text).unwrap();
+            read_secrets(&file)
+        };
+        assert_eq!(read(&format!("{GOOD}\n")).unwrap(), (Some(GOOD.to_owned()), None));
+        assert_eq!(
+            read(&format!("{GOOD}\n\n{GOOD}")).unwrap(),
+            (Some(GOOD.to_owned()), Some(GOOD.to_owned()))
+        );
+        assert!(read("").is_err() && read("password").is_err());
+    }
+}

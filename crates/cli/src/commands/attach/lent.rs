@@ -1,0 +1,71 @@
+use std::fmt;
+use std::str::FromStr;
+
+use aquifer_device::nvme::{SubsystemUri, Transport, UriError};
+use aquifer_fabric::{Address, AddressError};
+
+use crate::failure::{Failure, Result};
+use crate::lender_uri::LenderUri;
+
+/// What a lender offers, by its URI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Lent {
+    /// What a process of ours can serve.
+    Served(LenderUri),
+    /// What only the kernel can reach.
+    Rdma(SubsystemUri),
+}
+
+/// Why a text is neither.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum LentError {
+    #[error(transparent)]
+    Served(#[from] AddressError),
+    #[error(transparent)]
+    Rdma(#[from] UriError),
+}
+
+impl Lent {
+    /// The subsystem, for the kernel.
+    pub(super) fn subsystem(&self) -> Result<SubsystemUri> {
+        match self {
+            Self::Rdma(uri) => Ok(uri.clone()),
+            Self::Served(LenderUri::Nvme(uri)) => match &uri.address {
+                Address::Tcp { host, port } => Ok(SubsystemUri {
+                    transport: Transport::Tcp,
+                    host: host.clone(),
+                    port: *port,
+                    nqn: uri.subsystem.clone(),
+                }),
+                Address::Unix(_) => Err(self.misfit("the kernel reaches no unix socket")),
+            },
+            Self::Served(LenderUri::Nbd(_)) => Err(self.misfit("--direct is for NVMe subsystems")),
+        }
+    }
+
+    fn misfit(&self, why: &str) -> Failure {
+        Failure::new(format!("attaching {self}"), why)
+            .help("give nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN, or no --direct")
+    }
+}
+
+impl FromStr for Lent {
+    type Err = LentError;
+
+    fn from_str(text: &str) -> Result<Self, LentError> {
+        if text.starts_with("nvme+rdma:") {
+            Ok(Self::Rdma(text.parse()?))
+        } else {
+            Ok(Self::Served(text.parse()?))
+        }
+    }
+}
+
+impl fmt::Display for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Served(uri) => uri.fmt(f),
+            Self::Rdma(uri) => uri.fmt(f),
+        }
+    }
+}

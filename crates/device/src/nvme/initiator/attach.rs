@@ -1,0 +1,223 @@
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_page::{Bytes, VolumeId};
+
+use super::super::{NvmeError, Root, SubsystemUri, network};
+use super::record::{Held, Record};
+use super::{Controller, HostIdentity, Options, connect};
+use crate::backend::exclusive;
+use crate::{safety, swap};
+
+/// How long the kernel may take to find the namespace of a subsystem that it is connected to.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is to be attached.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// The subsystem.
+    pub uri: SubsystemUri,
+    /// As whom.
+    pub host: HostIdentity,
+    /// How.
+    pub options: Options,
+    /// Swap to it, with this priority.
+    pub swap: Option<u16>,
+    /// Even where swap over the network in between is known to hang hosts.
+    pub force: bool,
+}
+
+/// Attaches a subsystem, and swaps to it if that is wished; what it holds is then overwritten.
+///
+/// # Errors
+/// If swap over the network in between is dangerous, the kernel cannot connect, no block device comes of it, or swap does not go
+/// on. Nothing is left then, unless the error says so; after a crash, a [`Record`] is.
+pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeError> {
+    let address = wish.uri.resolve()?;
+    if wish.swap.is_some() {
+        prepare_for_swap(root, address.ip(), wish.force)?;
+    }
+    let record = Record {
+        id: VolumeId::random(),
+        uri: wish.uri.clone(),
+        address,
+        host: wish.host.clone(),
+        swap: wish.swap.is_some(),
+        device: None,
+        controller: None,
+        capacity: Bytes::ZERO,
+    };
+    let mut held = Held::new(state, record)?;
+    match bring_up(root, &mut held, wish) {
+        Ok(()) => Ok(held.record),
+        Err(error) => Err(undo(root, held, error)),
+    }
+}
+
+fn prepare_for_swap(root: &Root, lender: std::net::IpAddr, force: bool) -> Result<(), NvmeError> {
+    if let Some(danger) = network::danger(root, lender).filter(|_| !force) {
+        return Err(NvmeError::new(danger.why()).help(format!("{}; or --force", danger.help())));
+    }
+    if let Err(error) = safety::fill_reserve() {
+        tracing::warn!(%error, "the reserve of memory for swap is smaller than it should be");
+    }
+    Ok(())
+}
+
+fn bring_up(root: &Root, held: &mut Held, wish: &Wish) -> Result<(), NvmeError> {
+    let controller = connect(root, &wish.uri, held.record.address, &wish.host, &wish.options)?;
+    held.record.controller = Some(controller.name().to_owned());
+    let device = controller.wait_for_device(DEVICE_PATIENCE)?;
+    held.record.capacity = controller.size(&device);
+    held.record.device = Some(device.clone());
+    held.write()?;
+    if let Some(priority) = wish.swap {
+        let id = held.record.id;
+        let on = swap::format(&device, held.record.capacity, &format!("aquifer-{id}"), id.0);
+        on.and_then(|()| swap::on(&device, Some(priority)))
+            .map_err(|error| NvmeError::new(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Undoes what an attach that failed has done. A connection that it did not make is left alone.
+fn undo(root: &Root, held: Held, error: NvmeError) -> NvmeError {
+    let deleted = match &held.record.controller {
+        Some(name) => Controller::new(root, name).delete(),
+        None => Ok(()),
+    };
+    match deleted.and_then(|()| held.remove()) {
+        Ok(()) => error,
+        Err(left) => NvmeError { why: format!("{}; and {left}", error.why), ..error },
+    }
+}
+
+/// Detaches what was attached: swap off, connection gone. Harmless where a part of it is gone already.
+///
+/// Not to be called by a process that others need: the kernel ends the one that turns swap off when memory runs out meanwhile.
+///
+/// # Errors
+/// If what is swapped out does not fit into memory, something else uses the device, or the lender does not answer while pages
+/// are there (`force` gives them up). It stays attached then.
+pub fn detach(
+    root: &Root,
+    state: &Path,
+    id: VolumeId,
+    force: bool,
+    progress: impl FnMut(swap::Progress),
+) -> Result<(), NvmeError> {
+    let held = Held::take(state, id)?;
+    let Record { uri, host, .. } = &held.record;
+    let controllers = Controller::find(root, &uri.nqn, &host.nqn)?;
+    // Not the device on record: without a controller of ours that name is somebody else's by now.
+    if let Some(device) = controllers.iter().find_map(|controller| controller.device().ok().flatten()) {
+        swap_off(&device, &controllers, force, progress)?;
+        exclusive::open(&root.path(&device)).map_err(|error| NvmeError::new(error.to_string()))?;
+    }
+    controllers.iter().try_for_each(Controller::delete)?;
+    held.remove()
+}
+
+fn swap_off(
+    device: &Path,
+    controllers: &[Controller],
+    force: bool,
+    progress: impl FnMut(swap::Progress),
+) -> Result<(), NvmeError> {
+    let used = swap::usage(device).map_err(NvmeError::io("cannot read /proc/swaps"))?;
+    let Some(used) = used else { return Ok(()) };
+    let answers = controllers.iter().any(|controller| controller.state() == "live");
+    if used > Bytes::ZERO && !answers && !force {
+        let why = format!("the lender does not answer, and has {used} of what this host has swapped out");
+        return Err(
+            NvmeError::new(why).help("wait for the lender to come back; --force gives these pages up")
+        );
+    }
+    let off = swap::check_room(device).and_then(|_| swap::off(device, progress));
+    off.map_err(|error| NvmeError::new(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn wish(swap: bool) -> Wish {
+        Wish {
+            uri: "nvme+tcp://10.77.0.2:4420/nqn.2014-08.org.example:a".parse().unwrap(),
+            host: HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: "an-id".to_owned() },
+            options: Options::default(),
+            swap: swap.then_some(5),
+            force: false,
+        }
+    }
+
+    fn put(root: &Root, path: &str, text: &str) {
+        let path = root.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_connect_that_fails_leaves_no_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
+        attach(&root, &state, &wish(false)).unwrap_err();
+        assert_eq!(Record::all(&state).unwrap(), []);
+    }
+
+    #[test]
+    fn swap_over_a_dangerous_network_is_refused_with_the_way_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
+        put(&root, "/sys/class/net/eth0/mtu", "9000");
+        put(&root, "/proc/sys/vm/min_free_kbytes", "1700");
+        put(&root, "/proc/net/route", "head\neth0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n");
+        let help = attach(&root, &state, &wish(true)).unwrap_err().help.unwrap();
+        assert!(help.contains("sysctl vm.min_free_kbytes=16384") && help.contains("--force"), "{help}");
+        assert!(!attach(&root, &state, &wish(false)).unwrap_err().help.unwrap().contains("sysctl"));
+    }
+
+    #[test]
+    fn what_a_crash_left_is_found_by_its_names_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
+        let Wish { uri, host, .. } = wish(false);
+        let id = VolumeId::random();
+        let address = uri.resolve().unwrap();
+        let record = Record {
+            id,
+            uri,
+            address,
+            host,
+            swap: false,
+            device: None,
+            controller: None,
+            capacity: Bytes::ZERO,
+        };
+        let held = Held::new(&state, record.clone()).unwrap();
+        let error = detach(&root, &state, id, false, |_| ()).unwrap_err();
+        assert!(error.why.contains("another process"), "{error}");
+        drop(held);
+
+        for (attribute, text) in
+            [("subsysnqn", "nqn.2014-08.org.example:a"), ("hostnqn", "nqn.2014-08.org.example:h")]
+        {
+            put(&root, &format!("/sys/class/nvme/nvme3/{attribute}"), text);
+        }
+        // As the kernel does when it is asked to.
+        let kernel = root.path("/sys/class/nvme/nvme3");
+        let order = kernel.join("delete_controller");
+        let watcher = std::thread::spawn(move || {
+            while !order.exists() {
+                std::thread::yield_now();
+            }
+            fs::remove_dir_all(kernel).unwrap();
+        });
+        assert_eq!(Record::all(&state).unwrap(), [record]);
+        detach(&root, &state, id, false, |_| ()).unwrap();
+        watcher.join().unwrap();
+        assert_eq!(Record::all(&state).unwrap(), []);
+    }
+}

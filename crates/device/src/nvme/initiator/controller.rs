@@ -1,0 +1,201 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_page::Bytes;
+
+use super::super::{NvmeError, Root};
+
+const CLASS: &str = "/sys/class/nvme";
+
+/// How often sysfs is looked at while something is waited for.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// How long the kernel may take to take a controller away: it first waits for the lender's answer to that.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A connection of the kernel's initiator to a subsystem, `nvmeN`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controller {
+    root: Root,
+    name: String,
+}
+
+impl Controller {
+    pub(super) fn new(root: &Root, name: &str) -> Self {
+        Self { root: root.clone(), name: name.to_owned() }
+    }
+
+    /// All by which a host of this name is connected to a subsystem of this name, whoever made them.
+    ///
+    /// # Errors
+    /// If sysfs cannot be read.
+    pub fn find(root: &Root, subsystem: &Nqn, host: &Nqn) -> Result<Vec<Self>, NvmeError> {
+        let names = root.names(CLASS).map_err(NvmeError::io(format_args!("cannot read {CLASS}")))?;
+        let all = names.iter().map(|name| Self::new(root, name));
+        let is = |it: &Self, attribute, nqn: &Nqn| it.read(attribute).as_deref() == Some(nqn.as_str());
+        Ok(all.filter(|it| is(it, "subsysnqn", subsystem) && is(it, "hostnqn", host)).collect())
+    }
+
+    /// The kernel's name of it, `nvmeN`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the kernel says of its state: `live` while the lender answers, `connecting` while it does not.
+    pub fn state(&self) -> String {
+        self.read("state").unwrap_or_else(|| "gone".to_owned())
+    }
+
+    /// Its block device, once there is one: that of the namespace with the lowest number.
+    ///
+    /// # Errors
+    /// If sysfs cannot be read.
+    pub fn device(&self) -> Result<Option<PathBuf>, NvmeError> {
+        let names = self.root.names(self.dir()).map_err(NvmeError::io("cannot look for the block device"))?;
+        let first = names.iter().filter_map(|name| namespace(name)).min_by_key(|(number, _)| *number);
+        let device = first.map(|(_, head)| Path::new("/dev").join(head));
+        Ok(device.filter(|device| self.root.path(device).exists() && self.size(device) > Bytes::ZERO))
+    }
+
+    /// What its block device holds.
+    pub fn size(&self, device: &Path) -> Bytes {
+        let name = device.file_name().unwrap_or_default();
+        let sectors = self.root.read(Path::new("/sys/block").join(name).join("size"));
+        Bytes(sectors.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512)
+    }
+
+    /// Waits for its block device.
+    ///
+    /// # Errors
+    /// If none has come in time: the subsystem has no namespace, or the connection broke.
+    pub fn wait_for_device(&self, patience: Duration) -> Result<PathBuf, NvmeError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(device) = self.device()? {
+                return Ok(device);
+            }
+            if Instant::now() > deadline {
+                let state = self.state();
+                return Err(NvmeError::new(format!("no block device has come with {} ({state})", self.name))
+                    .help("has the lender's subsystem a namespace that is enabled?"));
+            }
+            thread::sleep(PERIOD);
+        }
+    }
+
+    /// Disconnects, and waits until nothing is left. I/O to its block device fails from now on.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or takes too long. One that is gone already is none.
+    pub fn delete(&self) -> Result<(), NvmeError> {
+        let dir = self.root.path(self.dir());
+        match self.root.write(self.dir().join("delete_controller"), "1") {
+            // A controller that is on its way out has no such file any more, or does not answer there.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {}
+            written => written.map_err(NvmeError::io(format_args!("cannot disconnect {}", self.name)))?,
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while dir.exists() {
+            if Instant::now() > deadline {
+                return Err(NvmeError::io(format_args!("{} does not go", self.name))(
+                    io::ErrorKind::TimedOut.into(),
+                ));
+            }
+            thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    fn dir(&self) -> PathBuf {
+        Path::new(CLASS).join(&self.name)
+    }
+
+    fn read(&self, attribute: &str) -> Option<String> {
+        self.root.read(self.dir().join(attribute))
+    }
+}
+
+/// The number of a namespace, and the name of its block device, from its entry at the controller: `nvmeSnN` itself, or
+/// `nvmeScCnN`, which is one path to the block device `nvmeSnN` (native multipathing).
+fn namespace(entry: &str) -> Option<(u32, String)> {
+    let (before, number) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
+    let subsystem = before.split('c').next()?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let well_formed = before.split('c').count() <= 2 && before.split('c').all(is_number);
+    let number = number.parse().ok().filter(|_| well_formed)?;
+    Some((number, format!("nvme{subsystem}n{number}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A host with one controller, which has a namespace if there are `sectors`.
+    fn host(entry: &str, sectors: u64) -> (tempfile::TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        for (path, text) in [
+            ("/sys/class/nvme/nvme1/subsysnqn".to_owned(), "nqn.2014-08.org.example:a\n".to_owned()),
+            ("/sys/class/nvme/nvme1/hostnqn".to_owned(), "nqn.2014-08.org.example:h\n".to_owned()),
+            ("/sys/class/nvme/nvme1/state".to_owned(), "live\n".to_owned()),
+            (format!("/sys/class/nvme/nvme1/{entry}/wwid"), String::new()),
+            ("/sys/block/nvme0n1/size".to_owned(), format!("{sectors}\n")),
+            ("/dev/nvme0n1".to_owned(), String::new()),
+            // A disk of its own, which is no fabrics controller.
+            ("/sys/class/nvme/nvme7/subsysnqn".to_owned(), "nqn.2014-08.org.example:a\n".to_owned()),
+        ] {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        (dir, root)
+    }
+
+    fn find(root: &Root, host: &str) -> Vec<Controller> {
+        Controller::find(root, &"nqn.2014-08.org.example:a".parse().unwrap(), &host.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_controller_is_found_by_both_names_and_leads_to_its_device() {
+        for entry in ["nvme0n1", "nvme0c1n1"] {
+            let (_dir, root) = host(entry, 2048);
+            let [controller] = find(&root, "nqn.2014-08.org.example:h").try_into().unwrap();
+            assert_eq!((controller.name(), controller.state().as_str()), ("nvme1", "live"));
+            let device = controller.wait_for_device(Duration::ZERO).unwrap();
+            assert_eq!(
+                (device.as_path(), controller.size(&device)),
+                (Path::new("/dev/nvme0n1"), Bytes::mib(1))
+            );
+            assert_eq!(find(&root, "nqn.2014-08.org.example:other"), []);
+        }
+    }
+
+    #[test]
+    fn a_subsystem_without_a_namespace_is_an_error() {
+        let (_dir, root) = host("power", 0);
+        let controller = find(&root, "nqn.2014-08.org.example:h").remove(0);
+        let error = controller.wait_for_device(Duration::ZERO).unwrap_err();
+        assert!(error.why.contains("nvme1 (live)") && error.help.is_some(), "{error}");
+    }
+
+    #[test]
+    fn entries_that_are_no_namespaces_are_passed_over() {
+        assert_eq!(namespace("nvme12c3n4"), Some((4, "nvme12n4".to_owned())));
+        for entry in ["nvme0", "nvmen1", "nvme0cn1", "nvme0c1c2n1", "nvme-fabrics", "ng0n1", "hwmon0"] {
+            assert_eq!(namespace(entry), None, "{entry}");
+        }
+    }
+
+    #[test]
+    fn a_controller_that_is_gone_needs_no_deleting() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = Controller::new(&Root::at(dir.path()), "nvme5");
+        assert_eq!(gone.state(), "gone");
+        gone.delete().unwrap();
+    }
+}

@@ -1,0 +1,118 @@
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use aquifer_page::{Bytes, VolumeId};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::super::{NvmeError, SubsystemUri};
+use super::HostIdentity;
+
+/// What is attached directly: `direct/ID.json` in the state directory. It is written before the kernel is asked for anything,
+/// so that whatever the kernel has made can be found and taken away, however far its maker came.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Names it, as volumes are named.
+    pub id: VolumeId,
+    /// The subsystem.
+    pub uri: SubsystemUri,
+    /// Where it was found.
+    pub address: SocketAddr,
+    /// As whom.
+    pub host: HostIdentity,
+    /// Whether to swap to it.
+    pub swap: bool,
+    /// Its block device, once there was one.
+    pub device: Option<PathBuf>,
+    /// The kernel's name of the connection, likewise. It may change with a reset of the host's.
+    pub controller: Option<String>,
+    /// What the device holds.
+    pub capacity: Bytes,
+}
+
+impl Record {
+    /// All under a state directory that can be read.
+    ///
+    /// # Errors
+    /// If the directory cannot.
+    pub fn all(state: &Path) -> Result<Vec<Self>, NvmeError> {
+        let dir = dir(state);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(NvmeError::io(format_args!("cannot read {}", dir.display())))?,
+        };
+        let paths = entries.flatten().map(|entry| entry.path());
+        let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+        Ok(records.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect())
+    }
+}
+
+/// A record that nobody else may change meanwhile. Dropped, it stays where it is.
+#[derive(Debug)]
+pub(super) struct Held {
+    path: PathBuf,
+    file: File,
+    pub(super) record: Record,
+}
+
+impl Held {
+    /// Writes a new one.
+    pub(super) fn new(state: &Path, record: Record) -> Result<Self, NvmeError> {
+        let (dir, path) = (dir(state), path(state, record.id));
+        let fail = || NvmeError::io(format!("cannot write {}", path.display()));
+        DirBuilder::new().recursive(true).mode(0o755).create(&dir).map_err(fail())?;
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(fail())?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| fail()(error.into()))?;
+        let mut held = Self { path: path.clone(), file, record };
+        held.write()?;
+        Ok(held)
+    }
+
+    /// Takes an existing one.
+    pub(super) fn take(state: &Path, id: VolumeId) -> Result<Self, NvmeError> {
+        let path = path(state, id);
+        let fail = || NvmeError::io(format!("cannot read {}", path.display()));
+        let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(fail())?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            NvmeError::new(format!("another process attaches or detaches {id} at this moment"))
+                .help("wait for it to end")
+        })?;
+        if file.metadata().map_err(fail())?.nlink() == 0 {
+            return Err(NvmeError::new(format!("{id} has been detached meanwhile")));
+        }
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(fail())?;
+        let record = serde_json::from_slice(&text).map_err(|error| fail()(error.into()))?;
+        Ok(Self { path, file, record })
+    }
+
+    /// Writes what the record is now.
+    pub(super) fn write(&mut self) -> Result<(), NvmeError> {
+        let fail = || NvmeError::io(format!("cannot write {}", self.path.display()));
+        let text = serde_json::to_vec(&self.record).map_err(|error| fail()(error.into()))?;
+        let write = |mut file: &File| {
+            file.rewind()?;
+            file.set_len(0)?;
+            file.write_all(&text)
+        };
+        write(&self.file).map_err(fail())
+    }
+
+    pub(super) fn remove(self) -> Result<(), NvmeError> {
+        fs::remove_file(&self.path)
+            .map_err(NvmeError::io(format_args!("cannot remove {}", self.path.display())))
+    }
+}
+
+fn dir(state: &Path) -> PathBuf {
+    state.join("direct")
+}
+
+fn path(state: &Path, id: VolumeId) -> PathBuf {
+    dir(state).join(format!("{id}.json"))
+}

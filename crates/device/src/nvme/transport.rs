@@ -1,0 +1,121 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Root;
+
+/// How NVMe commands travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Over TCP.
+    Tcp,
+    /// Over RDMA: InfiniBand, RoCE or, in software on any Ethernet card, soft-RoCE.
+    Rdma,
+}
+
+impl Transport {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
+
+    /// The name by which the kernel knows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        }
+    }
+
+    /// The module of the kernel's initiator.
+    pub fn initiator_module(self) -> &'static str {
+        match self {
+            Self::Tcp => "nvme-tcp",
+            Self::Rdma => "nvme-rdma",
+        }
+    }
+
+    /// The module of the kernel's target.
+    pub fn target_module(self) -> &'static str {
+        match self {
+            Self::Tcp => "nvmet-tcp",
+            Self::Rdma => "nvmet-rdma",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Whether a part of the kernel is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Module {
+    /// Loaded or built in.
+    Loaded,
+    /// Among the running kernel's modules, but not loaded.
+    Available,
+    /// Not there, as far as can be seen.
+    Missing,
+}
+
+impl Module {
+    /// Looks for the module `name` of the running kernel.
+    pub fn find(root: &Root, name: &str) -> Self {
+        let loaded = root.path("/sys/module").join(name.replace('-', "_"));
+        if loaded.exists() {
+            return Self::Loaded;
+        }
+        let release = root.read("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let listed = |list: &str| {
+            let text = root.read(format!("/lib/modules/{release}/{list}")).unwrap_or_default();
+            text.lines().any(|line| is_of(line, name))
+        };
+        if listed("modules.builtin") {
+            Self::Loaded
+        } else if listed("modules.dep") {
+            Self::Available
+        } else {
+            Self::Missing
+        }
+    }
+}
+
+/// Whether a line of `modules.dep` or `modules.builtin` is that of the module: `kernel/…/NAME.ko[.xz][: …]`, where hyphens and
+/// underscores are the same.
+fn is_of(line: &str, name: &str) -> bool {
+    let file = line.split(':').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+    file.split('.').next().unwrap_or_default().replace('-', "_") == name.replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_module_is_found_loaded_built_in_or_on_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let write = |path: &str, text: &str| {
+            let path = root.path(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
+        write("/sys/module/nvme_tcp/refcnt", "0");
+        write("/lib/modules/6.1.0-50-amd64/modules.builtin", "kernel/drivers/block/brd.ko\n");
+        write(
+            "/lib/modules/6.1.0-50-amd64/modules.dep",
+            "kernel/drivers/nvme/target/nvmet-tcp.ko.xz: kernel/drivers/nvme/target/nvmet.ko.xz\n",
+        );
+        let found = |name| Module::find(&root, name);
+        assert_eq!(found("nvme-tcp"), Module::Loaded);
+        assert_eq!(found("brd"), Module::Loaded);
+        assert_eq!(found("nvmet_tcp"), Module::Available);
+        // Only as what another one needs: its own line is not there.
+        assert_eq!(found("nvmet"), Module::Missing);
+    }
+}

@@ -1,0 +1,35 @@
+use std::io;
+use std::path::Path;
+
+use aquifer_page::Bytes;
+
+use super::{SwapError, swaps};
+
+/// Refuses at once what cannot succeed: more swapped out than there is memory and other swap for. Returns what is
+/// swapped out to the device.
+pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
+    let fail = |source| SwapError::Off {
+        device: device.to_owned(),
+        source,
+        help: "the kernel's accounts are not readable",
+    };
+    let swaps = swaps().map_err(fail)?;
+    let used = swaps.iter().find(|swap| swap.path == device).map_or(Bytes::ZERO, |swap| swap.used);
+    let others: Bytes =
+        swaps.iter().filter(|swap| swap.path != device).map(|swap| swap.size - swap.used).sum();
+    if used > available_memory().map_err(fail)? + others {
+        return Err(SwapError::NoRoom { device: device.to_owned(), used });
+    }
+    Ok(used)
+}
+
+/// What the kernel could free at once, as it says.
+fn available_memory() -> io::Result<Bytes> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+        .map(Bytes::kib)
+        .ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo does not say what is available")
+        })
+}
