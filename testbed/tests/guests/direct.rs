@@ -1,66 +1,141 @@
-//! A host swaps to another one by the kernel's own NVMe over Fabrics, with no process of ours on the way.
+//! A host swaps to another one by the kernel's own NVMe over Fabrics at both ends, with no process of ours on the way.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Kernel, Spec, Testbed};
+use aquifer_testbed::{Host, Kernel, Process, Spec, Testbed, wait_until};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Aquifer as _, Load, aquifer, example, step};
+use crate::support::{Aquifer as _, Load, PATIENCE, aquifer, example, step, tool};
 
-const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
-const SUBSYSTEM: &str = "nqn.2014-08.org.example:lent";
+const SMALL: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
+const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
 
-/// The kernel's target over 256 MiB of zram, for one host.
-const LEND: &str = "set -e; cd /sys/kernel/config/nvmet; echo 256M >/sys/block/zram0/disksize; \
-    mkdir subsystems/$NQN subsystems/$NQN/namespaces/1 hosts/$HOST ports/1; \
-    ln -s /sys/kernel/config/nvmet/hosts/$HOST subsystems/$NQN/allowed_hosts/$HOST; \
-    echo -n /dev/zram0 >subsystems/$NQN/namespaces/1/device_path; echo 1 >subsystems/$NQN/namespaces/1/enable; \
-    echo tcp >ports/1/addr_trtype; echo ipv4 >ports/1/addr_adrfam; echo 10.77.0.2 >ports/1/addr_traddr; \
-    echo 4420 >ports/1/addr_trsvcid; ln -s /sys/kernel/config/nvmet/subsystems/$NQN ports/1/subsystems/$NQN";
+/// What soft-RoCE takes, in the order in which it takes it.
+const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 
 #[test]
 fn of_kernel_6_1_swaps_over_nvme_tcp() -> Result<()> {
-    swaps(Kernel::V6_1)
+    let [small, lender] = hosts(Kernel::V6_1);
+    let hosts = Testbed::start([small.module("nvme-tcp"), lender.module("nvmet-tcp")])?;
+    let (small, lender) = (&hosts["small"], &hosts["lender"]);
+    let export = Export::start(lender, "")?;
+    refusals_are_explained(small, export.uri("tcp")?)?;
+    swaps_to(small, export.uri("tcp")?, &export)?;
+    export.ends()
 }
 
 #[test]
-fn of_kernel_6_12_swaps_over_nvme_tcp() -> Result<()> {
-    swaps(Kernel::V6_12)
-}
-
-fn swaps(kernel: Kernel) -> Result<()> {
-    let host = |name| Spec::new(name).kernel(kernel).file(aquifer(), "/bin/aquifer");
-    let small = host("small").memory(Bytes::mib(224)).module("nvme-tcp");
-    let small = small.file(example("device", "touch"), "/bin/checked-memory");
-    let lender = host("lender").memory(Bytes::mib(512)).modules(["zram", "nvmet-tcp"]);
-    let hosts = Testbed::start([small, lender])?;
+fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
+    let [small, lender] = hosts(Kernel::V6_12);
+    let [small, lender] = [small, lender].map(|host| host.modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma"));
+    let hosts = Testbed::start([small.module("nvme-rdma"), lender.modules(["nvmet-tcp", "nvmet-rdma"])])?;
+    hosts.hosts().iter().try_for_each(|host| host.sh("rdma link add rxe0 type rxe netdev eth0").map(drop))?;
     let (small, lender) = (&hosts["small"], &hosts["lender"]);
-    lender.sh(&format!("NQN={SUBSYSTEM} HOST={HOST}; {LEND}"))?;
-    let lent = format!("nvme+tcp://10.77.0.2:4420/{SUBSYSTEM}");
-    step("refusals are explained");
-    refused(
-        small,
-        &lent,
-        "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b",
-        "have the lender allow",
-    )?;
-    refused(small, &format!("{lent}x"), HOST, "check the NQN")?;
-    refused(
-        small,
-        "nvme+tcp://10.77.0.2:4421/nqn.2014-08.org.example:x",
-        HOST,
-        "nobody serves NVMe over tcp",
-    )?;
-    refused(small, &lent.replace("tcp", "rdma"), HOST, "modprobe nvme-rdma")?;
-    step("it is attached");
-    swaps_to(small, &lent, || Ok(lender.sh("awk '{ print $1 }' /sys/block/zram0/mm_stat")?.trim().parse()?))
+    let export = Export::start(lender, "--rdma")?;
+    export.uri("tcp")?;
+    swaps_to(small, export.uri("rdma")?, &export)?;
+
+    step("an export that was killed is swept by the next one");
+    export.process.signal(Signal::KILL);
+    export.process.output(PATIENCE)?;
+    assert_eq!(lender.sh("ls /sys/kernel/config/nvmet/ports")?, "43264\n43265\n", "the kernel serves on");
+    let next = Export::start(lender, "")?;
+    assert_ne!(next.ready["nqn"], export.ready["nqn"]);
+    assert_eq!(
+        lender
+            .sh("ls /sys/kernel/config/nvmet/ports /sys/kernel/config/nvmet/subsystems")?
+            .matches("4326")
+            .count(),
+        1
+    );
+    assert_eq!(zrams(lender)?, 1);
+    next.ends()
 }
 
-/// Attaches what is lent, has programs fill more memory than there is, checks it, and detaches.
-fn swaps_to(host: &Host, lent: &str, stored: impl Fn() -> Result<u64>) -> Result<()> {
+fn hosts(kernel: Kernel) -> [Spec; 2] {
+    let host = |name| Spec::new(name).kernel(kernel).file(aquifer(), "/bin/aquifer");
+    let small = host("small").memory(Bytes::mib(224));
+    // Without a device of its own: what there is was made by the export.
+    let lender = host("lender").memory(Bytes::mib(512)).module("zram num_devices=0");
+    [small.file(example("device", "touch"), "/bin/checked-memory"), lender]
+}
+
+/// `aquifer export --kernel` on a host, for `SMALL` alone.
+struct Export<'a> {
+    host: &'a Host,
+    process: Process,
+    ready: Value,
+}
+
+impl<'a> Export<'a> {
+    fn start(host: &'a Host, more: &str) -> Result<Self> {
+        let address = host.address();
+        let export = format!(
+            "exec aquifer export 256M --json --kernel --nvme {address}:4420 --allow-host {SMALL} {more}"
+        );
+        let process = host.spawn(&export)?;
+        let ready = serde_json::from_str(&process.wait_for("uris", PATIENCE)?)?;
+        Ok(Self { host, process, ready })
+    }
+
+    fn uri(&self, transport: &str) -> Result<&str> {
+        let scheme = format!("nvme+{transport}://");
+        let uris = self.ready["uris"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        uris.into_iter().find(|uri| uri.starts_with(&scheme)).context("it is not served so")
+    }
+
+    /// What is in it, and what RAM that takes.
+    fn stored(&self) -> Result<[Bytes; 2]> {
+        let device = self.ready["device"].as_str().unwrap_or_default().trim_start_matches("/dev/");
+        let text = self.host.sh(&format!("awk '{{ print $1, $3 }}' /sys/block/{device}/mm_stat"))?;
+        let (data, ram) = text.trim().split_once(' ').context("no statistics")?;
+        Ok([Bytes(data.parse()?), Bytes(ram.parse()?)])
+    }
+
+    /// Ends it by ctrl-C; nothing is left.
+    fn ends(self) -> Result<()> {
+        step("the export ends");
+        self.process.signal(Signal::INT);
+        let end = self.process.output(PATIENCE)?;
+        assert!(end.success(), "{}", end.stderr);
+        let nvmet = "/sys/kernel/config/nvmet";
+        let left = self.host.sh(&format!("ls {nvmet}/subsystems; ls {nvmet}/ports; ls {nvmet}/hosts"))?;
+        assert_eq!((left.as_str(), zrams(self.host)?), ("", 0));
+        Ok(())
+    }
+}
+
+fn zrams(host: &Host) -> Result<usize> {
+    Ok(host.sh("ls /sys/block")?.matches("zram").count())
+}
+
+fn refusals_are_explained(host: &Host, uri: &str) -> Result<()> {
+    step("refusals are explained");
+    refused(host, uri, OTHER, "have the lender allow")?;
+    refused(host, &format!("{uri}x"), SMALL, "check the NQN")?;
+    refused(host, &uri.replace(":4420", ":4421"), SMALL, "nobody serves NVMe over tcp")?;
+    refused(host, &uri.replace("+tcp", "+rdma"), SMALL, "modprobe nvme-rdma")?;
+    host.sh("ip link set eth0 mtu 9000")?;
+    refused(host, &format!("--swap {uri}"), SMALL, "ip link set eth0 mtu 1500")?;
+    host.sh("ip link set eth0 mtu 1500").map(drop)
+}
+
+fn refused(host: &Host, what: &str, host_nqn: &str, part: &str) -> Result<()> {
+    let output = host.run(&format!("aquifer attach --direct --host-nqn {host_nqn} {what}"))?;
+    assert_eq!(output.code, 1);
+    assert!(output.stderr.contains(part), "{what}: {}", output.stderr);
+    let left = host.run("cat /run/aquifer/direct/* /sys/class/nvme/*/address")?;
+    assert_eq!(left.stdout, "", "{what}");
+    Ok(())
+}
+
+/// Attaches what is lent, has a program fill more memory than there is, checks it, and detaches.
+fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
+    step(&format!("{host} attaches {uri}"));
     // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
-    let attach = format!("aquifer attach --direct --swap --patience forever --json --host-nqn {HOST} {lent}");
+    let attach = format!("aquifer attach --direct --swap --patience forever --json --host-nqn {SMALL} {uri}");
     let attached: Value = serde_json::from_str(&host.sh(&attach)?)?;
     let again = host.run(&attach)?;
     assert!(again.stderr.contains("already"), "{}", again.stderr);
@@ -69,12 +144,12 @@ fn swaps_to(host: &Host, lent: &str, stored: impl Fn() -> Result<u64>) -> Result
     let swaps = host.sh("cat /proc/swaps")?;
     assert!(swaps.contains(device) && swaps.trim().ends_with("100"), "{swaps}");
 
-    let load = Load::start(host, host.available()?.saturating_add(Bytes::mib(48)), 300)?;
+    let load = Load::start(host, host.available()?.saturating_add(Bytes::mib(32)), 300)?;
     load.is_done()?;
     let swapped = Bytes(host.pages_swapped_out()? * 4096);
-    let stored = Bytes(stored()?);
-    step(&format!("{swapped} were swapped out, {stored} are stored; every page is checked"));
-    assert!(swapped > Bytes::mib(32) && stored > Bytes::mib(16));
+    let [stored, ram] = export.stored()?;
+    step(&format!("{swapped} were swapped out, {stored} are stored in {ram}; every page is checked"));
+    assert!(swapped > Bytes::mib(24) && stored > Bytes::mib(16));
     load.verify()?;
     load.end()?;
 
@@ -82,15 +157,8 @@ fn swaps_to(host: &Host, lent: &str, stored: impl Fn() -> Result<u64>) -> Result
     host.sh(&format!("aquifer detach {device}"))?;
     assert_eq!(host.sh("cat /proc/swaps")?.lines().count(), 1);
     assert_eq!(host.sh("ls /sys/class/nvme /run/aquifer/direct")?.matches("nvme0").count(), 0);
+    wait_until("what was swapped out is given back", PATIENCE, || Ok(export.stored()?[0] <= Bytes::mib(1)))?;
     let complaints = host.run("dmesg | grep -E 'blocked for more|Out of memory|I/O error|swap-device'")?;
     assert!(!complaints.success(), "{}", complaints.stdout);
-    Ok(())
-}
-
-fn refused(host: &Host, lent: &str, host_nqn: &str, help: &str) -> Result<()> {
-    let output = host.run(&format!("aquifer attach --direct --host-nqn {host_nqn} {lent}"))?;
-    assert_eq!(output.code, 1);
-    assert!(output.stderr.contains(help), "{lent}: {}", output.stderr);
-    assert_eq!(host.sh("ls /run/aquifer/direct")?, "");
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Memory: what limits it, what counts it, what lends it.
 
+use aquifer_device::nvme::network::SAFE_RESERVE;
 use aquifer_page::Bytes;
 use rustix::fs::StatFs;
 use rustix::process::{Resource, getrlimit};
@@ -108,14 +109,11 @@ fn overcommit() -> Check {
     }
 }
 
-/// Swap over a network allocates to free memory. Below this reserve a host was seen to hang under load.
-const LEAST_RESERVE: Bytes = Bytes::mib(16);
-
 fn reserve() -> Check {
     const NAME: &str = "memory reserve";
     let kib = read("/proc/sys/vm/min_free_kbytes").and_then(|text| text.parse().ok());
     match kib.map(Bytes::kib) {
-        Some(reserve) if reserve >= LEAST_RESERVE => {
+        Some(reserve) if reserve >= SAFE_RESERVE => {
             Check::ok(NAME, format!("vm.min_free_kbytes is {reserve}"))
         }
         Some(reserve) => Check::warn(
@@ -123,7 +121,7 @@ fn reserve() -> Check {
             format!(
                 "vm.min_free_kbytes is {reserve}: too little for the network to carry pages when memory is out"
             ),
-            format!("sysctl vm.min_free_kbytes={}", LEAST_RESERVE.0 >> 10),
+            format!("sysctl vm.min_free_kbytes={}", SAFE_RESERVE.0 >> 10),
         ),
         None => Check::warn(NAME, "vm.min_free_kbytes cannot be read", "mount /proc"),
     }

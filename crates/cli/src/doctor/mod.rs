@@ -3,6 +3,7 @@
 mod devices;
 mod host;
 mod memory;
+mod nvme;
 
 use serde::Serialize;
 
@@ -69,7 +70,7 @@ pub struct Report {
 impl Report {
     /// Looks at this host. Changes nothing on it.
     pub fn make() -> Self {
-        Self::of([host::checks(), memory::checks(), devices::checks()].concat())
+        Self::of([host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat())
     }
 
     fn of(checks: Vec<Check>) -> Self {

@@ -41,6 +41,27 @@ impl Root {
         }
     }
 
+    /// Has the kernel make an object of configfs.
+    pub(crate) fn make_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        fs::create_dir(self.ready(path)?)
+    }
+
+    /// Has the kernel remove one, which takes the files and groups that came with it along; one that is gone is fine.
+    pub(crate) fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = self.path(path);
+        gone_is_fine(if self.is_imitated() { fs::remove_dir_all(path) } else { fs::remove_dir(path) })
+    }
+
+    /// Has the kernel bind one object of configfs to another.
+    pub(crate) fn link(&self, to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<()> {
+        std::os::unix::fs::symlink(self.path(to), self.ready(path)?)
+    }
+
+    /// Has the kernel undo that; a link that is gone is fine.
+    pub(crate) fn remove_link(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        gone_is_fine(fs::remove_file(self.path(path)))
+    }
+
     fn is_imitated(&self) -> bool {
         self.0 != Path::new("/")
     }
@@ -64,5 +85,12 @@ impl Root {
         let mut names = entries.map(name).collect::<io::Result<Vec<_>>>()?;
         names.sort_unstable();
         Ok(names)
+    }
+}
+
+fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }

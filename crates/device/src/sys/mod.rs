@@ -125,6 +125,15 @@ pub(crate) fn swapoff(device: &CStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Tells the block device `device` that `length` bytes from its start are of no use any more (`BLKDISCARD`).
+pub(crate) fn discard(device: impl AsFd, length: u64) -> io::Result<()> {
+    const BLKDISCARD: libc::c_ulong = 0x1277;
+    let range = [0, length];
+    // SAFETY: BLKDISCARD reads two 64-bit numbers, which `range` is and outlives the call.
+    check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BLKDISCARD as _, &raw const range) })?;
+    Ok(())
+}
+
 /// Goes on in a child; true in the parent. Refused in a program that has started a thread, for the child would lack it and
 /// might find locks held for ever.
 pub(crate) fn fork() -> io::Result<bool> {

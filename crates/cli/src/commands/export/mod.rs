@@ -1,5 +1,6 @@
 //! `aquifer export`.
 
+mod kernel;
 mod memory;
 mod nbd;
 mod nvme;
@@ -47,7 +48,13 @@ pub struct Export {
     /// Without --dhchap-secret, TCP only on loopback. The subsystem has one namespace with blocks of 4 KiB.
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
-    /// A host that may connect over NVMe/TCP, by its NQN (see /etc/nvme/hostnqn); repeat for more
+    /// Has the kernel itself serve NVMe, from a zram device: no process on the way of a page
+    #[arg(long, requires = "nvme_addresses", conflicts_with_all = ["addresses", "secrets", "name", "dir", "tls"])]
+    kernel: bool,
+    /// With --kernel: also over RDMA, at the same addresses
+    #[arg(long, requires = "kernel")]
+    rdma: bool,
+    /// A host that may connect over NVMe, by its NQN (see /etc/nvme/hostnqn); repeat for more
     ///
     /// Without it every host may that reaches the address.
     #[arg(long = "allow-host", value_name = "NQN", requires = "nvme_addresses")]
@@ -87,6 +94,10 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer export 4G --nvme 192.0.2.1:4420 --dhchap-secret FILE",
             "To hosts that know a secret, over a network you trust",
         ),
+        (
+            "aquifer export 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
+            "By the kernel's own target, over TCP and RDMA",
+        ),
         ("nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'", "Look at it with another program"),
     ],
     notes: &[
@@ -101,6 +112,14 @@ pub(super) const MANUAL: Manual = Manual {
              and nobody else; without --tls only loopback is served, to every user of this host. Over NVMe/TCP \
              --dhchap-secret admits who knows the secret, but what travels can be read by whoever sees the network; without \
              it a host is who it says it is, and --allow-host keeps out mistakes, not malice.",
+        ),
+        (
+            "By the kernel",
+            "With --kernel pages are in a zram device, compressed, under the kernel's NVMe target; --quota bounds the RAM that \
+             they take. The NQN is a new one each time, so that no host takes a new export for the one that had its pages. \
+             Where zram is missing a disk of brd is used, which gives no RAM back. The kernel serves on if this command is \
+             killed; the next export with --kernel takes away what it left, which it knows by its NQN \
+             (uuid:61717569-6665-8...), its port numbers (43264 to 43519) and its lock.",
         ),
     ],
     files: &[
@@ -143,6 +162,9 @@ impl Export {
         let what = || format!("exporting {}", self.size);
         // Before anything is made, so that no signal can end this program without removing it again.
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
+        if self.kernel {
+            return kernel::run(&self, common, signals);
+        }
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
         clean_up(&marks);

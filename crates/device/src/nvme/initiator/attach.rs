@@ -1,3 +1,4 @@
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::super::{NvmeError, Root, SubsystemUri, network};
 use super::record::{Held, Record};
 use super::{Controller, HostIdentity, Options, connect};
 use crate::backend::exclusive;
-use crate::{safety, swap};
+use crate::{safety, swap, sys};
 
 /// How long the kernel may take to find the namespace of a subsystem that it is connected to.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
@@ -113,6 +114,9 @@ pub fn detach(
     if let Some(device) = controllers.iter().find_map(|controller| controller.device().ok().flatten()) {
         swap_off(&device, &controllers, force, progress)?;
         exclusive::open(&root.path(&device)).map_err(|error| NvmeError::new(error.to_string()))?;
+        if held.record.swap && answers(&controllers) {
+            give_back(&device, held.record.capacity);
+        }
     }
     controllers.iter().try_for_each(Controller::delete)?;
     held.remove()
@@ -126,8 +130,7 @@ fn swap_off(
 ) -> Result<(), NvmeError> {
     let used = swap::usage(device).map_err(NvmeError::io("cannot read /proc/swaps"))?;
     let Some(used) = used else { return Ok(()) };
-    let answers = controllers.iter().any(|controller| controller.state() == "live");
-    if used > Bytes::ZERO && !answers && !force {
+    if used > Bytes::ZERO && !answers(controllers) && !force {
         let why = format!("the lender does not answer, and has {used} of what this host has swapped out");
         return Err(
             NvmeError::new(why).help("wait for the lender to come back; --force gives these pages up")
@@ -135,6 +138,20 @@ fn swap_off(
     }
     let off = swap::check_room(device).and_then(|_| swap::off(device, progress));
     off.map_err(|error| NvmeError::new(error.to_string()))
+}
+
+fn answers(controllers: &[Controller]) -> bool {
+    controllers.iter().any(|controller| controller.state() == "live")
+}
+
+/// Has the lender free what was swapped out: the kernel itself discards swap in large pieces, and not all of it. A lender that
+/// has no use for that says so.
+fn give_back(device: &Path, capacity: Bytes) {
+    let discarded =
+        OpenOptions::new().write(true).open(device).and_then(|file| sys::discard(file, capacity.0));
+    if let Err(error) = discarded {
+        tracing::debug!(%error, "the lender is not told that pages are of no use any more");
+    }
 }
 
 #[cfg(test)]

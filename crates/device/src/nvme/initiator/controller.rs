@@ -92,6 +92,9 @@ impl Controller {
     /// If the kernel refuses, or takes too long. One that is gone already is none.
     pub fn delete(&self) -> Result<(), NvmeError> {
         let dir = self.root.path(self.dir());
+        if !dir.exists() {
+            return Ok(());
+        }
         match self.root.write(self.dir().join("delete_controller"), "1") {
             // A controller that is on its way out has no such file any more, or does not answer there.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {}

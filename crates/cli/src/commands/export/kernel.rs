@@ -1,0 +1,100 @@
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::process::{self, ExitCode};
+
+use aquifer_device::nvme::target::{Target, Wish};
+use aquifer_device::nvme::{Root, SubsystemUri, Transport};
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_page::Bytes;
+use serde::Serialize;
+use signal_hook::iterator::Signals;
+
+use super::Export;
+use crate::commands::Common;
+use crate::commands::attach::direct_failure;
+use crate::failure::{Failure, OrFail, Result};
+use crate::output;
+
+/// What is told when hosts can come.
+#[derive(Debug, Serialize)]
+struct Ready {
+    /// For 'aquifer attach --direct'.
+    uris: Vec<SubsystemUri>,
+    nqn: Nqn,
+    /// The RAM disk.
+    device: PathBuf,
+    capacity: Bytes,
+    pid: u32,
+}
+
+impl Ready {
+    fn to_text(&self) -> String {
+        let uris: Vec<_> = self.uris.iter().map(ToString::to_string).collect();
+        format!("exporting {} of {} at {}", self.capacity, self.device.display(), uris.join(" "))
+    }
+}
+
+/// Has the kernel serve until a signal ends it.
+pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Result<ExitCode> {
+    let what = format!("exporting {} by the kernel", export.size);
+    let fail = |error| direct_failure(&what, error);
+    let ports = ports(export, &what)?;
+    let allowed = export.allowed_hosts.clone();
+    let wish = Wish { capacity: export.size, quota: export.quota, ports: ports.clone(), allowed };
+    let target = Target::make(&Root::default(), &wish).map_err(fail)?;
+    if target.keeps_ram() {
+        let why = "brd gives no RAM back when this ends";
+        Failure::new("warning", why)
+            .help("modprobe zram, or 'modprobe -r brd' afterwards")
+            .report(common.json);
+    }
+    let uri = |(transport, at): &(Transport, SocketAddr)| SubsystemUri {
+        transport: *transport,
+        host: at.ip().to_string(),
+        port: at.port(),
+        nqn: target.nqn().clone(),
+    };
+    let ready = Ready {
+        uris: ports.iter().map(uri).collect(),
+        nqn: target.nqn().clone(),
+        device: target.device(),
+        capacity: target.capacity(),
+        pid: process::id(),
+    };
+    output::answer(common.json, &ready, Ready::to_text)?;
+    signals.forever().next();
+    target
+        .remove()
+        .map(|()| ExitCode::SUCCESS)
+        .map_err(|error| direct_failure("taking the export away", error))
+}
+
+/// Where the kernel is to listen: over TCP, and over RDMA if that is wished.
+fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
+    let mut ports = Vec::new();
+    for address in &export.nvme_addresses {
+        let Address::Tcp { host, port } = address else {
+            return Err(
+                Failure::new(what, "the kernel listens on no unix socket").help("give HOST:PORT by --nvme")
+            );
+        };
+        if *port == 0 {
+            return Err(Failure::new(what, "the kernel chooses no port").help("give one, usually 4420"));
+        }
+        if export.allowed_hosts.is_empty() && !address.is_local() {
+            let why = "other hosts could reach it, and everybody on them";
+            return Err(Failure::new(format!("listening on {address}"), why)
+                .help("give --allow-host NQN (over a network you trust), or a loopback address"));
+        }
+        let mut found = (host.as_str(), *port).to_socket_addrs().or_fail(|| format!("looking up {host}"))?;
+        let Some(at) = found.next() else {
+            return Err(Failure::new(format!("looking up {host}"), "it has no address"));
+        };
+        ports.push((Transport::Tcp, at));
+        if export.rdma {
+            ports.push((Transport::Rdma, at));
+        }
+    }
+    Ok(ports)
+}

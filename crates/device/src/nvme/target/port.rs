@@ -1,0 +1,89 @@
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use aquifer_fabric::nvme::proto::Nqn;
+
+use super::super::{Module, NvmeError, Root, Transport};
+use super::configfs::SUBSYSTEMS;
+use super::mark;
+
+const PORTS: &str = "/sys/kernel/config/nvmet/ports";
+
+/// Serves a subsystem at an address, by a port of its own.
+pub(super) fn open(root: &Root, nqn: &Nqn, transport: Transport, at: SocketAddr) -> Result<(), NvmeError> {
+    let fail = || NvmeError::io(format!("cannot make a port for {at}"));
+    let dir = make(root)?;
+    let family = if at.is_ipv4() { "ipv4" } else { "ipv6" };
+    for (attribute, value) in [
+        ("addr_trtype", transport.name()),
+        ("addr_adrfam", family),
+        ("addr_traddr", &at.ip().to_string()),
+        ("addr_trsvcid", &at.port().to_string()),
+    ] {
+        root.write(dir.join(attribute), value).map_err(fail())?;
+    }
+    let linked =
+        root.link(Path::new(SUBSYSTEMS).join(nqn.as_str()), dir.join("subsystems").join(nqn.as_str()));
+    linked.map_err(|error| {
+        // No subsystem leads to it, so nothing else takes it away.
+        let _ = root.remove_dir(&dir);
+        refused(root, transport, at, &error)
+    })
+}
+
+fn make(root: &Root) -> Result<PathBuf, NvmeError> {
+    for number in mark::PORTS {
+        let dir = Path::new(PORTS).join(number.to_string());
+        match root.make_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(NvmeError::io("cannot make a port")(error)),
+        }
+    }
+    Err(NvmeError::new("all ports of the kernel's target that are ours are taken").help("end some exports"))
+}
+
+/// What the kernel means when it does not listen.
+fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error) -> NvmeError {
+    let module = transport.target_module();
+    let why = format!("the kernel does not serve NVMe over {transport} at {at}: {error}");
+    let help = match error.raw_os_error() {
+        _ if Module::find(root, module) != Module::Loaded => format!("modprobe {module}"),
+        Some(libc::EADDRINUSE) => "give another address, or stop what has this one".to_owned(),
+        Some(libc::EADDRNOTAVAIL | libc::ENODEV) if transport == Transport::Rdma => {
+            "give an address of an RDMA link; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'".to_owned()
+        }
+        Some(libc::EADDRNOTAVAIL) => "give an address of this host".to_owned(),
+        _ => "see the kernel's log".to_owned(),
+    };
+    NvmeError::new(why).help(help)
+}
+
+/// Serves a subsystem nowhere any more; hosts are cut off. A port of ours goes with its last subsystem.
+pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
+    let fail = || NvmeError::io(format!("cannot close the ports of {nqn}"));
+    for number in root.names(PORTS).map_err(fail())? {
+        let dir = Path::new(PORTS).join(&number);
+        let link = dir.join("subsystems").join(nqn.as_str());
+        if root.path(&link).is_symlink() {
+            root.remove_link(link).map_err(fail())?;
+            remove_if_idle(root, &number, &dir).map_err(fail())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes ports of ours that serve nothing: their maker came no further.
+pub(super) fn sweep(root: &Root) -> Result<(), NvmeError> {
+    let fail = || NvmeError::io("cannot remove a port that serves nothing");
+    for number in root.names(PORTS).map_err(fail())? {
+        remove_if_idle(root, &number, &Path::new(PORTS).join(&number)).map_err(fail())?;
+    }
+    Ok(())
+}
+
+fn remove_if_idle(root: &Root, number: &str, dir: &Path) -> io::Result<()> {
+    let ours = number.parse().is_ok_and(|number| mark::PORTS.contains(&number));
+    if ours && root.names(dir.join("subsystems"))?.is_empty() { root.remove_dir(dir) } else { Ok(()) }
+}
