@@ -26,6 +26,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	scripts/install-packages test
 	cargo build --release --locked --workspace --examples --bins
 	lab/nbd
+	lab/nvme
 	lab/swap
 	lab/store
 	lab/idle

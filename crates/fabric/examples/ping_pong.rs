@@ -1,0 +1,44 @@
+//! The least that a page from elsewhere can cost: answers every 64 bytes by a page, until it is killed: `ping_pong ADDRESS`.
+
+use std::error::Error;
+use std::io::IoSlice;
+use std::net::TcpListener;
+use std::{env, thread};
+
+use aquifer_fabric::channel::{Channel, Socket};
+use aquifer_page::PAGE_SIZE;
+
+const REQUEST: usize = 64;
+/// As many as a small cache does not hold.
+const PAGES: usize = 64 << 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let address = env::args().nth(1).ok_or("usage: ping_pong HOST:PORT")?;
+    let listener = TcpListener::bind(address)?;
+    println!("listening on {}", listener.local_addr()?);
+    for stream in listener.incoming() {
+        let stream = stream?;
+        thread::spawn(move || {
+            // Its end is the peer's wish.
+            let _ = serve(&mut stream.into());
+        });
+    }
+    Ok(())
+}
+
+fn serve(socket: &mut Socket) -> std::io::Result<()> {
+    let pages = vec![0x5a; PAGES * PAGE_SIZE];
+    let mut request = [0; REQUEST];
+    loop {
+        let mut there = 0;
+        while there < REQUEST {
+            match socket.recv(&mut request[there..])? {
+                0 => return Ok(()),
+                received => there += received,
+            }
+        }
+        let page = usize::from(request[0]) | usize::from(request[1]) << 8;
+        let page = &pages[page % PAGES * PAGE_SIZE..][..PAGE_SIZE];
+        socket.send_all(&mut [IoSlice::new(page)])?;
+    }
+}
