@@ -8,6 +8,7 @@ mod backends;
 mod direct;
 mod hello;
 mod losses;
+mod nvme_initiator;
 mod nvme_target;
 mod out_of_memory;
 mod sharing;
