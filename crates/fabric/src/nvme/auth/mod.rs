@@ -27,7 +27,7 @@ impl FromStr for Secrets {
     /// Reads the contents of a file of secrets: the host's and, in a second line, if there is one, the controller's.
     fn from_str(text: &str) -> Result<Self, SecretError> {
         let mut secrets = text.lines().filter(|line| !line.trim().is_empty()).map(str::parse);
-        let host = secrets.next().unwrap_or_else(|| "".parse())?;
+        let host = secrets.next().ok_or(SecretError("the file is empty"))??;
         Ok(Self { host, controller: secrets.next().transpose()? })
     }
 }

@@ -18,7 +18,7 @@ pub struct Secret {
 /// Why a text is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:")]
-pub struct SecretError(&'static str);
+pub struct SecretError(pub(super) &'static str);
 
 impl Secret {
     /// The key for its owner, a host or a subsystem.
