@@ -26,6 +26,12 @@ pub(crate) struct Origin {
     pub(crate) from: String,
 }
 
+impl Origin {
+    pub(super) fn unix() -> Self {
+        Self { local: true, from: "a unix socket".to_owned() }
+    }
+}
+
 /// A listening socket of either kind.
 #[derive(Debug)]
 pub(super) enum Acceptor {
@@ -61,10 +67,7 @@ impl Acceptor {
 
     pub(super) fn accept(&self) -> io::Result<(Socket, Origin)> {
         match self {
-            Self::Unix(listener) => {
-                let origin = Origin { local: true, from: "a unix socket".to_owned() };
-                Ok((listener.accept()?.0.into(), origin))
-            }
+            Self::Unix(listener) => Ok((listener.accept()?.0.into(), Origin::unix())),
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept()?;
                 let origin = Origin { local: is_loopback(from.ip()), from: from.to_string() };

@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -181,6 +182,13 @@ fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Sha
     // Should the thread not start, dropping the closure drops the place, and the connection leaves the book.
     thread.spawn(move || place.shared.service.serve(socket, origin, &place))?;
     Ok(())
+}
+
+/// Serves a connection of this machine that no listener took, on this thread.
+pub(crate) fn serve_alone<S: Service>(service: S, stream: UnixStream) {
+    let shared = Arc::new(Shared { service, limit: 1, book: Mutex::default(), left: Condvar::new() });
+    let place = Place { id: 0, shared };
+    place.shared.service.serve(stream.into(), Origin::unix(), &place);
 }
 
 /// One connection's place in the book, given up when dropped.

@@ -9,5 +9,5 @@ mod outbox;
 pub(crate) use acceptor::Origin;
 pub(crate) use gather::{Gather, ZEROES, zeroes};
 pub(crate) use inbox::{INBOX, Inbox};
-pub(crate) use listener::{Listener, Place, Service};
+pub(crate) use listener::{Listener, Place, Service, serve_alone};
 pub(crate) use outbox::{OUTBOX, Outbox};

@@ -34,15 +34,26 @@ pub(super) fn connect(target: &Target, patience: Duration) -> Result<(Box<dyn Ch
             Box::new(stream)
         }
     };
-    let mut wire = Wire { channel: &mut *channel, deadline };
-    let structured = wire.ask_whether(option::STRUCTURED_REPLY, &[])?;
-    let allocation = if structured { choose_allocation(&mut wire, &target.export)? } else { None };
-    let agreement = go(
-        &mut wire,
-        &target.export,
-        Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation },
-    )?;
+    let agreement = agree(&mut Wire { channel: &mut *channel, deadline }, &target.export)?;
     Ok((channel, agreement))
+}
+
+/// The handshake over a channel that is connected already, without TLS.
+pub(super) fn over(
+    channel: &mut dyn Channel,
+    export: &str,
+    patience: Duration,
+) -> Result<Agreement, Failure> {
+    let mut wire = Wire { channel, deadline: Deadline::after(patience) };
+    greet(&mut wire)?;
+    agree(&mut wire, export)
+}
+
+fn agree(wire: &mut Wire<'_>, export: &str) -> Result<Agreement, Failure> {
+    let structured = wire.ask_whether(option::STRUCTURED_REPLY, &[])?;
+    let allocation = if structured { choose_allocation(wire, export)? } else { None };
+    let agreement = Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation };
+    go(wire, export, agreement)
 }
 
 /// A channel, and the deadline of the handshake.

@@ -93,10 +93,30 @@ impl Connection {
     /// # Errors
     /// When the server cannot be reached, is not who it should be, or does not serve the export to this host.
     pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NbdError> {
-        let (channel, agreement) =
-            handshake::connect(&target, patience).map_err(|failure| NbdError::new(&target, failure))?;
+        match handshake::connect(&target, patience) {
+            Ok((channel, agreement)) => Ok(Self::new(channel, target, agreement, patience)),
+            Err(failure) => Err(NbdError::new(&target, failure)),
+        }
+    }
+
+    /// As [`connect`](Self::connect), over a channel that is connected already, in the clear.
+    ///
+    /// For fuzzing, where sockets would cost most of the time.
+    #[doc(hidden)]
+    pub fn over(
+        mut channel: Box<dyn Channel>,
+        target: Arc<Target>,
+        patience: Duration,
+    ) -> Result<Self, NbdError> {
+        match handshake::over(&mut *channel, &target.export, patience) {
+            Ok(agreement) => Ok(Self::new(channel, target, agreement, patience)),
+            Err(failure) => Err(NbdError::new(&target, failure)),
+        }
+    }
+
+    fn new(channel: Box<dyn Channel>, target: Arc<Target>, agreement: Agreement, patience: Duration) -> Self {
         let input = Input::new();
-        Ok(Self { channel, input, target, agreement, patience, next_cookie: 0, broken: false })
+        Self { channel, input, target, agreement, patience, next_cookie: 0, broken: false }
     }
 
     /// What it is connected to.

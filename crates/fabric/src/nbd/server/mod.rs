@@ -16,6 +16,7 @@ mod session;
 
 use std::fmt;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use aquifer_store::Lease;
 use rustls::ServerConfig;
 
 use crate::Address;
-use crate::serving::Listener;
+use crate::serving::{Listener, serve_alone};
 use connection::Nbd;
 
 /// Which leases a server shows to whom.
@@ -167,4 +168,12 @@ impl Server {
     pub fn shutdown(self) {
         drop(self);
     }
+}
+
+/// Serves one client that is connected already, in the clear and on this thread, until it has had enough.
+///
+/// For fuzzing, where a listener's threads would cost most of the time.
+#[doc(hidden)]
+pub fn serve(client: UnixStream, exports: Arc<dyn Exports>, limits: Limits) {
+    serve_alone(Nbd { security: Security::Plain, exports, limits }, client);
 }

@@ -29,6 +29,7 @@ mod registry;
 mod transfers;
 
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub use namespace::{Namespace, ResizeError};
 use super::auth::Secrets;
 use super::proto::Nqn;
 use crate::Address;
-use crate::serving::Listener;
+use crate::serving::{Listener, serve_alone};
 use broken::{Broken, Fatal};
 use connection::Nvme;
 use registry::Registry;
@@ -181,6 +182,15 @@ impl Target {
         let address = listener.address().clone();
         self.locked().push(listener);
         Ok(address)
+    }
+
+    /// Serves one host that is connected already, on this thread, until it has had enough. As for
+    /// [`listen`](Self::listen), discovery tells it of `announced`.
+    ///
+    /// For fuzzing, where a listener's threads would cost most of the time.
+    #[doc(hidden)]
+    pub fn serve(&self, host: UnixStream, announced: &Address) {
+        serve_alone(Nvme { core: Arc::clone(&self.core), announced: Some(announced.clone()) }, host);
     }
 
     /// Ends all connections to a lease and waits until they are gone. [`Subsystems::open`] must refuse new ones before.
