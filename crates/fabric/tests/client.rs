@@ -140,6 +140,15 @@ fn a_server_that_falls_silent_is_an_error_when_patience_is_over() {
 
 /// A server that takes the handshake as far as `script` says: it is told the option and answers with bytes.
 fn malicious(script: impl FnOnce(UnixStream) + Send + 'static) -> NbdError {
+    let ask = |connection: &mut Connection| connection.read(4096, &mut [0; 4096]);
+    asked_of(script, ask).unwrap_err()
+}
+
+/// What comes of asking such a server.
+fn asked_of(
+    script: impl FnOnce(UnixStream) + Send + 'static,
+    ask: impl FnOnce(&mut Connection) -> Result<(), NbdError>,
+) -> Result<(), NbdError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("nbd");
     let listener = UnixListener::bind(&path).unwrap();
@@ -149,9 +158,9 @@ fn malicious(script: impl FnOnce(UnixStream) + Send + 'static) -> NbdError {
         script(socket);
     });
     let result = Connection::connect(target(Address::Unix(path)), Duration::from_secs(2))
-        .and_then(|mut connection| connection.read(4096, &mut [0; 4096]));
+        .and_then(|mut connection| ask(&mut connection));
     server.join().unwrap();
-    result.unwrap_err()
+    result
 }
 
 const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
@@ -175,19 +184,27 @@ fn answer(socket: &mut UnixStream, option: u32, kind: u32, payload: &[u8]) {
 /// A proper handshake with structured replies over 1 MiB; then the script, told the cookie of the first request.
 fn misbehaving(script: impl FnOnce(UnixStream, [u8; 8]) + Send + 'static) -> NbdError {
     malicious(move |mut socket| {
-        socket.write_all(GREETING).unwrap();
-        socket.read_exact(&mut [0; 4]).unwrap();
-        let structured = read_option(&mut socket);
-        answer(&mut socket, structured, 1, &[]);
-        let context = read_option(&mut socket);
-        answer(&mut socket, context, 0x8000_0001, b"no contexts");
-        let go = read_option(&mut socket);
-        answer(&mut socket, go, 3, &[0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 1]);
-        answer(&mut socket, go, 1, &[]);
-        let mut request = [0; 28];
-        socket.read_exact(&mut request).unwrap();
-        script(socket, request[8..16].try_into().unwrap());
+        let cookie = handshake(&mut socket, |socket, context| {
+            answer(socket, context, 0x8000_0001, b"no contexts");
+        });
+        script(socket, cookie);
     })
+}
+
+/// A proper handshake with an answer to the choice of a context; the cookie of the first request.
+fn handshake(socket: &mut UnixStream, answer_context: impl FnOnce(&mut UnixStream, u32)) -> [u8; 8] {
+    socket.write_all(GREETING).unwrap();
+    socket.read_exact(&mut [0; 4]).unwrap();
+    let structured = read_option(socket);
+    answer(socket, structured, 1, &[]);
+    let context = read_option(socket);
+    answer_context(socket, context);
+    let go = read_option(socket);
+    answer(socket, go, 3, &[0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 1]);
+    answer(socket, go, 1, &[]);
+    let mut request = [0; 28];
+    socket.read_exact(&mut request).unwrap();
+    request[8..16].try_into().unwrap()
 }
 
 fn chunk(flags: u16, kind: u16, cookie: [u8; 8], payload: &[u8]) -> Vec<u8> {
@@ -256,4 +273,31 @@ fn a_connection_that_ends_within_a_reply_is_lost() {
         socket.write_all(&chunk(1, 1, cookie, &data(4096, 4096))[..2000]).unwrap()
     });
     assert!(matches!(error.failure, Failure::Lost(_)), "{error}");
+}
+
+#[test]
+fn a_server_that_tells_of_holes_without_end_takes_no_memory_for_it() {
+    // The id of the context, and a run of one byte again and again.
+    let runs = |count: usize| [&[0, 0, 0, 7][..], &[0, 0, 0, 1, 0, 0, 0, 3].repeat(count)].concat();
+    let told = move |what: fn([u8; 8], &[u8]) -> Vec<u8>, count: usize| {
+        let mut told = Vec::new();
+        let script = move |mut socket: UnixStream| {
+            let cookie = handshake(&mut socket, |socket, context| {
+                answer(socket, context, 4, b"\0\0\0\x07base:allocation");
+                answer(socket, context, 1, &[]);
+            });
+            // The client need not hear all of it.
+            let _ = socket.write_all(&what(cookie, &runs(count)));
+        };
+        let result = asked_of(script, |connection| connection.block_status(0, 1 << 20, &mut told));
+        (result, told.len())
+    };
+    let (result, count) = told(|cookie, runs| chunk(1, 5, cookie, runs), 1000);
+    assert!(result.is_ok() && count == 1000, "{result:?} {count}");
+    let (again, count) = told(|cookie, runs| chunk(0, 5, cookie, runs).repeat(100), 1000);
+    assert!(matches!(again.unwrap_err().failure, Failure::Protocol(_)));
+    assert_eq!(count, 1000);
+    let (long, count) = told(|cookie, runs| chunk(1, 5, cookie, runs), (1 << 20) + 1);
+    assert!(matches!(long.unwrap_err().failure, Failure::Protocol(_)));
+    assert_eq!(count, 0);
 }

@@ -1,10 +1,12 @@
 use super::operation::{Operation, WINDOW, round_length};
 
-/// The operations in flight: which ones are open, which have failed, and how much of their data has not moved yet.
+/// The operations in flight: which ones are open, which have failed, which were told of holes, and how much of their data
+/// has not moved yet.
 pub(crate) struct Round<F> {
     first: u64,
     open: u64,
     failed: u64,
+    told: u64,
     missing: [u32; WINDOW],
     first_failure: Option<F>,
 }
@@ -12,7 +14,8 @@ pub(crate) struct Round<F> {
 impl<F> Round<F> {
     /// All operations that have anything to do; they are known as `first` and the numbers that follow.
     pub(crate) fn new(first: u64, operations: &[Operation<'_>]) -> Self {
-        let mut round = Self { first, open: 0, failed: 0, missing: [0; WINDOW], first_failure: None };
+        let mut round =
+            Self { first, open: 0, failed: 0, told: 0, missing: [0; WINDOW], first_failure: None };
         for (index, operation) in operations.iter().enumerate() {
             if !operation.is_empty() {
                 round.open |= 1 << index;
@@ -49,6 +52,13 @@ impl<F> Round<F> {
     pub(crate) fn fail(&mut self, index: usize, failure: F) {
         self.failed |= 1 << index;
         self.first_failure.get_or_insert(failure);
+    }
+
+    /// The operation is told of holes. Whether it was told already.
+    pub(crate) fn tell(&mut self, index: usize) -> bool {
+        let already = self.told >> index & 1 == 1;
+        self.told |= 1 << index;
+        already
     }
 
     /// That was the last reply to the operation. False if it is said to have succeeded and has not moved all its data.

@@ -13,6 +13,9 @@ use crate::nbd::proto::{
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
 
+/// The most runs in an answer about block status that are worth reading; no server of any make tells more at once.
+const MAX_RUNS: usize = 1 << 20;
+
 /// The requests in flight.
 type Round = crate::initiating::Round<Failure>;
 
@@ -167,11 +170,17 @@ impl Connection {
                 part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?.fill(0);
                 Ok(())
             }
-            (chunk::BLOCK_STATUS, Operation::BlockStatus { runs, .. }) if length >= 12 && length % 8 == 4 => {
+            (chunk::BLOCK_STATUS, Operation::BlockStatus { runs, .. })
+                if length >= 12 && length % 8 == 4 && length / 8 <= MAX_RUNS =>
+            {
                 let context = self.input.take::<U32>(channel, deadline)?.get();
+                let ours = Some(context) == self.agreement.allocation;
+                if ours && round.tell(index) {
+                    return Err(Failure::protocol("the same block status twice"));
+                }
                 for _ in 0..length / size_of::<StatusRun>() {
                     let run = self.input.take::<StatusRun>(channel, deadline)?;
-                    if Some(context) == self.agreement.allocation {
+                    if ours {
                         let hole = run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
                         runs.push(Run { length: run.length.get(), hole });
                     }
