@@ -1,5 +1,5 @@
 # `make demo` shows Aquifer at work; `make test` runs every test. Both install what they need (apt, as root).
-.PHONY: help demo test soak lab build install clean
+.PHONY: help demo test soak fuzz lab build install clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
@@ -20,6 +20,10 @@ soak: ## long random tests (hours if asked: SOAK_MINUTES=60)
 	scripts/need-root soak
 	scripts/install-packages test
 	scripts/soak
+
+fuzz: ## broken peers against servers and clients (10 minutes if not told: FUZZ_SECONDS=3600)
+	scripts/install-packages demo
+	scripts/fuzz $(FUZZ_SECONDS)
 
 lab: ## the figures in docs/figures.md, measured again beside the peers
 	scripts/need-root lab

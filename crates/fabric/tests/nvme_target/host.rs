@@ -67,7 +67,7 @@ impl Host {
 
     /// An identifier for a command.
     pub fn id(&mut self) -> u16 {
-        self.next_id += 1;
+        self.next_id = self.next_id.wrapping_add(1);
         self.next_id
     }
 

@@ -1,0 +1,156 @@
+//! How a host proves who it is, or tries to get in without.
+
+use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Secret, Secrets, Side};
+use aquifer_fabric::nvme::proto::auth::{
+    Challenge, DH_HMAC_CHAP, NAMES, Negotiate, Protocol, Reply, message,
+};
+use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin};
+use aquifer_fabric::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
+use aquifer_fabric::nvme::proto::{Command, Nqn};
+use arbitrary::Arbitrary;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::host::HOST;
+use crate::queue::{Answer, Queue};
+
+const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+/// The longest message that is asked for.
+const ROOM: u32 = 4096;
+
+/// What the target wants to be proved.
+pub fn secrets() -> Secrets {
+    Secrets { host: secret(), controller: Some(secret()) }
+}
+
+fn secret() -> Secret {
+    SECRET.parse().expect("a secret")
+}
+
+/// One step of an authentication.
+#[derive(Arbitrary, Debug)]
+pub enum Step<'a> {
+    Negotiate { hash: u8, group: u8, others: u8, secure_channel: u8 },
+    Receive { length: Option<u16> },
+    Reply { challenge: Option<u8>, spoilt: Option<Spoilt> },
+    Success,
+    Failure,
+    Message(&'a [u8]),
+    Command { opcode: u8, kind: u8, dwords: [u32; 6] },
+}
+
+/// What is wrong with a reply.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub struct Spoilt {
+    at: u16,
+    bits: u8,
+    cut: u8,
+}
+
+/// Takes these steps, unless the target closes the connection before.
+pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
+    let mut challenge = Vec::new();
+    for step in steps {
+        let answer = match *step {
+            Step::Negotiate { hash, group, others, secure_channel } => {
+                send(queue, &negotiation(hash, group, others, secure_channel))
+            }
+            Step::Receive { length } => receive(queue, length.map_or(ROOM, u32::from)),
+            Step::Reply { challenge: ours, spoilt } => {
+                let mut bytes = reply(&challenge, ours, subsystem);
+                if let Some(Spoilt { at, bits, cut }) = spoilt {
+                    let length = bytes.len();
+                    bytes[usize::from(at) % length] ^= bits;
+                    bytes.truncate(length - usize::from(cut).min(length));
+                }
+                send(queue, &bytes)
+            }
+            Step::Success => send(queue, &[&message::SUCCESS2[..], &[0; 14]].concat()),
+            Step::Failure => send(queue, &[&message::FAILURE2[..], &[0; 6]].concat()),
+            Step::Message(bytes) => send(queue, bytes),
+            // What is answered later, if ever, is not to be waited for.
+            Step::Command { opcode: admin::ASYNC_EVENT_REQUEST, .. } => continue,
+            Step::Command { opcode, kind, dwords } => {
+                let command = Command::new(opcode, 0, kind.into(), Sgl::transport(ROOM));
+                queue.execute(crate::admin::with_all(command, dwords), &[])
+            }
+        };
+        match answer {
+            None => return,
+            Some(Answer { data, .. }) if data.starts_with(&message::CHALLENGE) => challenge = data,
+            Some(_) => {}
+        }
+    }
+}
+
+/// Proves it by the rules, and may ask for the target's proof.
+pub fn honest(mutual: bool, hash: u8, group: u8, queue: &mut Queue<'_>, subsystem: &Nqn) {
+    let steps = [
+        Step::Negotiate { hash: 1 + hash % 3, group, others: 0, secure_channel: 0 },
+        Step::Receive { length: None },
+        Step::Reply { challenge: mutual.then_some(9), spoilt: None },
+        Step::Receive { length: None },
+        Step::Success,
+    ];
+    run(&steps[..if mutual { 5 } else { 4 }], queue, subsystem);
+}
+
+fn send(queue: &mut Queue<'_>, message: &[u8]) -> Option<Answer> {
+    let length = message.len() as u32;
+    let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_SEND.into(), Sgl::in_capsule(length));
+    queue.execute(command.with(10, AUTHENTICATION_PROTOCOL).with(11, length), message)
+}
+
+fn receive(queue: &mut Queue<'_>, length: u32) -> Option<Answer> {
+    let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(length));
+    queue.execute(command.with(10, AUTHENTICATION_PROTOCOL).with(11, length), &[])
+}
+
+fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
+    let mut negotiate = Negotiate::new_zeroed();
+    negotiate.message = message::NEGOTIATE;
+    negotiate.secure_channel = secure_channel;
+    negotiate.protocols = 1;
+    let mut protocol = Protocol::new_zeroed();
+    protocol.id = DH_HMAC_CHAP;
+    (protocol.hash_count, protocol.group_count) = (others.wrapping_add(1), 1 + others % NAMES as u8);
+    // Mostly groups that take little time.
+    let group = match group {
+        0..200 => Group::Null.id(),
+        200..240 => Group::Ffdhe2048.id(),
+        240.. => group - 235,
+    };
+    (protocol.hashes[0], protocol.groups[0]) = (hash % 8, group);
+    [negotiate.as_bytes(), protocol.as_bytes()].concat()
+}
+
+/// The answer to a challenge. If that is none, an answer to a challenge of zeroes.
+fn reply(challenge: &[u8], ours: Option<u8>, subsystem: &Nqn) -> Vec<u8> {
+    let (head, rest) = Challenge::read_from_prefix(challenge).unwrap_or((Challenge::new_zeroed(), &[]));
+    let hash = Hash::with_id(head.hash).unwrap_or(Hash::Sha256);
+    let group = Group::with_id(head.group).unwrap_or(Group::Null);
+    let (asked, rest) = rest.split_at(hash.length().min(rest.len()));
+    let theirs = &rest[..usize::from(head.exponential.get()).min(rest.len())];
+    let exchange = Exchange::begin(group);
+    let exponential = exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
+    let key = exchange.and_then(|exchange| exchange.key(theirs));
+    let response = Response {
+        side: Side::Host,
+        hash,
+        secret: &secret(),
+        challenge: asked,
+        key: key.as_deref(),
+        sequence: head.sequence.get(),
+        transaction: head.transaction.get(),
+        secure_channel: 0,
+        host: &HOST.parse().expect("a name"),
+        subsystem,
+    };
+    let mut reply = Reply::new_zeroed();
+    reply.message = message::REPLY;
+    reply.transaction = head.transaction;
+    reply.hash_length = hash.length() as u8;
+    reply.challenged = ours.is_some().into();
+    reply.exponential = (exponential.len() as u16).into();
+    let ours = vec![ours.unwrap_or(0); hash.length()];
+    [reply.as_bytes(), &response.value(), &ours, &exponential].concat()
+}

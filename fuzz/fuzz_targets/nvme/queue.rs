@@ -1,0 +1,133 @@
+//! Connections that become queues by the rules, to break them later.
+
+use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl};
+use aquifer_fabric::nvme::proto::fabrics::{
+    ANY_CONTROLLER, Connect, ConnectData, configuration, connect, kind as fabrics, property,
+};
+use aquifer_fabric::nvme::proto::pdu::{CapsuleResp, CommonHeader, Data, IcResp, Shape, kind};
+use aquifer_fabric::nvme::proto::{Command, Completion, Nqn};
+use aquifer_fuzz::{Peer, Worker};
+use arbitrary::Arbitrary;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::host::HOST;
+use crate::script::{QUEUE, capsule, ic_req};
+
+/// What can be agreed on.
+#[derive(Arbitrary, Clone, Copy, Debug, Default)]
+pub struct Form {
+    digests: u8,
+    alignment: u8,
+    flow_control: bool,
+}
+
+impl Form {
+    pub fn shape(self) -> Shape {
+        // What is sent to the target needs no alignment.
+        Shape::new(self.digests, 0)
+    }
+
+    pub fn ic_req(self) -> Vec<u8> {
+        ic_req(self.digests, self.alignment % 32)
+    }
+}
+
+/// A connection whose commands are answered one after the other.
+pub struct Queue<'a> {
+    pub peer: Peer<'a>,
+    form: Form,
+    pub controller: u16,
+    next_id: u16,
+}
+
+/// Why there is no queue: the connection is closed, or the target wants none.
+pub struct NoQueue;
+
+/// The answer to a command.
+pub struct Answer {
+    pub data: Vec<u8>,
+    pub completion: Option<Completion>,
+}
+
+impl<'a> Queue<'a> {
+    /// Connects queue `number`; the admin queue, 0, makes a controller.
+    pub fn connect(
+        worker: &'a Worker,
+        form: Form,
+        subsystem: &Nqn,
+        number: u16,
+        controller: u16,
+    ) -> Result<Self, NoQueue> {
+        let mut peer = worker.connect();
+        peer.send(&form.ic_req());
+        let response = peer.take(size_of::<IcResp>()).ok_or(NoQueue)?;
+        assert_eq!(response[0], kind::IC_RESP);
+        let mut queue = Self { peer, form, controller, next_id: 0 };
+        let (command, data) = connect(number, controller, subsystem, form.flow_control);
+        let answer = queue.execute(command, data.as_bytes()).ok_or(NoQueue)?;
+        let completion = answer.completion.ok_or(NoQueue)?;
+        if !completion.status().is_success() {
+            return Err(NoQueue);
+        }
+        queue.controller = completion.result.get() as u16;
+        Ok(queue)
+    }
+
+    /// Enables the controller.
+    pub fn enable(&mut self) {
+        let command = Command::new(FABRICS, 0, fabrics::PROPERTY_SET.into(), Sgl::NONE);
+        let command = command.with(11, property::CONFIGURATION).with(12, configuration::START);
+        self.execute(command, &[]);
+    }
+
+    /// The answer to a command, which must come; `None` if the target closes the connection instead.
+    pub fn execute(&mut self, mut command: Command, data: &[u8]) -> Option<Answer> {
+        self.next_id += 1;
+        command.id = self.next_id.into();
+        self.peer.send(&capsule(self.form.shape(), &command, data));
+        let mut answer = Answer { data: Vec::new(), completion: None };
+        loop {
+            let pdu = self.pdu()?;
+            match pdu[0] {
+                kind::CAPSULE_RESP => {
+                    let (response, _) = CapsuleResp::read_from_prefix(&pdu).expect("a completion");
+                    assert_eq!(response.completion.command_id, command.id);
+                    return Some(Answer { completion: Some(response.completion), ..answer });
+                }
+                kind::C2H_DATA => {
+                    let (head, _) = Data::read_from_prefix(&pdu).expect("data");
+                    assert_eq!(head.command_id, command.id);
+                    let start = usize::from(head.header.data_offset);
+                    answer.data.extend(&pdu[start..][..head.length.get() as usize]);
+                    if !self.form.flow_control {
+                        return Some(answer);
+                    }
+                }
+                kind::R2T | kind::C2H_TERM_REQ => return None,
+                other => panic!("a PDU of type {other:#x}"),
+            }
+        }
+    }
+
+    fn pdu(&mut self) -> Option<Vec<u8>> {
+        let mut bytes = self.peer.take(size_of::<CommonHeader>())?;
+        let header = CommonHeader::read_from_bytes(&bytes).expect("a header");
+        let rest = header.length.get() as usize - bytes.len();
+        bytes.extend(self.peer.take(rest)?);
+        Some(bytes)
+    }
+}
+
+/// A Connect.
+pub fn connect(number: u16, controller: u16, subsystem: &Nqn, flow_control: bool) -> (Command, ConnectData) {
+    let attributes = if flow_control { 0 } else { connect::NO_FLOW_CONTROL };
+    let wanted = Connect { format: 0, queue: number, size: QUEUE - 1, attributes, keep_alive: 0 };
+    let sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);
+    let command = wanted.put(Command::new(FABRICS, 1, fabrics::CONNECT.into(), sgl));
+    let mut data = ConnectData::new_zeroed();
+    data.host_id = [7; 16];
+    data.controller_id = if number == 0 { ANY_CONTROLLER } else { controller }.into();
+    data.subsystem = subsystem.to_field();
+    data.host = HOST.parse::<Nqn>().expect("a name").to_field();
+    (command, data)
+}

@@ -1,0 +1,145 @@
+//! PDUs of a host, one after the other.
+
+use aquifer_fabric::nvme::proto::command::Sgl;
+use aquifer_fabric::nvme::proto::pdu::{
+    CapsuleCmd, CommonHeader, Data, IC_LENGTH, IcReq, Shape, TermReq, digests, flag, kind,
+};
+use aquifer_fabric::nvme::proto::{Command, digest};
+use aquifer_fuzz::{Number, Twisted};
+use arbitrary::Arbitrary;
+use zerocopy::IntoBytes;
+
+/// Entries of queues, as they are connected.
+pub const QUEUE: u16 = 32;
+
+/// What a host says.
+pub struct Script {
+    pub shape: Shape,
+    pub messages: Twisted,
+    next_id: u16,
+    asked: Vec<Asked>,
+    free: Vec<u16>,
+}
+
+/// Data that the target asks for, as far as can be told before it does.
+struct Asked {
+    id: u16,
+    tag: u16,
+    length: usize,
+}
+
+/// Where a command says that its data is.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Place {
+    Capsule,
+    Apart,
+    Lie { kind: u8, address: Number, length: Number },
+}
+
+impl Place {
+    pub fn sgl(self, length: usize) -> Sgl {
+        match self {
+            Self::Capsule => Sgl::in_capsule(length as u32),
+            Self::Apart => Sgl::transport(length as u32),
+            Self::Lie { kind, address, length } => Sgl {
+                address: address.bytes().into(),
+                length: (length.bytes() as u32).into(),
+                reserved: [0; 3],
+                kind,
+            },
+        }
+    }
+}
+
+impl Script {
+    pub fn new(shape: Shape) -> Self {
+        let free = (0..QUEUE).rev().collect();
+        Self { shape, messages: Twisted::default(), next_id: 100, asked: Vec::new(), free }
+    }
+
+    pub fn id(&mut self) -> u16 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// A command, with this data if its place is the capsule.
+    pub fn command(&mut self, command: &Command, place: Place, data: &[u8]) {
+        let inside = matches!(place, Place::Capsule | Place::Lie { .. });
+        let bytes = capsule(self.shape, command, if inside { data } else { &[] });
+        self.messages.push(bytes);
+    }
+
+    /// A command that brings data: if it is to be asked for, it can be [answered](Self::answer).
+    pub fn command_with_data(&mut self, command: &Command, place: Place, data: &[u8]) {
+        self.command(command, place, data);
+        if let (Place::Apart, Some(tag)) = (place, self.free.pop()) {
+            self.asked.push(Asked { id: command.id.get(), tag, length: data.len() });
+        }
+    }
+
+    /// Sends what was asked for, in pieces of this length.
+    pub fn answer(&mut self, which: u8, piece: usize, fill: u8) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let Asked { id, tag, length } = self.asked.remove(usize::from(which) % self.asked.len());
+        self.free.push(tag);
+        let piece = piece.clamp(512, 128 << 10);
+        for offset in (0..length).step_by(piece) {
+            let now = piece.min(length - offset);
+            self.data(id, tag, offset as u32, &vec![fill; now], offset + now == length);
+        }
+    }
+
+    /// Data, asked for or not.
+    pub fn data(&mut self, id: u16, tag: u16, offset: u32, data: &[u8], last: bool) {
+        let flags = if last { flag::LAST } else { 0 };
+        let header = self.shape.header(kind::H2C_DATA, flags, size_of::<Data>(), data.len());
+        let (command_id, tag) = (id.into(), tag.into());
+        let length = (data.len() as u32).into();
+        let pdu = Data { header, command_id, tag, offset: offset.into(), length, reserved: [0; 4] };
+        self.messages.push(finish(self.shape, pdu.as_bytes(), &header, data));
+    }
+
+    /// A termination, with this much of the PDU that gave offence.
+    pub fn terminate(&mut self, offence: &[u8]) {
+        let mut header = CommonHeader::bare(kind::H2C_TERM_REQ, size_of::<TermReq>());
+        header.length = ((size_of::<TermReq>() + offence.len()) as u32).into();
+        let pdu = TermReq { header, status: 1.into(), information: 0.into(), reserved: [0; 10] };
+        self.messages.push([pdu.as_bytes(), offence].concat());
+    }
+}
+
+/// The first PDU of a connection.
+pub fn ic_req(wanted: u8, alignment: u8) -> Vec<u8> {
+    let request = IcReq {
+        header: CommonHeader::bare(kind::IC_REQ, IC_LENGTH),
+        format: 0.into(),
+        alignment,
+        digests: wanted & (digests::HEADER | digests::DATA),
+        max_r2t: 0.into(),
+        reserved: [0; 112],
+    };
+    request.as_bytes().to_vec()
+}
+
+/// A command as a PDU.
+pub fn capsule(shape: Shape, command: &Command, data: &[u8]) -> Vec<u8> {
+    let header = shape.header(kind::CAPSULE_CMD, 0, size_of::<CapsuleCmd>(), data.len());
+    finish(shape, CapsuleCmd { header, command: *command }.as_bytes(), &header, data)
+}
+
+fn finish(shape: Shape, pdu: &[u8], header: &CommonHeader, data: &[u8]) -> Vec<u8> {
+    let mut bytes = pdu.to_vec();
+    if shape.header_digest {
+        bytes.extend(digest::of(pdu).as_bytes());
+    }
+    if !data.is_empty() {
+        bytes.resize(header.data_offset.into(), 0);
+        bytes.extend(data);
+        if shape.data_digest {
+            bytes.extend(digest::of(data).as_bytes());
+        }
+    }
+    bytes
+}

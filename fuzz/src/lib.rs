@@ -1,0 +1,16 @@
+//! What the fuzz targets share: peers of a server in this process, what they do to their messages, and numbers worth trying.
+#![allow(clippy::missing_panics_doc, reason = "a panic is what a fuzzer looks for")]
+
+mod number;
+mod peer;
+mod twist;
+
+pub use number::Number;
+pub use peer::{Peer, Worker};
+pub use twist::{Delivery, Twist, Twisted};
+
+/// Pages that nothing a broken peer does may change.
+pub const GUARDED: usize = 4 * aquifer_page::PAGE_SIZE;
+
+/// The most bytes that a peer sends for one input.
+pub const MOST: usize = 4 << 20;
