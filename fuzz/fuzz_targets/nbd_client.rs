@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;
 
 /// How long the client waits. It never should: what the server has to say is there when it is asked.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest read or write.
 const LONGEST: u64 = 64 << 10;
 /// The id of the context that tells of holes.
