@@ -1,8 +1,8 @@
 //! Lease backend `kernel`: RAM of this host lent by the kernel's own NVMe target, over TCP and RDMA.
 //!
-//! A [`Target`] is a RAM disk ([`ram`]: zram, or brd where there is none) as the one namespace of a subsystem of nvmet, and ports on
+//! A [`Target`] is a RAM disk (zram, or brd where there is none) as the one namespace of a subsystem of nvmet, and ports on
 //! which hosts reach it, all made through configfs. None of it needs its maker to live, so all of it carries a mark in
-//! its name ([`mark`]), and its maker holds a lock on the subsystem's directory: [`sweep()`] removes what has the mark and no maker.
+//! its name, and its maker holds a lock on the subsystem's directory: [`sweep()`] removes what has the mark and no maker.
 
 mod configfs;
 mod mark;
