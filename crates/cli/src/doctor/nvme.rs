@@ -80,6 +80,14 @@ fn rdma(root: &Root) -> Check {
                 soft,
             )
         }
+        links if links.iter().all(|link| link.starts_with("rxe")) => Check::warn(
+            NAME,
+            format!(
+                "{}: soft-RoCE, whose connections do not come back after an interruption",
+                links.join(", ")
+            ),
+            "swap over nvme+tcp:// instead",
+        ),
         links => Check::ok(NAME, links.join(", ")),
     }
 }
@@ -124,7 +132,7 @@ mod tests {
             ("nvmet-tcp", Verdict::Warn, "modprobe nvmet-tcp"),
             ("nvme-rdma", Verdict::Missing, "the kernel has none"),
             ("RAM disks", Verdict::Missing, "neither"),
-            ("RDMA links", Verdict::Ok, "rxe0/1 ACTIVE"),
+            ("RDMA links", Verdict::Warn, "rxe0/1 ACTIVE"),
             ("large frames", Verdict::Warn, "ip link set eth0 mtu 1500"),
         ] {
             let check = checks.iter().find(|check| check.name == name).unwrap();

@@ -13,9 +13,9 @@ const FABRICS: &str = "/dev/nvme-fabrics";
 /// How often the kernel tries to reach a lender that is gone.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// How long the lender may be silent until the kernel takes it for gone, and the other way round: the kernel's own default, said
-/// because the rest counts from here.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// How long either side may be silent until the other takes it for gone. The kernel's default is 5 s; a host that is short of
+/// memory can be slower than that without anything being wrong, and would lose its connection when it needs it most.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How a subsystem is attached.
 ///
@@ -24,7 +24,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// was swapped out, even if the lender comes back. So `ctrl_loss_tmo` is -1: the device stays, the kernel tries each second
 /// (`reconnect_delay`) for as long as it takes, and what is swapped out is there again as soon as the lender is. What waits
 /// meanwhile fails after [`Self::patience`] (`fast_io_fail_tmo`): a read of swap with SIGBUS in the program that needs it, a write
-/// by keeping the page in memory. `keep_alive_tmo` of 5 s is how long it takes to notice. A lender that comes back without the
+/// by keeping the page in memory. `keep_alive_tmo` of 15 s is how long it takes to notice. A lender that comes back without the
 /// pages must come back with another NQN, as ours do.
 #[derive(Clone)]
 pub struct Options {
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(
             line(&uri, address, &host, &options).unwrap(),
             "nqn=nqn.2014-08.org.example:a,transport=rdma,traddr=fd00::2,trsvcid=4421,hostnqn=nqn.2014-08.org.example:h,\
-             hostid=an-id,nr_io_queues=2,keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=-1,fast_io_fail_tmo=9,\
+             hostid=an-id,nr_io_queues=2,keep_alive_tmo=15,reconnect_delay=1,ctrl_loss_tmo=-1,fast_io_fail_tmo=9,\
              dhchap_secret=DHHC-1:00:a:"
         );
         assert!(!format!("{options:?}").contains("DHHC"));
