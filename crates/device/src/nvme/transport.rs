@@ -63,8 +63,8 @@ pub enum Module {
 impl Module {
     /// Looks for the module `name` of the running kernel.
     pub fn find(root: &Root, name: &str) -> Self {
-        let loaded = root.path("/sys/module").join(name.replace('-', "_"));
-        if loaded.exists() {
+        let loaded = format!("/sys/module/{}", name.replace('-', "_"));
+        if [Some(loaded.as_str()), sign(name)].into_iter().flatten().any(|path| root.path(path).exists()) {
             return Self::Loaded;
         }
         let release = root.read("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -79,6 +79,18 @@ impl Module {
         } else {
             Self::Missing
         }
+    }
+}
+
+/// What only this module makes. One that is built in and has no parameters is not in `/sys/module`, and a kernel that comes
+/// without modules has no list of what is built in.
+fn sign(name: &str) -> Option<&'static str> {
+    match name {
+        "zram" => Some("/sys/class/zram-control"),
+        "brd" => Some("/sys/block/ram0"),
+        "nvme-fabrics" => Some("/dev/nvme-fabrics"),
+        "nvmet" => Some("/sys/kernel/config/nvmet"),
+        _ => None,
     }
 }
 
@@ -117,5 +129,8 @@ mod tests {
         assert_eq!(found("nvmet_tcp"), Module::Available);
         // Only as what another one needs: its own line is not there.
         assert_eq!(found("nvmet"), Module::Missing);
+        assert_eq!(found("zram"), Module::Missing);
+        write("/sys/class/zram-control/hot_add", "");
+        assert_eq!(found("zram"), Module::Loaded);
     }
 }
