@@ -78,19 +78,23 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
     assert_eq!(attached["capacity"], 128 << 20, "whole extents");
     assert_eq!(attached["swap"], false);
 
-    let block = OpenOptions::new().read(true).write(true).open(device(&attached)).unwrap();
-    let pattern: Vec<u8> = (0..1 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
-    block.write_all_at(&pattern, 65 << 20).unwrap();
-    block.sync_all().unwrap();
-    let mut back = vec![0; pattern.len()];
-    block.read_exact_at(&mut back, 65 << 20).unwrap();
-    assert!(back == pattern);
-    drop(block);
+    keeps(device(&attached), 65 << 20);
 
     let output = dir.aquifer(&["detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
     assert_eq!(stored(&export), 0, "the lender has its memory back");
+}
+
+/// What is written to the device from an offset on is read from there.
+fn keeps(device: &str, offset: u64) {
+    let block = OpenOptions::new().read(true).write(true).open(device).unwrap();
+    let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
+    block.write_all_at(&pattern, offset).unwrap();
+    block.sync_all().unwrap();
+    let mut back = vec![0; pattern.len()];
+    block.read_exact_at(&mut back, offset).unwrap();
+    assert!(back == pattern);
 }
 
 /// The bytes for which the export needs memory.
@@ -132,14 +136,7 @@ fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
     let trust = [&uri, "--dhchap-secret", secret, "--host-nqn", HOST];
     let attached = dir.attach(&trust);
     assert_eq!(attached["capacity"], 128 << 20, "whole extents");
-    let block = OpenOptions::new().read(true).write(true).open(device(&attached)).unwrap();
-    let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
-    block.write_all_at(&pattern, 63 << 20).unwrap();
-    block.sync_all().unwrap();
-    let mut back = vec![0; pattern.len()];
-    block.read_exact_at(&mut back, 63 << 20).unwrap();
-    assert!(back == pattern);
-    drop(block);
+    keeps(device(&attached), 63 << 20);
     let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
     assert!(stderr(&output).contains("is over it already"), "{}", stderr(&output));
     let output = dir.aquifer(&["detach", device(&attached)]);

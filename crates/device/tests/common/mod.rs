@@ -9,6 +9,8 @@ pub mod aligned;
 pub mod cgroup;
 #[path = "../../../store/tests/example/mod.rs"]
 pub mod example;
+#[path = "../../../fabric/tests/freezing/mod.rs"]
+mod freezing;
 #[path = "../../../pool/tests/common/ours.rs"]
 pub mod lender;
 pub mod ram_disk;

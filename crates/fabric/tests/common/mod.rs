@@ -3,36 +3,30 @@
 // Each test program uses the part of it that it needs.
 #![allow(dead_code)]
 
+#[path = "../../../store/tests/common/mod.rs"]
+mod store;
+
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, LeaseId};
-use aquifer_store::{LeaseRecord, Store};
+use aquifer_store::Store;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
+
+pub use store::record;
+use store::shm_dir;
 
 /// No wait of a test lasts longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A store that is gone with the directory, which has room for a socket and other files beside it.
 pub fn temporary_store() -> (TempDir, Store) {
-    let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap();
+    let dir = shm_dir();
     let store = Store::open(&dir.path().join("store")).unwrap();
     (dir, store)
-}
-
-pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
-    LeaseRecord {
-        id: LeaseId::random(),
-        borrower: "borrower".parse().unwrap(),
-        group: "tenant".parse().unwrap(),
-        capacity,
-        quota,
-        note: ().into(),
-    }
 }
 
 /// Waits until something is so.

@@ -11,8 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
+
+use super::freezing;
 
 pub struct Nbdkit {
     child: Child,
@@ -75,15 +76,12 @@ impl Nbdkit {
 
     /// Stops it where it is: connections stay and nothing answers.
     pub fn freeze(&self) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::STOP).unwrap();
-        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped());
+        freezing::freeze(&self.child);
     }
 
     /// Lets it go on after [`freeze`](Self::freeze).
     pub fn thaw(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+        freezing::thaw(&self.child);
     }
 }
 

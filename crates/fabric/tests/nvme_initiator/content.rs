@@ -8,7 +8,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::common::{PATIENCE, pattern};
 use crate::harness::Served;
-use crate::{connect, read, target};
+use crate::{connect, operations, read, target};
 
 const MIB: usize = 1 << 20;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -42,25 +42,8 @@ fn every_operation(served: &Served, connection: &mut Connection) {
 }
 
 fn many_in_flight(connection: &mut Connection) {
-    let (base, step) = (16 << 20, 3 * PAGE_SIZE);
-    let data = pattern(300 * 2 * PAGE_SIZE, 2);
-    let places = || (base..).step_by(step);
-    let mut writes: Vec<_> = data
-        .chunks(2 * PAGE_SIZE)
-        .zip(places())
-        .map(|(from, offset)| Operation::Write { offset, from })
-        .collect();
-    writes.push(Operation::Flush);
-    writes.push(Operation::Write { offset: 0, from: &[] });
-    connection.run(&mut writes).unwrap();
-    let mut back = vec![0; data.len()];
-    let mut reads: Vec<_> = back
-        .chunks_mut(2 * PAGE_SIZE)
-        .zip(places())
-        .map(|(into, offset)| Operation::Read { offset, into })
-        .collect();
-    connection.run(&mut reads).unwrap();
-    assert!(back == data);
+    let base = 16 << 20;
+    operations::many_in_flight(base, |operations| connection.run(operations).unwrap());
     let long = pattern(64 * (100 << 10), 3);
     let mut writes: Vec<_> = long
         .chunks(100 << 10)

@@ -11,6 +11,8 @@ mod harness;
 #[allow(dead_code)]
 mod host;
 mod middle;
+#[path = "../operations/mod.rs"]
+mod operations;
 
 mod access;
 mod broken;

@@ -7,6 +7,8 @@
 pub mod certificates;
 #[path = "../../../store/tests/example/mod.rs"]
 pub mod example;
+#[path = "../../../fabric/tests/freezing/mod.rs"]
+mod freezing;
 #[path = "../../../fabric/tests/nbdkit/mod.rs"]
 pub mod nbdkit;
 pub mod ours;

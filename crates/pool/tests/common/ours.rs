@@ -10,10 +10,10 @@ use std::process::{Child, Command, Stdio};
 use aquifer_fabric::Address;
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
 use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
 use super::example::example;
+use super::freezing;
 use super::wait_until;
 
 /// By what a lender of ours serves.
@@ -81,15 +81,12 @@ impl OurLender {
 
     /// Stops it where it is: connections stay and nothing answers.
     pub fn freeze(&self) {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::STOP).unwrap();
-        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped());
+        freezing::freeze(&self.child);
     }
 
     /// Lets it go on after [`freeze`](Self::freeze).
     pub fn thaw(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+        freezing::thaw(&self.child);
     }
 
     fn wait(&self) {
