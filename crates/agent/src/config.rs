@@ -78,6 +78,24 @@ pub struct LendConfig {
     /// How long the lease of a silent borrower is kept.
     #[serde(deserialize_with = "duration")]
     pub grace: Duration,
+    /// What holds the pages.
+    pub backend: LeaseBackend,
+    /// Where borrowers reach their leases over NVMe/TCP too. What travels is not encrypted.
+    pub nvme: Option<SocketAddr>,
+    /// Over RDMA too, at the same address; by the kernel only.
+    pub rdma: bool,
+    /// Whether borrowers must prove by a secret of the lease that they are who they say (DH-HMAC-CHAP).
+    pub secrets: bool,
+}
+
+/// What holds the pages of leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LeaseBackend {
+    /// The store: files on a tmpfs, served by the agent.
+    Store,
+    /// zram devices, served by the kernel's own NVMe target.
+    Kernel,
 }
 
 /// How the agent borrows.
@@ -97,10 +115,36 @@ pub struct BorrowConfig {
     /// How long I/O waits for a lender that does not answer.
     #[serde(deserialize_with = "duration")]
     pub patience: Duration,
+    /// By what a host swaps to its leases.
+    pub attach: Attach,
+    /// How pages travel.
+    pub protocol: PageProtocol,
     /// How volumes are attached to the kernel.
     pub backend: BackendKind,
     /// Swap priority of borrowed devices; -1 leaves it to the kernel.
     pub priority: i16,
+}
+
+/// By what a host swaps to its leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attach {
+    /// A volume over any number of leases, served by a process, whose extents can move.
+    Pool,
+    /// The kernel's own NVMe initiator, straight to one lease, with no process on the way.
+    Direct,
+}
+
+/// How pages travel between a borrower and its lenders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageProtocol {
+    /// NBD over mutual TLS.
+    Nbd,
+    /// NVMe/TCP, not encrypted; NBD where a lender has no NVMe.
+    NvmeTcp,
+    /// NVMe over RDMA, not encrypted; direct only.
+    NvmeRdma,
 }
 
 /// Another host.
@@ -202,6 +246,26 @@ impl Config {
         if self.borrow.patience < millis(100) {
             return Err("[borrow] patience must be at least 100ms".to_owned());
         }
+        let LendConfig { backend, nvme, rdma, .. } = self.lend;
+        if backend == LeaseBackend::Kernel && nvme.is_none_or(|address| address.port() == 0) {
+            return Err(
+                "[lend] backend = \"kernel\" serves NVMe: say where, by nvme = \"IP:4420\"".to_owned()
+            );
+        }
+        if rdma && backend != LeaseBackend::Kernel {
+            return Err("[lend] rdma = true needs backend = \"kernel\"".to_owned());
+        }
+        match (self.borrow.attach, self.borrow.protocol) {
+            (Attach::Direct, PageProtocol::Nbd) => {
+                return Err(
+                    "[borrow] attach = \"direct\" needs protocol = \"nvme-tcp\" or \"nvme-rdma\"".to_owned()
+                );
+            }
+            (Attach::Pool, PageProtocol::NvmeRdma) => {
+                return Err("[borrow] protocol = \"nvme-rdma\" needs attach = \"direct\"".to_owned());
+            }
+            _ => {}
+        }
         let mut seen = BTreeSet::from([&self.host]);
         for peer in &self.peers {
             if !seen.insert(&peer.name) {
@@ -237,7 +301,15 @@ impl Default for MemoryConfig {
 
 impl Default for LendConfig {
     fn default() -> Self {
-        Self { enabled: true, reserved: None, grace: Duration::from_secs(600) }
+        Self {
+            enabled: true,
+            reserved: None,
+            grace: Duration::from_secs(600),
+            backend: LeaseBackend::Store,
+            nvme: None,
+            rdma: false,
+            secrets: true,
+        }
     }
 }
 
@@ -250,6 +322,8 @@ impl Default for BorrowConfig {
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
             patience: Duration::from_secs(8),
+            attach: Attach::Pool,
+            protocol: PageProtocol::Nbd,
             backend: BackendKind::Auto,
             priority: 100,
         }
@@ -320,6 +394,11 @@ mod tests {
             ("host = 'a'\n[borrow]\nrequest = '1M'", "at least one extent"),
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
+            ("host = 'a'\n[borrow]\nattach = 'direct'", "needs protocol"),
+            ("host = 'a'\n[borrow]\nprotocol = 'nvme-rdma'", "needs attach"),
+            ("host = 'a'\n[lend]\nbackend = 'kernel'", "say where"),
+            ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "say where"),
+            ("host = 'a'\n[lend]\nnvme = '10.0.0.1:4420'\nrdma = true", "needs backend"),
             ("host = 'a'\n[[peer]]\nname = 'a'\naddress = 'x:1'", "this host itself"),
             (
                 "host = 'a'\n[[peer]]\nname = 'b'\naddress = 'x:1'\n[[peer]]\nname = 'b'\naddress = 'y:1'",

@@ -102,14 +102,14 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let endpoints =
         http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
-    let borrower = Arc::new(Borrower::open(&config, exe).map_err(AgentError::Start)?);
     let peers = Peers::new(&config.peers, &identity.client_config());
+    let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
 
     tracing::info!(
         host = %config.host, peers = config.peers.len(), memory = %source.name(), listen = %config.listen,
-        pages = %lender.address(), socket = %config.socket.display(), "ready"
+        pages = %lender.place(), socket = %config.socket.display(), "ready"
     );
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);

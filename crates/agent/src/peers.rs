@@ -77,6 +77,17 @@ impl Peers {
         answer.map(|_: Done| ()).map_err(|error| error.to_string())
     }
 
+    /// How this host gets at a lease of `lender` over NVMe.
+    ///
+    /// # Errors
+    /// If the lender does not answer, or the lease is not this host's.
+    pub async fn access(&self, lender: &HostName, lease: LeaseId) -> Result<message::Access, String> {
+        let peer = self.peers.get(lender).ok_or_else(|| unknown(lender))?;
+        let answer = peer.client.get(&path::access(lease)).await;
+        self.remember(lender, &answer, |_| None);
+        answer.map_err(|error| error.to_string())
+    }
+
     /// Tells `to` that these leases of its are still needed.
     pub async fn renew(&self, to: &HostName, leases: Vec<LeaseId>) {
         let Some(peer) = self.peers.get(to) else { return };

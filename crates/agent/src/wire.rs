@@ -32,8 +32,8 @@ impl TryFrom<Heard> for Message {
             Heard::Req(MemBorReq { request, bytes, group }) => {
                 Self::MemBorReq { request: id(request)?, bytes, group }
             }
-            Heard::Ack(MemBorAck { request, lease, bytes, address }) => {
-                Self::MemBorAck { request: id(request)?, lease, bytes, address }
+            Heard::Ack(MemBorAck { request, lease, bytes, uris }) => {
+                Self::MemBorAck { request: id(request)?, lease, bytes, uris }
             }
             Heard::Rej(MemBorRej { request, spare, reason }) => {
                 let named: StrDeserializer<'_, Error> = reason.as_str().into_deserializer();
@@ -52,10 +52,8 @@ pub async fn say(client: &Client, message: &Message) -> Result<Done, CallError> 
         Message::MemBorReq { request, bytes, group } => {
             client.post(path::MEM_BOR_REQ, &MemBorReq { request: request.into(), bytes, group }).await
         }
-        Message::MemBorAck { request, lease, bytes, address } => {
-            client
-                .post(path::MEM_BOR_ACK, &MemBorAck { request: request.into(), lease, bytes, address })
-                .await
+        Message::MemBorAck { request, lease, bytes, uris } => {
+            client.post(path::MEM_BOR_ACK, &MemBorAck { request: request.into(), lease, bytes, uris }).await
         }
         Message::MemBorRej { request, spare, reason } => {
             let reason = serde_json::to_value(reason).ok().and_then(|v| v.as_str().map(str::to_owned));

@@ -3,6 +3,8 @@
 //! Each is a `POST` to the path of its name. An answer of 200 means that the receiver has taken the message in and will
 //! not forget it; anything else means that the sender must send it again. All may come twice.
 
+use std::fmt;
+
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -28,14 +30,15 @@ pub struct MemBorReq {
 pub struct MemBorAck {
     /// The request that this answers.
     pub request: String,
-    /// The lease, which is also the name of its NBD export (the paper's NQN).
+    /// The lease, which is also the name of its NBD export, and in the form of a UUID that of its NVMe subsystem.
     #[schema(value_type = String)]
     pub lease: LeaseId,
     /// What is promised.
     #[schema(value_type = u64)]
     pub bytes: Bytes,
-    /// `HOST:PORT` of the lender's NBD server, which wants TLS.
-    pub address: String,
+    /// By what its pages are reached, one URI a protocol: `nbds://HOST:PORT/LEASE`, `nvme+tcp://HOST:PORT/NQN`,
+    /// `nvme+rdma://HOST:PORT/NQN`. For the last two, [`Access`] has what else is needed.
+    pub uris: Vec<String>,
 }
 
 /// Lender to borrower: the request is refused.
@@ -88,4 +91,40 @@ pub struct Offer {
     /// What it would grant now; zero while it borrows or is short itself.
     #[schema(value_type = u64)]
     pub spare: Bytes,
+}
+
+/// What a borrower needs besides the URI to use a lease over NVMe: the lender's answer to `GET /v1/leases/LEASE/access`, for the
+/// host alone that has the lease. Not part of [`MemBorAck`], which is logged and sent again.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// The NQN by which the lender lets the borrower in, in the form of a UUID, made for this lease.
+    pub host: String,
+    /// What each side must prove that it knows; nothing, if the lender asks for no proof.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secrets: Option<AccessSecrets>,
+}
+
+/// Secrets of DH-HMAC-CHAP, each in the form `DHHC-1:…:`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AccessSecrets {
+    /// The borrower's.
+    pub borrower: String,
+    /// The lender's.
+    pub lender: String,
+}
+
+impl fmt::Debug for Access {
+    /// Without the secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for AccessSecrets {
+    /// Without them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AccessSecrets").finish_non_exhaustive()
+    }
 }

@@ -1,5 +1,7 @@
-//! The paths of the API. Those of [`crate::message`] and [`RENEW`] are for peers, the rest for the unix socket;
+//! The paths of the API. Those of [`crate::message`] are for peers, the rest for the unix socket;
 //! [`OFFER`] and [`OPENAPI`] answer both.
+
+use aquifer_page::LeaseId;
 
 /// `POST` [`crate::message::MemBorReq`]: a borrower asks for memory.
 pub const MEM_BOR_REQ: &str = "/v1/mem_bor_req";
@@ -15,6 +17,8 @@ pub const MEM_LEN_FIN: &str = "/v1/mem_len_fin";
 pub const RENEW: &str = "/v1/renew";
 /// `GET` [`crate::message::Offer`]: what a host could lend now.
 pub const OFFER: &str = "/v1/offer";
+/// `GET` [`crate::message::Access`]: how the host that has a lease gets at it over NVMe. See [`access`].
+pub const ACCESS: &str = "/v1/leases/{lease}/access";
 /// `GET` the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
@@ -23,3 +27,8 @@ pub const STATUS: &str = "/v1/status";
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
 pub const RETURN: &str = "/v1/return";
+
+/// [`ACCESS`] of one lease.
+pub fn access(lease: LeaseId) -> String {
+    ACCESS.replace("{lease}", &lease.to_string())
+}

@@ -107,8 +107,9 @@ pub struct Lent {
     /// RAM that its pages take now.
     #[schema(value_type = u64)]
     pub stored: Bytes,
-    /// Open connections.
-    pub connections: u32,
+    /// Open connections; not known where the kernel serves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
     /// `opening`, `offered` (the borrower has not shown that it knows), `held`, `asked back` (mem_len_fin), or `freeing`.
     pub state: String,
     /// Seconds since the borrower was last heard of.
@@ -121,11 +122,12 @@ pub struct Volume {
     /// The volume.
     #[schema(value_type = String)]
     pub volume: VolumeId,
-    /// The process that serves it.
-    pub pid: u32,
+    /// The process that serves it; none where the kernel itself reaches the lender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// Its block device.
     pub device: String,
-    /// How it is attached: `ublk`, `nbd` or `fuse-loop`.
+    /// How it is attached: `ublk`, `nbd` or `fuse-loop`; directly: `nvme-tcp` or `nvme-rdma`.
     pub backend: String,
     /// Its size.
     #[schema(value_type = u64)]

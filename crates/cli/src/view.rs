@@ -45,7 +45,7 @@ fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
             lease.borrower.to_string(),
             lease.group.to_string(),
             format!("{} of {}", lease.stored, lease.capacity),
-            lease.connections.to_string(),
+            lease.connections.map_or_else(|| "?".to_owned(), |count| count.to_string()),
             lease.state.clone(),
             format!("{:.0}s ago", lease.silent_s),
         ]

@@ -26,6 +26,13 @@ pub enum Owner {
     Run(u32),
 }
 
+impl Owner {
+    /// Who noted himself with a volume; nobody that this program knows means: an agent.
+    pub fn of(note: &serde_json::Value) -> Option<Self> {
+        Self::deserialize(note).ok()
+    }
+}
+
 /// What kind of device to make.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
@@ -119,7 +126,7 @@ impl Volumes {
     pub fn all(&self) -> Result<Vec<Found>> {
         let ids = client::list(&self.state).or_fail(|| "looking for volumes")?;
         let found = ids.into_iter().filter_map(|id| client::record(&self.state, id).ok()).map(|record| {
-            let owner = Owner::deserialize(&record.spec.note).ok();
+            let owner = Owner::of(&record.spec.note);
             Found { record, owner }
         });
         Ok(found.collect())

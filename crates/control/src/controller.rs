@@ -13,8 +13,8 @@ use crate::{
 /// What a restarted agent finds on its host.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// The leases in the store, each with the address where its pages are reached now.
-    pub lent: Vec<(LentLease, String)>,
+    /// The leases in the store, each with the URIs by which its pages are reached now.
+    pub lent: Vec<(LentLease, Vec<String>)>,
     /// The volumes that live. A volume that is not listed must be gone: its leases will be given back.
     pub volumes: Vec<LiveVolume>,
 }
@@ -158,7 +158,7 @@ fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender
         Event::EvacuationFailed { lease, unused, why } => {
             borrower.evacuation_failed(lease, unused, why, turn);
         }
-        Event::LeaseOpened { lease, address } => lender.opened(lease, address, turn),
+        Event::LeaseOpened { lease, uris } => lender.opened(lease, uris, turn),
         Event::LeaseFailed { lease, why } => lender.open_failed(lease, why, busy(borrower), turn),
         Event::LeaseFreed { lease } => lender.freed(lease),
         Event::BorrowerSeen { lease } => lender.seen(lease, turn.now()),
@@ -199,8 +199,8 @@ fn receive(
         Message::MemBorReq { request, bytes, group } => {
             lender.requested(from, request, bytes, group, busy(borrower), turn);
         }
-        Message::MemBorAck { request, lease, bytes, address } => {
-            let lease = BorrowedLease { lease, lender: from.clone(), bytes, address };
+        Message::MemBorAck { request, lease, bytes, uris } => {
+            let lease = BorrowedLease { lease, lender: from.clone(), bytes, uris };
             borrower.acknowledged(request, lease, turn);
         }
         Message::MemBorRej { request, spare, reason } => {

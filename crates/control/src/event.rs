@@ -24,8 +24,8 @@ pub struct BorrowedLease {
     pub lender: HostName,
     /// Its capacity.
     pub bytes: Bytes,
-    /// Where its pages are reached, as the lender wrote it.
-    pub address: String,
+    /// By what its pages are reached, one URI a protocol, as the lender wrote them.
+    pub uris: Vec<String>,
 }
 
 /// A lease as its lender knows it. To be kept beside the lease's pages, so that both survive the agent.
@@ -130,8 +130,8 @@ pub enum Event {
     LeaseOpened {
         /// The lease.
         lease: LeaseId,
-        /// Where its pages are reached; goes to the borrower as it is.
-        address: String,
+        /// By what its pages are reached, one URI a protocol; they go to the borrower as they are.
+        uris: Vec<String>,
     },
     /// [`Action::OpenLease`] failed and left nothing behind.
     LeaseFailed {

@@ -22,11 +22,11 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    /// Leases found after a restart, with their addresses. Their borrowers are asked whether they still hold them.
-    pub(crate) fn restore(lent: Vec<(LentLease, String)>, now: Duration) -> Self {
-        let loan = |(lease, address): (LentLease, String)| {
+    /// Leases found after a restart, with their URIs. Their borrowers are asked whether they still hold them.
+    pub(crate) fn restore(lent: Vec<(LentLease, Vec<String>)>, now: Duration) -> Self {
+        let loan = |(lease, uris): (LentLease, Vec<String>)| {
             let loan = Loan {
-                address,
+                uris,
                 stored: Bytes::ZERO,
                 state: LoanState::Offered,
                 seen: now,
@@ -121,7 +121,7 @@ impl Lender {
         turn.act(Action::OpenLease(lease.clone()));
         let loan = Loan {
             lease,
-            address: String::new(),
+            uris: Vec::new(),
             stored: Bytes::ZERO,
             state: LoanState::Opening,
             seen: turn.now(),
@@ -145,11 +145,11 @@ impl Lender {
     }
 
     /// The lease is set up: the borrower may have it (Algorithm 2 lines 11-13, Fig. 4a).
-    pub(crate) fn opened(&mut self, lease: LeaseId, address: String, turn: &mut Turn<'_>) {
+    pub(crate) fn opened(&mut self, lease: LeaseId, uris: Vec<String>, turn: &mut Turn<'_>) {
         if let Some(loan) = self.loans.get_mut(&lease)
             && loan.state == LoanState::Opening
         {
-            loan.address = address;
+            loan.uris = uris;
             loan.state = LoanState::Offered;
             loan.seen = turn.now();
             loan.send(loan.ack(), turn);

@@ -41,7 +41,7 @@ pub struct LentStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Loan {
     pub(crate) lease: LentLease,
-    pub(crate) address: String,
+    pub(crate) uris: Vec<String>,
     pub(crate) stored: Bytes,
     pub(crate) state: LoanState,
     pub(crate) seen: Duration,
@@ -57,7 +57,7 @@ impl Loan {
 
     pub(crate) fn ack(&self) -> Message {
         let LentLease { lease, bytes, request, .. } = self.lease;
-        Message::MemBorAck { request, lease, bytes, address: self.address.clone() }
+        Message::MemBorAck { request, lease, bytes, uris: self.uris.clone() }
     }
 
     pub(crate) fn send(&mut self, message: Message, turn: &mut Turn<'_>) {

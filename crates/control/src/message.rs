@@ -123,8 +123,8 @@ pub enum Message {
         lease: LeaseId,
         /// Its capacity.
         bytes: Bytes,
-        /// Where its pages are reached (the paper's NQN).
-        address: String,
+        /// By what its pages are reached, one URI a protocol (the paper's NQN).
+        uris: Vec<String>,
     },
     /// Lender to borrower: no.
     MemBorRej {

@@ -75,7 +75,7 @@ fn algorithm_2_lines_6_8_an_ack_activates_a_volume_and_makes_the_host_a_borrower
     let (_, request, bytes) = host.tick(85, &[("b", 4)]).request_sent();
     let volume = host.receive("b", ack(request, 1, bytes)).activates();
     assert_eq!(volume.leases.len(), 1);
-    assert_eq!(volume.leases[0].address, "there");
+    assert_eq!(volume.leases[0].uris, ["there"]);
     assert_eq!((volume.bytes, volume.cause), (Bytes::gib(1), Cause::Overload));
     assert_eq!(host.role(), Role::Borrower);
 }
@@ -85,7 +85,7 @@ fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_make
     let mut host = Host::new(config());
     let lease = host.tick(50, &[]).receive("b", req(1, Bytes::gib(3))).opened();
     assert_eq!(host.role(), Role::Neutral);
-    host.event(Event::LeaseOpened { lease: lease.lease, address: "there".to_owned() });
+    host.event(Event::LeaseOpened { lease: lease.lease, uris: vec!["there".to_owned()] });
     assert_eq!(host.sent(), [("b", &ack(RequestId(1), lease.lease.0, Bytes::gib(3)))]);
     assert_eq!(host.role(), Role::Lender);
 }

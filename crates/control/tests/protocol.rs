@@ -57,7 +57,7 @@ fn a_repeated_request_has_one_lease_and_is_answered_with_it_again() {
     let mut host = Host::new(config());
     let lease = host.tick(20, &[]).receive("b", req(1, Bytes::gib(1))).opened().lease;
     host.receive("b", req(1, Bytes::gib(1))).does_nothing();
-    host.event(Event::LeaseOpened { lease, address: "there".to_owned() });
+    host.event(Event::LeaseOpened { lease, uris: vec!["there".to_owned()] });
     host.receive("b", req(1, Bytes::gib(1)));
     assert_eq!(host.sent(), [("b", &ack(RequestId(1), lease.0, Bytes::gib(1)))]);
     // The same number from another host is another request.
@@ -304,7 +304,7 @@ fn the_early_signal_makes_a_host_ask_and_a_lender_take_back_one_lease() {
 fn a_restarted_lender_goes_on_with_the_leases_it_finds() {
     let mut before = Host::new(config());
     let lease = before.tick(20, &[]).lend("b", 1, Bytes::gib(1));
-    let lent = vec![(before.controller.lent()[0].lease.clone(), "elsewhere".to_owned())];
+    let lent = vec![(before.controller.lent()[0].lease.clone(), vec!["elsewhere".to_owned()])];
     let found = Restored { lent, ..Restored::default() };
     let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
     assert_eq!(host.role(), Role::Lender);
@@ -349,7 +349,7 @@ fn a_host_found_both_borrowing_and_lending_takes_its_leases_back_and_only_then_i
         cause: Cause::Overload,
         leases: Vec::new(),
     };
-    let found = Restored { lent: vec![(lease, "there".to_owned())], volumes: vec![volume] };
+    let found = Restored { lent: vec![(lease, vec!["there".to_owned()])], volumes: vec![volume] };
     let mut host = Host::of(Controller::restore(name("me"), config(), 2000, Duration::ZERO, found));
     host.tick(70, &[]);
     assert!(host.sent().contains(&("c", &Message::MemLenFin { lease: LeaseId(5) })));

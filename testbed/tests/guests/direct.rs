@@ -6,13 +6,10 @@ use aquifer_testbed::{Host, Kernel, Process, Spec, Testbed, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Aquifer as _, Load, PATIENCE, aquifer, example, step, tool};
+use crate::support::{Aquifer as _, Load, PATIENCE, SOFT_ROCE, aquifer, example, step, tool};
 
 const SMALL: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
 const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
-
-/// What soft-RoCE takes, in the order in which it takes it.
-const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 
 #[test]
 fn of_kernel_6_1_swaps_over_nvme_tcp() -> Result<()> {

@@ -7,8 +7,8 @@ use anyhow::Result;
 use aquifer_page::Bytes;
 use aquifer_testbed::Host;
 
-use crate::sharing::{MEMORY, SETTINGS, overloaded};
-use crate::support::{Aquifer as _, member, step, with_cluster};
+use crate::sharing::{MEMORY, SETTINGS, SURPLUS, overloaded};
+use crate::support::{Aquifer as _, Cluster, member, step};
 
 /// Longer than a client waits for an answer before it connects anew, several times.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -19,9 +19,9 @@ const FOR_EVER: u64 = 10_000_000;
 #[test]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '20s'"]].concat();
-    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (_first, second) = overloaded(a, b, FOR_EVER)?;
+        let (_first, second) = overloaded(a, b, SURPLUS, FOR_EVER)?;
         let lease = b.status()?.lent[0].lease;
         step("b's plug is pulled");
         b.pull_plug()?;
@@ -42,9 +42,9 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
 #[test]
 fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
-    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (first, second) = overloaded(a, b, 5_000)?;
+        let (first, second) = overloaded(a, b, SURPLUS, 5_000)?;
         step("b's link is cut for a while");
         b.cut();
         // Nothing can be asked of a meanwhile: whatever takes memory there waits.

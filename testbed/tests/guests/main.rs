@@ -6,6 +6,7 @@
 
 mod backends;
 mod direct;
+mod fabrics;
 mod hello;
 mod losses;
 mod nvme_initiator;

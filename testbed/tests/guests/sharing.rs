@@ -5,13 +5,16 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, wait_until};
 
-use crate::support::{Aquifer as _, Load, PATIENCE, member, step, with_cluster};
+use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, member, step};
 
 /// Of each host; the kernel and the initramfs leave about 250 MiB of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(384);
 
 /// What a host keeps free for the process of a volume, which locks its memory, and for what else borrowing takes.
 const ROOM: Bytes = Bytes::mib(100);
+
+/// What an overloaded host needs more than it has.
+pub(crate) const SURPLUS: Bytes = Bytes::mib(40);
 
 pub(crate) const SETTINGS: [&str; 4] =
     ["memory.period = '200ms'", "memory.upper = 0.5", "memory.lower = 0.35", "borrow.request = '64M'"];
@@ -20,7 +23,7 @@ pub(crate) const SETTINGS: [&str; 4] =
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
     // No I/O fails because the machine had other things to do.
     let settings = [&SETTINGS[..], &["borrow.patience = '10m'"]].concat();
-    with_cluster(["a", "b"].map(|name| member(name).memory(MEMORY)), &settings, |hosts| {
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
         overload(a, b)?;
         overload(b, a)
@@ -28,9 +31,9 @@ fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round()
 }
 
 /// Overloads `borrower`, which is helped by `lender`, until all is as before.
-fn overload(borrower: &Host, lender: &Host) -> Result<()> {
+pub(crate) fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
-    let (first, second) = overloaded(borrower, lender, 300)?;
+    let (first, second) = overloaded(borrower, lender, SURPLUS, 300)?;
     second.is_done()?;
     step("every page is checked");
     let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
@@ -47,8 +50,13 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
 }
 
 /// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
-/// so many accesses, fills what is left and then swaps.
-pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Result<(Load, Load)> {
+/// so many accesses, fills what is left and then swaps a surplus.
+pub(crate) fn overloaded(
+    borrower: &Host,
+    lender: &Host,
+    surplus: Bytes,
+    accesses: u64,
+) -> Result<(Load, Load)> {
     // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
     borrower.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     step(&format!("{borrower} is overloaded"));
@@ -59,7 +67,7 @@ pub(crate) fn overloaded(borrower: &Host, lender: &Host, accesses: u64) -> Resul
     wait_until("it has swap", PATIENCE, || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1))?;
     assert_eq!(lender.status()?.role, Role::Lender);
     step(&format!("{borrower} borrows from {lender}, and swaps"));
-    let second = Load::start(borrower, borrower.available()?.saturating_add(Bytes::mib(40)), accesses)?;
+    let second = Load::start(borrower, borrower.available()?.saturating_add(surplus), accesses)?;
     second.filled()?;
     step("all memory is filled");
     Ok((first, second))

@@ -1,9 +1,9 @@
 use aquifer_api::Problem;
-use aquifer_api::message::{Offer, Renew};
+use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
 use aquifer_api::status::Status;
 use aquifer_control::Message;
-use aquifer_page::HostName;
+use aquifer_page::{HostName, LeaseId};
 use tokio::sync::{mpsc, oneshot};
 
 /// What a request to the agent becomes; each carries the way back to who asked.
@@ -31,6 +31,15 @@ pub enum Command {
     Offer {
         /// Told that.
         reply: oneshot::Sender<Offer>,
+    },
+    /// How a peer gets at a lease over NVMe.
+    Access {
+        /// The peer.
+        from: HostName,
+        /// Which.
+        lease: LeaseId,
+        /// Told that; nothing where the lease is not the peer's.
+        reply: oneshot::Sender<Option<Access>>,
     },
     /// Everything about this host.
     Status {

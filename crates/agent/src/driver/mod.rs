@@ -195,7 +195,7 @@ impl Driver {
     fn note_signs(&mut self) {
         let now = Instant::now();
         let due = self.parts.config.lend.grace / 8;
-        for lease in self.parts.lender.connections().into_keys() {
+        for lease in self.parts.lender.connections().unwrap_or_default().into_keys() {
             if self.signs.get(&lease).is_none_or(|last| now.duration_since(*last) >= due) {
                 self.saw(lease);
             }
@@ -248,6 +248,9 @@ impl Driver {
             Command::Offer { reply } => {
                 let _ =
                     reply.send(message::Offer { host: self.parts.config.host.clone(), spare: self.spare() });
+            }
+            Command::Access { from, lease, reply } => {
+                let _ = reply.send(self.parts.lender.access(lease, &from));
             }
             Command::Status { reply } => self.report(reply),
             Command::Borrow { order, reply } => self.order_borrow(&order, reply),

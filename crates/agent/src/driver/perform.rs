@@ -176,7 +176,7 @@ impl Driver {
             Action::OpenLease(record) => self.beside(Busy::Lease(record.lease), move || {
                 let lease = record.lease;
                 match lender.open_lease(&record) {
-                    Ok(address) => Event::LeaseOpened { lease, address },
+                    Ok(uris) => Event::LeaseOpened { lease, uris },
                     Err(why) => Event::LeaseFailed { lease, why },
                 }
             }),

@@ -44,14 +44,16 @@ impl Driver {
 
     fn lent(&self) -> Vec<Lent> {
         let now = self.started.elapsed();
-        let connections = self.parts.lender.connections();
+        let (connections, stored) = (self.parts.lender.connections(), self.parts.lender.stored_by_lease());
         let status = |lent: control::LentStatus| Lent {
             lease: lent.lease.lease,
             borrower: lent.lease.borrower,
             group: lent.lease.group,
             capacity: lent.lease.bytes,
-            stored: self.parts.lender.stored_in(lent.lease.lease),
-            connections: connections.get(&lent.lease.lease).copied().unwrap_or_default(),
+            stored: stored.get(&lent.lease.lease).copied().unwrap_or_default(),
+            connections: connections
+                .as_ref()
+                .map(|all| all.get(&lent.lease.lease).copied().unwrap_or_default()),
             state: state(lent.state).to_owned(),
             silent_s: now.saturating_sub(lent.seen).as_secs_f64(),
         };

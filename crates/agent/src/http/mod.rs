@@ -50,6 +50,7 @@ fn described() -> OpenApiRouter<Handle> {
         .routes(routes!(peers::mem_len_fin))
         .routes(routes!(peers::renew))
         .routes(routes!(peers::offer))
+        .routes(routes!(peers::access))
         .routes(routes!(orders::status))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
@@ -168,13 +169,14 @@ mod tests {
             path::MEM_LEN_FIN,
             path::RENEW,
             path::OFFER,
+            path::ACCESS,
             path::STATUS,
             path::BORROW,
             path::RETURN,
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 10, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 11, "a path is missing here: {paths:?}");
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(&file, openapi()).unwrap();

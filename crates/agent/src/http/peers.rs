@@ -1,9 +1,10 @@
 //! What other hosts may say: the paper's five messages, renewals, and the question what could be lent.
 
-use aquifer_api::message::{MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew};
+use aquifer_api::message::{Access, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew};
 use aquifer_api::{Done, Problem};
+use aquifer_page::LeaseId;
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer};
@@ -91,4 +92,21 @@ pub(super) async fn renew(
     responses((status = 200, body = Offer), (status = 4XX, body = Problem)))]
 pub(super) async fn offer(State(handle): State<Handle>) -> Result<Json<Offer>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Offer { reply }).await?))
+}
+
+/// How the host that has a lease gets at it over NVMe.
+#[utoipa::path(get, path = "/v1/leases/{lease}/access", tag = "peers", params(("lease" = String, Path, description = "The lease")),
+    responses((status = 200, body = Access), (status = 4XX, body = Problem)))]
+pub(super) async fn access(
+    State(handle): State<Handle>,
+    FromPeer(from): FromPeer,
+    Path(lease): Path<String>,
+) -> Result<Json<Access>, Failure> {
+    // One answer for what is not there and what is somebody else's.
+    let none =
+        || Failure::new(StatusCode::NOT_FOUND, format!("{from} has no lease {lease} that NVMe leads to"));
+    let id: LeaseId = lease.parse().map_err(|_| none())?;
+    let asker = from.clone();
+    let access = handle.ask(|reply| Command::Access { from: asker, lease: id, reply }).await?;
+    access.map(Json).ok_or_else(none)
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use aquifer_device::nvme::Root;
 use aquifer_device::nvme::initiator::{self, Record};
+use aquifer_device::swap;
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;
@@ -80,21 +81,28 @@ impl Detach {
     fn meant_directly(&self, common: &Common) -> Result<Vec<Record>> {
         let mut all = Record::all(&common.run_dir)
             .map_err(|error| direct_failure("looking for attached devices", error))?;
-        if let Some(which) = &self.which {
-            all.retain(|record| {
-                record.device.as_deref() == Some(Path::new(which))
-                    || record.id.to_string() == *which
-                    || record.uri.to_string() == *which
-            });
+        let is_agents = |record: &Record| Owner::of(&record.note).is_none();
+        let Some(which) = &self.which else {
+            all.retain(|record| !is_agents(record));
+            return Ok(all);
+        };
+        all.retain(|record| {
+            record.device.as_deref() == Some(Path::new(which))
+                || record.id.to_string() == *which
+                || record.uri.to_string() == *which
+        });
+        match all.iter().any(is_agents) && !self.force {
+            true => Err(agents(which)),
+            false => Ok(all),
         }
-        Ok(all)
     }
 
     fn detach_directly(&self, common: &Common, record: &Record) -> Result<()> {
         let progress = Progress::bytes("swapping back", Bytes::ZERO);
-        let detached = initiator::detach(&Root::default(), &common.run_dir, record.id, self.force, |now| {
-            progress.set(now.total.saturating_sub(now.remaining), now.total)
-        });
+        let off = |device: &Path| {
+            swap::off(device, |now| progress.set(now.total.saturating_sub(now.remaining), now.total))
+        };
+        let detached = initiator::detach(&Root::default(), &common.run_dir, record.id, self.force, off);
         detached.map_err(|error| direct_failure(&format!("detaching {}", record.uri), error))
     }
 
@@ -118,12 +126,15 @@ impl Detach {
                     Failure::new(what(), format!("'aquifer run' (process {pid}) has it"))
                         .help("it goes when that ends; --force takes it away now")
                 }
-                _ => Failure::new(what(), "the agent has it").help(
-                    "give it back by 'aquifer return'; --force takes it away if there is no agent any more",
-                ),
+                _ => agents(which),
             }),
         }
     }
+}
+
+fn agents(which: &str) -> Failure {
+    Failure::new(format!("detaching {which}"), "the agent has it")
+        .help("give it back by 'aquifer return'; --force takes it away if there is no agent any more")
 }
 
 fn text(detached: &Detached) -> String {

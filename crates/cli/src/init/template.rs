@@ -6,11 +6,15 @@ use aquifer_page::HostName;
 
 use super::{Member, PAGES_PORT};
 
+/// The port that is registered for NVMe over Fabrics.
+const NVME_PORT: u16 = 4420;
+
 /// The text of `agent.toml` for a host, with its peers' sections at the end.
 pub(super) fn config(member: &Member, peers: &str) -> String {
     let host = &member.name;
     let listen = SocketAddr::from((member.ip, super::AGENT_PORT));
     let pages = SocketAddr::from((member.ip, PAGES_PORT));
+    let nvme = SocketAddr::from((member.ip, NVME_PORT));
     format!(
         r#"# The agent of host {host}. What is commented out shows its default.
 # Sizes: 4096, "512MiB", "2G". Times: "500ms", "8s", "10m".
@@ -50,6 +54,14 @@ pages = "{pages}"
 # reserved = "4G"
 # How long the lease of a borrower that is gone is kept.
 # grace = "10m"
+# What holds lent pages: "store", served by the agent, or "kernel", zram devices served by the kernel's own NVMe target.
+# backend = "store"
+# Where borrowers reach their leases over NVMe/TCP too (always with backend = "kernel"), and whether over RDMA as well, by
+# the kernel only. What travels is not encrypted: for networks that you trust.
+# nvme = "{nvme}"
+# rdma = false
+# Borrowers prove by a secret that is made for each lease who they are (DH-HMAC-CHAP); some kernels cannot.
+# secrets = true
 
 [borrow]
 # Borrow by itself; 'aquifer borrow' works in any case.
@@ -64,6 +76,11 @@ pages = "{pages}"
 # spill = "/var/lib/aquifer/spill"
 # How long I/O waits for a lender that does not answer.
 # patience = "8s"
+# By what this host swaps: "pool", a volume over any number of leases, or "direct", the kernel's own NVMe initiator, straight
+# to one lender.
+# attach = "pool"
+# How pages travel: "nbd" (over mutual TLS), or, not encrypted, "nvme-tcp" or "nvme-rdma" (direct only).
+# protocol = "nbd"
 # How volumes become block devices: auto, ublk, nbd or fuse-loop.
 # backend = "auto"
 # Swap priority of borrowed devices; -1 leaves it to the kernel.
@@ -109,8 +126,9 @@ mod tests {
             }
             _ => line.to_owned(),
         };
-        let without_default =
-            |line: &String| line.starts_with("cgroup = ") || line.starts_with("reserved = ");
+        let without_default = |line: &String| {
+            ["cgroup", "reserved", "nvme"].iter().any(|key| line.starts_with(&format!("{key} = ")))
+        };
         text().lines().map(in_force).filter(|line| !without_default(line)).collect::<Vec<_>>().join("\n")
     }
 

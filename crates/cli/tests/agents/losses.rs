@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
-use crate::framework::{Cluster, LIMIT, Spec, lacks_rights, wait_until};
+use crate::framework::{Cluster, LIMIT, Spec, lacks_rights, process, wait_until};
 
 #[test]
 fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
@@ -67,8 +67,7 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     });
     load.verify();
 
-    let volume_pid = Pid::from_raw(volume.pid.cast_signed()).unwrap();
-    kill_process(volume_pid, Signal::KILL).unwrap();
+    kill_process(process(volume.pid), Signal::KILL).unwrap();
     let gone = Instant::now();
     wait_until("the lease is freed", || b.is_free());
     // A connection counts as a sign for an eighth of the grace after it was last looked at.
@@ -94,7 +93,7 @@ fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
     let mut load = a.load(Bytes::mib(48));
     load.filled();
     let volume = a.volume();
-    kill_process(Pid::from_raw(volume.pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    kill_process(process(volume.pid), Signal::KILL).unwrap();
     load.order("verify");
     assert!(!load.killed().success(), "it cannot have read what is lost");
     wait_until("both are free", || a.is_free() && b.is_free());

@@ -8,6 +8,7 @@
 mod framework;
 mod losses;
 mod mistakes;
+mod nvme;
 mod recalls;
 mod restarts;
 mod sharing;

@@ -118,7 +118,7 @@ impl Host {
     /// Lends to `borrower`.
     pub fn lend(&mut self, borrower: &str, request: u128, bytes: Bytes) -> LeaseId {
         let lease = self.receive(borrower, req(request, bytes)).opened().lease;
-        self.event(Event::LeaseOpened { lease, address: "here".to_owned() });
+        self.event(Event::LeaseOpened { lease, uris: vec!["here".to_owned()] });
         lease
     }
 }
@@ -128,7 +128,7 @@ pub fn req(request: u128, bytes: Bytes) -> Message {
 }
 
 pub fn ack(request: RequestId, lease: u128, bytes: Bytes) -> Message {
-    Message::MemBorAck { request, lease: LeaseId(lease), bytes, address: "there".to_owned() }
+    Message::MemBorAck { request, lease: LeaseId(lease), bytes, uris: vec!["there".to_owned()] }
 }
 
 pub fn rej(request: RequestId, spare: Bytes, reason: Reason) -> Message {

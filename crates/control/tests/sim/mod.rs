@@ -243,7 +243,7 @@ impl Network {
             Action::OpenLease(lease) if well => {
                 let id = lease.lease;
                 host.store.insert(id, lease);
-                Event::LeaseOpened { lease: id, address: "nbd://somewhere".to_owned() }
+                Event::LeaseOpened { lease: id, uris: vec!["nbd://somewhere".to_owned()] }
             }
             Action::OpenLease(lease) => Event::LeaseFailed { lease: lease.lease, why },
             Action::FreeLease { lease } => {
@@ -262,9 +262,9 @@ impl Network {
         }
         let host = &mut self.hosts[index];
         host.starts += 1;
-        let address = "nbd://elsewhere".to_owned();
+        let uris = vec!["nbd://elsewhere".to_owned()];
         let found = Restored {
-            lent: host.store.values().map(|lease| (lease.clone(), address.clone())).collect(),
+            lent: host.store.values().map(|lease| (lease.clone(), uris.clone())).collect(),
             volumes: host.volumes.values().cloned().collect(),
         };
         let seed = seed(index, host.starts);

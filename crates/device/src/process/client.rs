@@ -18,7 +18,8 @@ pub use super::clean_up::clean_up;
 use super::message::{Request, Response, Status};
 use super::run::Task;
 use super::spec::{Files, Locked, SUBCOMMAND, VolumeRecord, VolumeSpec};
-use crate::swap;
+use super::swap_off;
+use crate::swap::{self, SwapError};
 
 /// How long a volume process may be silent: longer than the most patient step in it, which is moving an extent.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -138,6 +139,21 @@ pub fn detach(
             progress(now);
         }
     })
+}
+
+/// Turns off swap on a device that no volume process serves, by a process of its own: the kernel ends the one that does it when
+/// memory runs out meanwhile. `program` is as for [`spawn`].
+///
+/// # Errors
+/// If what is swapped out does not fit into memory, or the kernel refuses; swap is still on then.
+pub fn swap_off(
+    program: &Path,
+    device: &Path,
+    progress: impl FnMut(swap::Progress),
+) -> Result<(), SwapError> {
+    let mut helper = Command::new(program);
+    helper.arg(SUBCOMMAND);
+    swap_off::by_helper(helper, device, progress)
 }
 
 fn done(files: &Files, request: &Request, progress: impl FnMut(Response)) -> Result<(), ProcessError> {

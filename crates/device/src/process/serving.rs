@@ -97,7 +97,7 @@ impl Serving {
         let mut attached = self.claim()?;
         let used = swap::usage(attached.path()).map_err(ProcessError::io("cannot read /proc/swaps"))?;
         if used.is_some() {
-            swap_off::by_helper(attached.path(), progress)?;
+            swap_off::by_helper(swap_off::this_program(), attached.path(), progress)?;
         }
         attached.detach()?;
         self.give_back();

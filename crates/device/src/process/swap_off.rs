@@ -23,8 +23,19 @@ enum Report {
     Failed { errno: Option<i32>, error: String },
 }
 
-/// Turns off swap on `device` by running this program again, as [`super::run()`] with another task.
-pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
+/// This program once more, as [`super::run()`] with another task.
+pub(super) fn this_program() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(env::args_os().skip(1));
+    command
+}
+
+/// Turns off swap on `device` by a program that comes to call [`super::run()`].
+pub(super) fn by_helper(
+    mut program: Command,
+    device: &Path,
+    mut progress: impl FnMut(Progress),
+) -> Result<(), SwapError> {
     let used = swap::check_room(device)?;
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
@@ -33,12 +44,7 @@ pub(super) fn by_helper(device: &Path, mut progress: impl FnMut(Progress)) -> Re
     };
     let task =
         serde_json::to_string(&Task::SwapOff { device: device.to_owned() }).map_err(|e| fail(e.into()))?;
-    let mut helper = Command::new("/proc/self/exe")
-        .args(env::args_os().skip(1))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(fail)?;
+    let mut helper = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(fail)?;
     if let Some(mut input) = helper.stdin.take() {
         writeln!(input, "{task}").map_err(fail)?;
     }

@@ -9,6 +9,7 @@ use aquifer_api::status::{Role, Status};
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Spec, Testbed, wait_for, wait_until};
 
+use super::picture::drawn;
 use super::{PATIENCE, aquifer, example};
 
 /// A host that can be a member: with the command, a program that needs memory, and what it takes to swap to a volume.
@@ -18,25 +19,62 @@ pub fn member(name: &str) -> Spec {
     spec.file(aquifer(), "/bin/aquifer").file(load, "/bin/checked-memory")
 }
 
-/// Starts hosts, admits them to a new cluster, starts their agents with `settings` beside what `aquifer init` wrote, each
-/// `section.key = value`, and lets `play` do the rest. When that fails, all hosts' logs are shown.
-pub fn with_cluster(
-    members: impl IntoIterator<Item = Spec>,
-    settings: &[&str],
-    play: impl FnOnce(&Testbed) -> Result<()>,
-) -> Result<()> {
-    with_admitted(members, |hosts| {
-        for host in hosts.hosts() {
-            let config = String::from_utf8(host.read("/etc/aquifer/agent.toml")?)?;
-            host.write("/etc/aquifer/agent.toml", with_settings(config, settings))?;
-            host.start_agent()?;
-        }
-        hosts.hosts().iter().try_for_each(Aquifer::wait_for_agent)?;
-        play(hosts)
-    })
+/// Hosts of one cluster to be, with agents.
+#[derive(Debug)]
+pub struct Cluster {
+    members: Vec<Spec>,
+    settings: Vec<String>,
+    /// What each host does before its agent starts.
+    first: Option<String>,
+    /// What to call the picture, and what stands over it.
+    picture: Option<[String; 2]>,
 }
 
-/// The same without agents.
+impl Cluster {
+    pub fn of(members: impl IntoIterator<Item = Spec>) -> Self {
+        Self { members: members.into_iter().collect(), settings: Vec::new(), first: None, picture: None }
+    }
+
+    /// What stands in the agents' configurations beside what `aquifer init` wrote, each `section.key = value`, where `{address}` is
+    /// the host's own.
+    pub fn settings<'a>(mut self, settings: impl IntoIterator<Item = &'a str>) -> Self {
+        self.settings.extend(settings.into_iter().map(str::to_owned));
+        self
+    }
+
+    /// Has each host run this before its agent starts.
+    pub fn first(self, command: &str) -> Self {
+        Self { first: Some(command.to_owned()), ..self }
+    }
+
+    /// Draws the hosts' memory over time as `NAME.png` into the directory `AQUIFER_PICTURES`, if that is set.
+    pub fn picture(self, name: &str, title: &str) -> Self {
+        Self { picture: Some([name.to_owned(), title.to_owned()]), ..self }
+    }
+
+    /// Starts the hosts, admits them to a new cluster, starts their agents, and lets `play` do the rest. When that fails, all
+    /// hosts' logs are shown.
+    pub fn play(self, play: impl FnOnce(&Testbed) -> Result<()>) -> Result<()> {
+        let Self { members, settings, first, picture } = self;
+        with_admitted(members, |hosts| {
+            for host in hosts.hosts() {
+                if let Some(first) = &first {
+                    host.sh(first)?;
+                }
+                let config = String::from_utf8(host.read("/etc/aquifer/agent.toml")?)?;
+                host.write("/etc/aquifer/agent.toml", with_settings(config, host, &settings))?;
+                host.start_agent()?;
+            }
+            hosts.hosts().iter().try_for_each(Aquifer::wait_for_agent)?;
+            match &picture {
+                Some([name, title]) => drawn(hosts, name, title, play),
+                None => play(hosts),
+            }
+        })
+    }
+}
+
+/// Starts hosts and admits them to a new cluster, without agents.
 pub fn with_admitted(
     members: impl IntoIterator<Item = Spec>,
     play: impl FnOnce(&Testbed) -> Result<()>,
@@ -71,8 +109,9 @@ fn admit(hosts: &Testbed) -> Result<()> {
     hosts.hosts().iter().try_for_each(|host| host.push(&dir.path().join(host.name()), "/etc/aquifer"))
 }
 
-fn with_settings(config: String, settings: &[&str]) -> String {
+fn with_settings(config: String, host: &Host, settings: &[String]) -> String {
     settings.iter().fold(config, |config, setting| {
+        let setting = setting.replace("{address}", &host.address().to_string());
         let (section, line) = setting.split_once('.').expect("a setting is 'section.key = value'");
         let heading = format!("[{section}]\n");
         assert!(config.contains(&heading), "there is no section {section}");
@@ -96,7 +135,7 @@ pub trait Aquifer {
     fn available(&self) -> Result<Bytes>;
     /// Pages swapped out since it booted.
     fn pages_swapped_out(&self) -> Result<u64>;
-    /// RAM that the pages it has lent take, as the file system says.
+    /// RAM that the pages it has lent take, as the file system or zram says.
     fn lends(&self) -> Result<Bytes>;
 }
 
@@ -143,10 +182,9 @@ impl Aquifer for Host {
     }
 
     fn lends(&self) -> Result<Bytes> {
-        let store = format!("/dev/shm/aquifer/{self}");
-        let kib = self.sh(&format!(
-            "find {store} -name '*.pages' -exec du -k {{}} + | awk '{{ s += $1 }} END {{ print s + 0 }}'"
-        ))?;
+        let files = format!("find /dev/shm/aquifer/{self} -name '*.pages' -exec du -k {{}} + 2>/dev/null");
+        let disks = "awk '{ print $3 / 1024 }' /sys/block/zram*/mm_stat 2>/dev/null";
+        let kib = self.sh(&format!("({files}; {disks}) | awk '{{ s += $1 }} END {{ printf \"%d\", s }}'"))?;
         Ok(Bytes::kib(kib.trim().parse()?))
     }
 }

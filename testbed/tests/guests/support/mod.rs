@@ -3,16 +3,20 @@
 mod built;
 mod cluster;
 mod load;
+mod picture;
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 pub use built::{aquifer, example, test, tool};
-pub use cluster::{Aquifer, member, with_admitted, with_cluster};
+pub use cluster::{Aquifer, Cluster, member, with_admitted};
 pub use load::Load;
 
 /// How long anything may take that must happen, on emulated hosts of a busy machine: it is for hangs.
 pub const PATIENCE: Duration = Duration::from_secs(600);
+
+/// The modules of soft-RoCE, in the order in which it takes them.
+pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 
 /// Says what comes next, and when: shown when the test fails.
 pub fn step(what: &str) {

@@ -16,6 +16,7 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::lender::Trust;
 use crate::output;
 use crate::progress::Progress;
+use crate::volumes::Owner;
 
 /// What there is to say of the kernel's own initiator.
 #[derive(Debug, Args)]
@@ -71,7 +72,8 @@ impl Direct {
             (options.secret, options.lender_secret) = read_secrets(path)?;
         }
         let backend = uri.transport.initiator_module();
-        let wish = Wish { uri, host, options, swap, force: self.force };
+        let note = serde_json::to_value(Owner::Attach).or_fail(|| &what)?;
+        let wish = Wish { id: VolumeId::random(), uri, host, options, swap, force: self.force, note };
         let record = {
             let _progress = Progress::spinner(&what);
             initiator::attach(&root, &common.run_dir, &wish).map_err(fail)?

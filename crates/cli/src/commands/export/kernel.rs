@@ -41,7 +41,8 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
     let fail = |error| direct_failure(&what, error);
     let ports = ports(export, &what)?;
     let allowed = export.allowed_hosts.clone();
-    let wish = Wish { capacity: export.size, quota: export.quota, ports: ports.clone(), allowed };
+    let (capacity, quota) = (export.size, export.quota);
+    let wish = Wish { name: None, capacity, quota, ports: ports.clone(), allowed, secrets: None };
     let target = Target::make(&Root::default(), &wish).map_err(fail)?;
     if target.keeps_ram() {
         let why = "brd gives no RAM back when this ends";

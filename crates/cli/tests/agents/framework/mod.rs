@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 pub use answer::Answer;
 pub use cluster::{Cluster, address, init};
-pub use host::{Host, lives};
+pub use host::{Host, lives, process};
 pub use load::Load;
 pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;

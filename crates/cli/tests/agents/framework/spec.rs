@@ -8,13 +8,15 @@ use toml::{Table, Value};
 pub struct Spec {
     pub name: &'static str,
     pub memory: Bytes,
+    /// Whether its leases are reached over NVMe/TCP too.
+    pub nvme: bool,
     settings: Vec<(&'static str, &'static str, Value)>,
 }
 
 impl Spec {
     /// A host of 256 MiB that lends when asked and borrows only when the test has it borrow.
     pub fn new(name: &'static str) -> Self {
-        let usual = Self { name, memory: Bytes::mib(256), settings: Vec::new() };
+        let usual = Self { name, memory: Bytes::mib(256), nvme: false, settings: Vec::new() };
         usual
             .set("memory", "period", "100ms")
             .set("memory", "gate_swap", true)
@@ -30,6 +32,12 @@ impl Spec {
     pub fn memory(mut self, memory: Bytes) -> Self {
         self.memory = memory;
         self
+    }
+
+    /// The same, as a lender whose leases are reached over NVMe/TCP too, and as a borrower that goes that way.
+    pub fn over_nvme(mut self) -> Self {
+        self.nvme = true;
+        self.set("borrow", "protocol", "nvme-tcp")
     }
 
     /// The same with `key` set in `[section]`.

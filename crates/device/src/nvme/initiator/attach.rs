@@ -8,7 +8,8 @@ use super::super::{NvmeError, Root, SubsystemUri, network};
 use super::record::{Held, Record};
 use super::{Controller, HostIdentity, Options, connect};
 use crate::backend::exclusive;
-use crate::{safety, swap, sys};
+use crate::swap::{self, SwapError};
+use crate::{safety, sys};
 
 /// How long the kernel may take to find the namespace of a subsystem that it is connected to.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
@@ -16,6 +17,8 @@ const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
 /// What is to be attached.
 #[derive(Clone, Debug)]
 pub struct Wish {
+    /// What to call it.
+    pub id: VolumeId,
     /// The subsystem.
     pub uri: SubsystemUri,
     /// As whom.
@@ -26,6 +29,8 @@ pub struct Wish {
     pub swap: Option<u16>,
     /// Even where swap over the network in between is known to hang hosts.
     pub force: bool,
+    /// Whatever the caller wants to find again in the record.
+    pub note: serde_json::Value,
 }
 
 /// Attaches a subsystem, and swaps to it if that is wished; what it holds is then overwritten.
@@ -39,7 +44,7 @@ pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeErro
         prepare_for_swap(root, address.ip(), wish.force)?;
     }
     let record = Record {
-        id: VolumeId::random(),
+        id: wish.id,
         uri: wish.uri.clone(),
         address,
         host: wish.host.clone(),
@@ -47,6 +52,7 @@ pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeErro
         device: None,
         controller: None,
         capacity: Bytes::ZERO,
+        note: wish.note.clone(),
     };
     let mut held = Held::new(state, record)?;
     match bring_up(root, &mut held, wish) {
@@ -93,9 +99,9 @@ fn undo(root: &Root, held: Held, error: NvmeError) -> NvmeError {
     }
 }
 
-/// Detaches what was attached: swap off, connection gone. Harmless where a part of it is gone already.
+/// Detaches what was attached: swap off by `off`, connection gone. Harmless where a part of it is gone already.
 ///
-/// Not to be called by a process that others need: the kernel ends the one that turns swap off when memory runs out meanwhile.
+/// The kernel ends the process that turns swap off when memory runs out meanwhile: one that others need has another one do that.
 ///
 /// # Errors
 /// If what is swapped out does not fit into memory, something else uses the device, or the lender does not answer while pages
@@ -105,14 +111,14 @@ pub fn detach(
     state: &Path,
     id: VolumeId,
     force: bool,
-    progress: impl FnMut(swap::Progress),
+    off: impl FnOnce(&Path) -> Result<(), SwapError>,
 ) -> Result<(), NvmeError> {
     let held = Held::take(state, id)?;
     let Record { uri, host, .. } = &held.record;
     let controllers = Controller::find(root, &uri.nqn, &host.nqn)?;
     // Not the device on record: without a controller of ours that name is somebody else's by now.
     if let Some(device) = controllers.iter().find_map(|controller| controller.device().ok().flatten()) {
-        swap_off(&device, &controllers, force, progress)?;
+        swap_off(&device, &controllers, force, off)?;
         exclusive::open(&root.path(&device)).map_err(|error| NvmeError::new(error.to_string()))?;
         if held.record.swap && answers(&controllers) {
             give_back(&device, held.record.capacity);
@@ -126,7 +132,7 @@ fn swap_off(
     device: &Path,
     controllers: &[Controller],
     force: bool,
-    progress: impl FnMut(swap::Progress),
+    off: impl FnOnce(&Path) -> Result<(), SwapError>,
 ) -> Result<(), NvmeError> {
     let used = swap::usage(device).map_err(NvmeError::io("cannot read /proc/swaps"))?;
     let Some(used) = used else { return Ok(()) };
@@ -136,8 +142,7 @@ fn swap_off(
             NvmeError::new(why).help("wait for the lender to come back; --force gives these pages up")
         );
     }
-    let off = swap::check_room(device).and_then(|_| swap::off(device, progress));
-    off.map_err(|error| NvmeError::new(error.to_string()))
+    swap::check_room(device).and_then(|_| off(device)).map_err(|error| NvmeError::new(error.to_string()))
 }
 
 fn answers(controllers: &[Controller]) -> bool {
@@ -162,11 +167,13 @@ mod tests {
 
     fn wish(swap: bool) -> Wish {
         Wish {
+            id: VolumeId::random(),
             uri: "nvme+tcp://10.77.0.2:4420/nqn.2014-08.org.example:a".parse().unwrap(),
             host: HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: "an-id".to_owned() },
             options: Options::default(),
             swap: swap.then_some(5),
             force: false,
+            note: serde_json::Value::Null,
         }
     }
 
@@ -200,8 +207,7 @@ mod tests {
     fn what_a_crash_left_is_found_by_its_names_and_removed() {
         let dir = tempfile::tempdir().unwrap();
         let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
-        let Wish { uri, host, .. } = wish(false);
-        let id = VolumeId::random();
+        let Wish { id, uri, host, .. } = wish(false);
         let address = uri.resolve().unwrap();
         let record = Record {
             id,
@@ -212,9 +218,10 @@ mod tests {
             device: None,
             controller: None,
             capacity: Bytes::ZERO,
+            note: serde_json::Value::Null,
         };
         let held = Held::new(&state, record.clone()).unwrap();
-        let error = detach(&root, &state, id, false, |_| ()).unwrap_err();
+        let error = detach(&root, &state, id, false, |_| Ok(())).unwrap_err();
         assert!(error.why.contains("another process"), "{error}");
         drop(held);
 
@@ -233,7 +240,7 @@ mod tests {
             fs::remove_dir_all(kernel).unwrap();
         });
         assert_eq!(Record::all(&state).unwrap(), [record]);
-        detach(&root, &state, id, false, |_| ()).unwrap();
+        detach(&root, &state, id, false, |_| Ok(())).unwrap();
         watcher.join().unwrap();
         assert_eq!(Record::all(&state).unwrap(), []);
     }

@@ -8,8 +8,8 @@ use aquifer_page::{Bytes, VolumeId};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::super::{NvmeError, SubsystemUri};
-use super::HostIdentity;
+use super::super::{NvmeError, Root, SubsystemUri};
+use super::{Controller, HostIdentity};
 
 /// What is attached directly: `direct/ID.json` in the state directory. It is written before the kernel is asked for anything,
 /// so that whatever the kernel has made can be found and taken away, however far its maker came.
@@ -32,9 +32,21 @@ pub struct Record {
     pub controller: Option<String>,
     /// What the device holds.
     pub capacity: Bytes,
+    /// Whatever its maker wanted to find again.
+    #[serde(default)]
+    pub note: serde_json::Value,
 }
 
 impl Record {
+    /// How the connection is, as the kernel says: `live` while the lender answers, `gone` where there is none.
+    ///
+    /// # Errors
+    /// If sysfs cannot be read.
+    pub fn state(&self, root: &Root) -> Result<String, NvmeError> {
+        let controllers = Controller::find(root, &self.uri.nqn, &self.host.nqn)?;
+        Ok(controllers.first().map_or_else(|| "gone".to_owned(), Controller::state))
+    }
+
     /// All under a state directory that can be read.
     ///
     /// # Errors

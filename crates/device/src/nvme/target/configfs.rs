@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::super::{Module, NvmeError, Root};
 use super::ram::Ram;
-use super::{forget_host, mark, port};
+use super::{HostSecrets, forget_host, mark, port};
 
 const CONFIGFS: &str = "/sys/kernel/config";
 pub(super) const NVMET: &str = "/sys/kernel/config/nvmet";
@@ -89,8 +89,8 @@ impl Subsystem {
         }
     }
 
-    /// Lets these hosts in, or all if there are none.
-    pub(super) fn allow(&self, hosts: &[Nqn]) -> Result<(), NvmeError> {
+    /// Lets these hosts in, if they know their secret, or all if there are none.
+    pub(super) fn allow(&self, hosts: &[Nqn], secrets: Option<&HostSecrets>) -> Result<(), NvmeError> {
         let fail = || NvmeError::io(format!("cannot say who may use {}", self.nqn));
         let any = if hosts.is_empty() { "1" } else { "0" };
         self.root.write(self.dir().join("attr_allow_any_host"), any).map_err(fail())?;
@@ -101,9 +101,40 @@ impl Subsystem {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(fail())?,
             }
+            if let Some(secrets) = secrets {
+                self.demand(&object, secrets)?;
+            }
             self.root.link(&object, self.dir().join("allowed_hosts").join(host.as_str())).map_err(fail())?;
         }
         Ok(())
+    }
+
+    fn demand(&self, host: &Path, secrets: &HostSecrets) -> Result<(), NvmeError> {
+        for (attribute, secret) in [("dhchap_key", &secrets.host), ("dhchap_ctrl_key", &secrets.target)] {
+            self.root.write(host.join(attribute), secret).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => {
+                    NvmeError::new("the kernel's target cannot authenticate hosts (CONFIG_NVME_TARGET_AUTH)")
+                        .help("over a network that you trust, lend without secrets")
+                }
+                _ => NvmeError::io("the kernel's target refuses a secret")(error),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is such a subsystem.
+    pub(super) fn is_there(&self) -> bool {
+        self.root.path(self.dir()).is_dir()
+    }
+
+    /// Whether its namespace is served.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.root.read(self.namespace().join("enable")).is_some_and(|text| text == "1")
+    }
+
+    /// What its namespace is over.
+    pub(super) fn ram(&self) -> Option<Ram> {
+        Ram::of_device(&self.root.read(self.namespace().join("device_path"))?)
     }
 
     /// Says what its namespace is to be over.

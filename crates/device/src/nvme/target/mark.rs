@@ -12,14 +12,14 @@ const PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:61717569-6665-8";
 /// The numbers of our ports, which have no other name.
 pub(super) const PORTS: RangeInclusive<u16> = 0xa900..=0xa9ff;
 
-/// A new subsystem's name.
-pub(super) fn new_name() -> Nqn {
+/// A new name, of a subsystem or a host, that nobody had before.
+pub fn new_name() -> Nqn {
     const FIXED: u128 = 0xffff_ffff_ffff_f000_c000_0000_0000_0000;
     const MARK: u128 = 0x6171_7569_6665_8000_8000_0000_0000_0000;
     Nqn::of_lease(LeaseId(LeaseId::random().0 & !FIXED | MARK))
 }
 
-/// Whether a subsystem's name is one of ours.
+/// Whether the name of a subsystem or a host is one of ours.
 pub(super) fn is_ours(name: &str) -> bool {
     name.starts_with(PREFIX)
 }

@@ -10,24 +10,37 @@ use super::mark;
 
 const PORTS: &str = "/sys/kernel/config/nvmet/ports";
 
-/// Serves a subsystem at an address, by a port of its own.
+/// Serves a subsystem at an address: by the port of ours that is there, or a new one.
 pub(super) fn open(root: &Root, nqn: &Nqn, transport: Transport, at: SocketAddr) -> Result<(), NvmeError> {
     let fail = || NvmeError::io(format!("cannot make a port for {at}"));
-    let dir = make(root)?;
+    let (ip, port) = (at.ip().to_string(), at.port().to_string());
     let family = if at.is_ipv4() { "ipv4" } else { "ipv6" };
-    for (attribute, value) in [
+    let attributes = [
         ("addr_trtype", transport.name()),
         ("addr_adrfam", family),
-        ("addr_traddr", &at.ip().to_string()),
-        ("addr_trsvcid", &at.port().to_string()),
-    ] {
-        root.write(dir.join(attribute), value).map_err(fail())?;
-    }
+        ("addr_traddr", ip.as_str()),
+        ("addr_trsvcid", port.as_str()),
+    ];
+    let is_at = |dir: &PathBuf| {
+        attributes.iter().all(|(name, value)| root.read(dir.join(name)).as_deref() == Some(*value))
+    };
+    let numbers = root.names(PORTS).map_err(fail())?;
+    let ours = numbers.iter().filter(|number| is_ours(number)).map(|number| Path::new(PORTS).join(number));
+    let dir = match ours.into_iter().find(is_at) {
+        Some(dir) => dir,
+        None => {
+            let dir = make(root)?;
+            for (attribute, value) in attributes {
+                root.write(dir.join(attribute), value).map_err(fail())?;
+            }
+            dir
+        }
+    };
     let linked =
         root.link(Path::new(SUBSYSTEMS).join(nqn.as_str()), dir.join("subsystems").join(nqn.as_str()));
     linked.map_err(|error| {
-        // No subsystem leads to it, so nothing else takes it away.
-        let _ = root.remove_dir(&dir);
+        // If no subsystem leads to it, nothing else takes it away.
+        let _ = remove_if_idle(root, &dir);
         refused(root, transport, at, &error)
     })
 }
@@ -60,6 +73,14 @@ fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error)
     NvmeError::new(why).help(help)
 }
 
+/// Whether a subsystem is served anywhere.
+pub(super) fn serves(root: &Root, nqn: &Nqn) -> Result<bool, NvmeError> {
+    let numbers = root.names(PORTS).map_err(NvmeError::io("cannot read the ports of the kernel's target"))?;
+    let link =
+        |number: &String| root.path(Path::new(PORTS).join(number).join("subsystems").join(nqn.as_str()));
+    Ok(numbers.iter().any(|number| link(number).is_symlink()))
+}
+
 /// Serves a subsystem nowhere any more; hosts are cut off. A port of ours goes with its last subsystem.
 pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
     let fail = || NvmeError::io(format!("cannot close the ports of {nqn}"));
@@ -68,7 +89,7 @@ pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
         let link = dir.join("subsystems").join(nqn.as_str());
         if root.path(&link).is_symlink() {
             root.remove_link(link).map_err(fail())?;
-            remove_if_idle(root, &number, &dir).map_err(fail())?;
+            remove_if_idle(root, &dir).map_err(fail())?;
         }
     }
     Ok(())
@@ -78,12 +99,16 @@ pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
 pub(super) fn sweep(root: &Root) -> Result<(), NvmeError> {
     let fail = || NvmeError::io("cannot remove a port that serves nothing");
     for number in root.names(PORTS).map_err(fail())? {
-        remove_if_idle(root, &number, &Path::new(PORTS).join(&number)).map_err(fail())?;
+        remove_if_idle(root, &Path::new(PORTS).join(number)).map_err(fail())?;
     }
     Ok(())
 }
 
-fn remove_if_idle(root: &Root, number: &str, dir: &Path) -> io::Result<()> {
-    let ours = number.parse().is_ok_and(|number| mark::PORTS.contains(&number));
+fn remove_if_idle(root: &Root, dir: &Path) -> io::Result<()> {
+    let ours = dir.file_name().is_some_and(|number| is_ours(&number.to_string_lossy()));
     if ours && root.names(dir.join("subsystems"))?.is_empty() { root.remove_dir(dir) } else { Ok(()) }
+}
+
+fn is_ours(number: &str) -> bool {
+    number.parse().is_ok_and(|number| mark::PORTS.contains(&number))
 }

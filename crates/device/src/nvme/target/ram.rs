@@ -70,6 +70,14 @@ impl Ram {
         Bytes(sectors.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512)
     }
 
+    /// The RAM that it takes: of zram all that it has for its pages, of brd its size.
+    pub(super) fn stored(self, root: &Root) -> Bytes {
+        let Self::Zram(_) = self else { return self.size(root) };
+        // Of the counts of mm_stat the third: mem_used_total (the kernel's documentation of zram).
+        let counts = root.read(format!("/sys/block/{}/mm_stat", self.name())).unwrap_or_default();
+        Bytes(counts.split_whitespace().nth(2).and_then(|count| count.parse().ok()).unwrap_or(0))
+    }
+
     /// Gives a zram device its size, in whole pages, and the most RAM that it may take.
     pub(super) fn set_size(
         self,

@@ -17,6 +17,7 @@ fn kernel() -> (tempfile::TempDir, Root) {
 
 fn wish(host: &str) -> Wish {
     Wish {
+        name: None,
         capacity: Bytes::mib(64),
         quota: Some(Bytes::mib(32)),
         ports: vec![
@@ -24,6 +25,7 @@ fn wish(host: &str) -> Wish {
             (Transport::Rdma, "[fd00::2]:4420".parse().unwrap()),
         ],
         allowed: vec![host.parse().unwrap()],
+        secrets: None,
     }
 }
 
@@ -98,7 +100,7 @@ fn whatever_a_crash_interrupted_is_swept() {
         &["ports/43519/subsystems"],
     ] {
         let (_dir, root) = kernel();
-        let name = mark::new_name();
+        let name = new_name();
         for dir in made {
             let dir = dir.replace("NQN", name.as_str());
             fs::create_dir_all(root.path(Path::new(configfs::NVMET).join(dir))).unwrap();
@@ -129,4 +131,43 @@ fn a_kernel_that_lacks_something_is_told_what() {
     fs::remove_file(root.path("/sys/class/zram-control/hot_add")).unwrap();
     assert!(Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("modprobe zram"));
     only_the_others_is_left(&root);
+}
+
+#[test]
+fn what_has_a_name_of_its_own_lasts_until_it_is_found_and_removed() {
+    let (_dir, root) = kernel();
+    let name = |text: &str| text.parse::<Nqn>().unwrap();
+    let (one, host) = (name("nqn.2014-08.org.example:one"), new_name());
+    let secrets = HostSecrets { host: "DHHC-1:00:a:".to_owned(), target: "DHHC-1:00:b:".to_owned() };
+    let lasting = Wish { name: Some(one.clone()), secrets: Some(secrets), ..wish(host.as_str()) };
+    drop(Target::make(&root, &lasting).unwrap());
+    assert_eq!(sweep(&root).unwrap(), [], "it is nobody's leavings");
+    let key = |attribute: &str| root.read(Path::new(HOSTS).join(host.as_str()).join(attribute)).unwrap();
+    assert_eq!([key("dhchap_key"), key("dhchap_ctrl_key")], ["DHHC-1:00:a:", "DHHC-1:00:b:"]);
+
+    // A second one at the same addresses shares the ports.
+    let other = name("nqn.2014-08.org.example:two");
+    let second = Target::make(&root, &Wish { name: Some(other.clone()), ..wish(HOST) }).unwrap();
+    assert_eq!(nvmet(&root, "ports"), ["1", "43264", "43265"]);
+    second.remove().unwrap();
+    assert!(Target::find(&root, &other).unwrap().is_none());
+
+    root.write("/sys/block/zram7/mm_stat", "8192 100 4096 0 4096 0 0 0").unwrap();
+    let found = Target::find(&root, &one).unwrap().unwrap();
+    assert_eq!((found.device().to_str(), found.stored()), (Some("/dev/zram7"), Bytes(4096)));
+    found.remove().unwrap();
+    only_the_others_is_left(&root);
+}
+
+#[test]
+fn what_was_not_finished_is_not_found_and_goes() {
+    for missing in ["namespaces/1/enable", "namespaces/1/device_path"] {
+        let (_dir, root) = kernel();
+        let name: Nqn = "nqn.2014-08.org.example:one".parse().unwrap();
+        drop(Target::make(&root, &Wish { name: Some(name.clone()), ..wish(HOST) }).unwrap());
+        fs::remove_file(root.path(Path::new(configfs::SUBSYSTEMS).join(name.as_str()).join(missing)))
+            .unwrap();
+        assert!(Target::find(&root, &name).unwrap().is_none());
+        only_the_others_is_left(&root);
+    }
 }

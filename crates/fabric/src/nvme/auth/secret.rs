@@ -1,8 +1,9 @@
-use std::fmt;
 use std::str::FromStr;
+use std::{fmt, io};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::Hash;
 use crate::nvme::proto::Nqn;
@@ -21,6 +22,19 @@ pub struct Secret {
 pub struct SecretError(pub(super) &'static str);
 
 impl Secret {
+    /// The text of a new one, of 32 random bytes that are not bound to a name.
+    ///
+    /// # Errors
+    /// If the system gives no random bytes.
+    pub fn generate() -> io::Result<String> {
+        let mut key = [0; 32];
+        SystemRandom::new()
+            .fill(&mut key)
+            .map_err(|_| io::Error::other("the system gives no random bytes"))?;
+        let bytes = [&key[..], &crc32(&key).to_le_bytes()].concat();
+        Ok(format!("DHHC-1:00:{}:", STANDARD.encode(bytes)))
+    }
+
     /// The key for its owner, a host or a subsystem.
     pub(super) fn for_owner(&self, owner: &Nqn) -> Vec<u8> {
         match self.transform {
@@ -84,6 +98,13 @@ mod tests {
         assert_eq!(secret.for_owner(&Nqn::discovery()), secret.key);
         let bound: Secret = GOOD.replacen("00", "01", 1).parse().unwrap();
         assert_ne!(bound.for_owner(&Nqn::discovery()), secret.key);
+    }
+
+    #[test]
+    fn new_secrets_are_secrets_and_differ() {
+        let (one, other) = (Secret::generate().unwrap(), Secret::generate().unwrap());
+        assert_ne!(one, other);
+        assert_eq!((one.parse::<Secret>().unwrap().key.len(), one.len()), (32, GOOD.len()));
     }
 
     #[test]

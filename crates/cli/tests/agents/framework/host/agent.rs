@@ -105,8 +105,8 @@ impl Host {
             if soon(|| !lives(pid)) {
                 continue;
             }
-            eprintln!("{}: the volume of process {pid} on {device} is left over", self.name);
-            let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
+            eprintln!("{}: the volume of process {pid:?} on {device} is left over", self.name);
+            let _ = kill_process(process(pid), Signal::KILL);
             let _ = Command::new("swapoff").arg(&device).status();
         }
         let _ = fs::remove_dir_all(&self.store);
@@ -126,8 +126,14 @@ fn soon(mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Whether a process lives; one that has ended and that nobody has waited for does not.
-pub fn lives(pid: u32) -> bool {
+/// The process of a volume, as the API tells it.
+pub fn process(pid: Option<u32>) -> Pid {
+    Pid::from_raw(pid.unwrap().cast_signed()).unwrap()
+}
+
+/// Whether the process of a volume lives; one that has ended and that nobody has waited for does not.
+pub fn lives(pid: Option<u32>) -> bool {
+    let pid = process(pid).as_raw_pid();
     // The name before the state may hold anything but ends with the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))

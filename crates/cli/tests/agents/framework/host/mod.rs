@@ -17,7 +17,7 @@ use toml::Table;
 
 use super::{Answer, Load, Spec};
 
-pub use agent::lives;
+pub use agent::{lives, process};
 pub use view::block_on;
 
 /// A host of a cluster.
@@ -40,7 +40,15 @@ impl Host {
         let dir = cluster.join(spec.name);
         let store = Path::new("/dev/shm").join(cluster_name).join(spec.name);
         let host = Self { name: spec.name, address, dir, store, agent: Mutex::new(None), cgroup };
-        host.configure(|config| spec.apply(config));
+        host.configure(|config| {
+            spec.apply(config);
+            if spec.nvme {
+                config["lend"]
+                    .as_table_mut()
+                    .unwrap()
+                    .insert("nvme".to_owned(), host.nvme().to_string().into());
+            }
+        });
         host
     }
 
@@ -82,6 +90,11 @@ impl Host {
     /// Where borrowers reach its pages.
     pub fn pages(&self) -> SocketAddr {
         (self.address, 7071).into()
+    }
+
+    /// Where borrowers reach its pages over NVMe/TCP, if they do.
+    pub fn nvme(&self) -> SocketAddr {
+        (self.address, 4420).into()
     }
 
     pub fn config(&self) -> PathBuf {

@@ -1,4 +1,11 @@
-//! The borrowing half: volumes over leases of others, each served by a process of its own.
+//! The borrowing half: volumes over leases of others. A volume is pooled, served by a process of its own over any number of
+//! leases, or direct, by the kernel's own initiator over one.
+//!
+//! - [`reach`]: how to get at a lease, of what its lender offers and the configuration wants.
+//! - [`direct`]: volumes without a process.
+
+mod direct;
+mod reach;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,17 +18,23 @@ use aquifer_device::process::message::Status;
 use aquifer_device::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_device::swap;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
-use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget, Protocol};
+use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use self::direct::DirectVolumes;
+use self::reach::{Reach, Way};
+use crate::config::{Attach, Config};
+use crate::peers::Peers;
 
 /// What this host has borrowed. Its calls take as long as swapping off or moving takes.
 #[derive(Debug)]
 pub struct Borrower {
     config: Config,
     exe: PathBuf,
+    reach: Reach,
+    /// Those that are pooled.
     volumes: Mutex<BTreeMap<VolumeId, VolumeRecord>>,
+    direct: DirectVolumes,
 }
 
 /// What is kept with a volume for the agent after this one.
@@ -36,7 +49,7 @@ impl Borrower {
     ///
     /// # Errors
     /// If the state directory or a volume's record cannot be read.
-    pub fn open(config: &Config, exe: PathBuf) -> Result<Self, String> {
+    pub fn open(config: &Config, exe: PathBuf, peers: Peers) -> Result<Self, String> {
         let mut volumes = BTreeMap::new();
         let state = &config.state;
         for volume in client::list(state).map_err(|error| error.to_string())? {
@@ -53,7 +66,15 @@ impl Borrower {
                 tracing::error!("{error}");
             }
         }
-        Ok(Self { config: config.clone(), exe, volumes: Mutex::new(volumes) })
+        let borrower = Self {
+            config: config.clone(),
+            reach: Reach::new(config, peers),
+            direct: DirectVolumes::open(state, exe.clone())?,
+            exe,
+            volumes: Mutex::new(volumes),
+        };
+        borrower.reach.forget_all_but(&borrower.leases_by_lender().into_values().flatten().collect());
+        Ok(borrower)
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeRecord>> {
@@ -62,7 +83,11 @@ impl Borrower {
 
     /// The volumes that an agent before this one left.
     pub fn restored(&self) -> Vec<LiveVolume> {
-        self.volumes().values().filter_map(live).collect()
+        let pooled: Vec<_> = self.volumes().values().filter_map(live).collect();
+        // One that is both was about to become pooled.
+        let direct = self.direct.live().into_iter();
+        let direct = direct.filter(|volume| pooled.iter().all(|other| other.volume != volume.volume));
+        direct.chain(pooled.iter().cloned()).collect()
     }
 
     /// Makes a volume and swaps to it.
@@ -70,12 +95,29 @@ impl Borrower {
     /// # Errors
     /// Why it cannot be made; nothing is left of it then.
     pub fn activate(&self, volume: &LiveVolume) -> Result<(), String> {
+        if self.config.borrow.attach == Attach::Direct
+            && let [lease] = &*volume.leases
+            && let Way::Direct(uri) = self.reach.way(lease, Attach::Direct)?
+        {
+            let host = self.reach.host(lease)?;
+            return self.direct.attach(volume, lease, uri, host, &self.config.borrow);
+        }
+        let leases: Result<_, _> = volume.leases.iter().map(|lease| self.reach.target(lease)).collect();
+        let done = leases.and_then(|leases| self.serve(volume, leases));
+        if done.is_err() {
+            self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
+        }
+        done
+    }
+
+    /// Starts the process of a pooled volume.
+    fn serve(&self, volume: &LiveVolume, leases: Vec<LeaseTarget>) -> Result<(), String> {
         let (state, borrow) = (&self.config.state, &self.config.borrow);
         let note = Note { group: volume.group.clone(), cause: volume.cause };
         let spec = VolumeSpec {
             volume: volume.volume,
             capacity: volume.bytes,
-            leases: volume.leases.iter().map(target).collect::<Result<_, _>>()?,
+            leases,
             backend: borrow.backend,
             workers: VolumeSpec::DEFAULT_WORKERS,
             swap: true,
@@ -101,6 +143,7 @@ impl Borrower {
     /// # Errors
     /// Why it is still on.
     pub fn deactivate(&self, volume: VolumeId) -> Result<(), String> {
+        self.direct.detach(volume)?;
         let state = &self.config.state;
         let done = if client::is_alive(state, volume) {
             client::detach(state, volume, |_| ())
@@ -110,12 +153,14 @@ impl Borrower {
             Ok(())
         };
         done.map_err(|error| error.to_string())?;
-        self.volumes().remove(&volume);
+        if let Some(record) = self.volumes().remove(&volume) {
+            self.reach.forget(record.spec.leases.iter().map(|target| target.lease));
+        }
         Ok(())
     }
 
-    /// Adds the leases `onto` to the volume, then moves all that is in `lease` elsewhere while I/O goes on. Answers which
-    /// leases could not be added, and what became of the move.
+    /// Adds the leases `onto` to the volume, then moves all that is in `lease` elsewhere while I/O goes on. A direct volume
+    /// becomes a pooled one by that. Answers which leases could not be added, and what became of the move.
     pub fn evacuate(
         &self,
         volume: VolumeId,
@@ -123,39 +168,61 @@ impl Borrower {
         onto: &[BorrowedLease],
     ) -> (Vec<LeaseId>, Result<(), String>) {
         let state = &self.config.state;
+        let direct = self.direct.live().into_iter().find(|live| live.volume == volume);
+        if let Some(direct) = &direct
+            && !client::is_alive(state, volume)
+        {
+            let pooled = LiveVolume { leases: Vec::new(), ..direct.clone() };
+            if let Err(error) = self.serve(&pooled, Vec::new()) {
+                let unused = onto.iter().map(|new| new.lease).collect();
+                return (unused, Err(format!("there is nothing to move to: {error}")));
+            }
+        }
         let mut unused = Vec::new();
         for new in onto {
             let add = |target| client::add_lease(state, volume, target).map_err(|error| error.to_string());
-            if let Err(error) = target(new).and_then(add) {
+            if let Err(error) = self.reach.target(new).and_then(add) {
                 tracing::warn!(lease = %new.lease, "a replacement cannot be used: {error}");
                 unused.push(new.lease);
             }
         }
-        let moved = client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string());
+        let moved = match direct {
+            Some(_) => self.direct.detach(volume),
+            None => client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string()),
+        };
         if let Ok(record) = client::record(state, volume) {
             self.volumes().insert(volume, record);
         }
+        self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
     }
 
     /// The volumes whose processes have died.
     pub fn dead(&self) -> Vec<VolumeId> {
         let dead = |volume: &VolumeId| !client::is_alive(&self.config.state, *volume);
-        self.volumes().keys().copied().filter(dead).collect()
+        let pooled: Vec<_> = self.volumes().keys().copied().filter(dead).collect();
+        pooled.into_iter().chain(self.direct.dead()).collect()
     }
 
     /// Whether there is a volume to swap to.
     pub fn is_active(&self) -> bool {
-        !self.volumes().is_empty()
+        !self.devices().is_empty()
+    }
+
+    /// The device of each volume. One that is moving has two.
+    fn devices(&self) -> Vec<(VolumeId, PathBuf)> {
+        let pooled = self.volumes();
+        let pooled = pooled.iter().map(|(id, record)| (*id, record.device.clone()));
+        pooled.chain(self.direct.devices()).collect()
     }
 
     /// What the swap on all volumes holds.
     pub fn swap_used(&self) -> Bytes {
-        let volumes = self.volumes();
-        if volumes.is_empty() {
+        let devices = self.devices();
+        if devices.is_empty() {
             return Bytes::ZERO;
         }
-        let ours = |path: &Path| volumes.values().any(|record| record.device == path);
+        let ours = |path: &Path| devices.iter().any(|(_, device)| device == path);
         let swaps = swap::swaps().unwrap_or_default();
         swaps.iter().filter(|swap| ours(&swap.path)).map(|swap| swap.used).sum()
     }
@@ -168,9 +235,9 @@ impl Borrower {
     pub fn comes_back(&self, volume: VolumeId) -> Result<Bytes, String> {
         let swaps = swap::swaps().map_err(|error| format!("cannot read /proc/swaps: {error}"))?;
         let (mut held, mut room) = (Bytes::ZERO, Bytes::ZERO);
-        for (id, record) in &*self.volumes() {
-            match swaps.iter().find(|swap| swap.path == record.device) {
-                Some(swap) if *id == volume => held = swap.used,
+        for (id, device) in self.devices() {
+            match swaps.iter().find(|swap| swap.path == device) {
+                Some(swap) if id == volume => held = held.saturating_add(swap.used),
                 Some(swap) => room = room.saturating_add(swap.size.saturating_sub(swap.used)),
                 None => {}
             }
@@ -184,6 +251,9 @@ impl Borrower {
         for target in self.volumes().values().flat_map(|record| &record.spec.leases) {
             lenders.entry(target.lender.clone()).or_default().push(target.lease);
         }
+        for lease in self.direct.live().into_iter().flat_map(|volume| volume.leases) {
+            lenders.entry(lease.lender).or_default().push(lease.lease);
+        }
         lenders
     }
 
@@ -192,27 +262,28 @@ impl Borrower {
     /// # Errors
     /// It is gone.
     pub fn borrowed(&self, volume: VolumeId) -> Result<order::Borrowed, Problem> {
-        let volumes = self.volumes();
         let gone = || Problem { error: format!("volume {volume} is gone again"), help: None };
-        let record = volumes.get(&volume).ok_or_else(gone)?;
+        let live = self.restored().into_iter().find(|live| live.volume == volume).ok_or_else(gone)?;
+        let (_, device) = self.devices().into_iter().find(|(id, _)| *id == volume).ok_or_else(gone)?;
         Ok(order::Borrowed {
             volume,
-            device: device(record),
-            leases: record.spec.leases.iter().map(|target| target.lease).collect(),
-            bytes: record.spec.capacity,
+            device: device.display().to_string(),
+            leases: live.leases.iter().map(|lease| lease.lease).collect(),
+            bytes: live.bytes,
         })
     }
 
     /// Asks every volume how it is.
     pub fn status(&self) -> Vec<status::Volume> {
         let records: Vec<_> = self.volumes().values().cloned().collect();
-        records.into_iter().map(|record| self.volume_status(&record)).collect()
+        let pooled = records.into_iter().map(|record| self.volume_status(&record));
+        pooled.chain(self.direct.status()).collect()
     }
 
     fn volume_status(&self, record: &VolumeRecord) -> status::Volume {
         let mut shown = status::Volume {
             volume: record.spec.volume,
-            pid: record.pid,
+            pid: Some(record.pid),
             device: device(record),
             backend: record.backend.to_string(),
             capacity: record.spec.capacity,
@@ -257,20 +328,6 @@ fn state(state: &LeaseState) -> String {
     }
 }
 
-/// Where the pages of a lease are. The address is the lender's word; who answers there must prove to be the lender.
-fn target(lease: &BorrowedLease) -> Result<LeaseTarget, String> {
-    Ok(LeaseTarget {
-        lease: lease.lease,
-        lender: lease.lender.clone(),
-        address: lease
-            .address
-            .parse()
-            .map_err(|error| format!("{} gave a bad address: {error}", lease.lender))?,
-        protocol: Protocol::Nbd { export: lease.lease.to_string(), secure: true },
-        capacity: lease.bytes,
-    })
-}
-
 /// A volume as the controller knows it; `None` for one that is not the agent's.
 fn live(record: &VolumeRecord) -> Option<LiveVolume> {
     let Note { group, cause } = serde_json::from_value(record.spec.note.clone()).ok()?;
@@ -278,7 +335,7 @@ fn live(record: &VolumeRecord) -> Option<LiveVolume> {
         lease: target.lease,
         lender: target.lender.clone(),
         bytes: target.capacity,
-        address: target.address.to_string(),
+        uris: vec![target.uri()],
     };
     Some(LiveVolume {
         volume: record.spec.volume,

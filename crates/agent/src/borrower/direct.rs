@@ -1,0 +1,177 @@
+//! Volumes without a process: the kernel's own initiator, straight to one lease.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use aquifer_api::status;
+use aquifer_control::{BorrowedLease, Cause, LiveVolume};
+use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Record, Wish};
+use aquifer_device::nvme::{Root, SubsystemUri};
+use aquifer_device::process::client;
+use aquifer_device::swap;
+use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
+use serde::{Deserialize, Serialize};
+
+use super::reach::NvmeHost;
+use crate::config::BorrowConfig;
+
+/// Those of this agent: what there is of them is on record in the state directory.
+#[derive(Debug)]
+pub(super) struct DirectVolumes {
+    root: Root,
+    state: PathBuf,
+    exe: PathBuf,
+}
+
+/// What is kept with one for the agent after this one.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    group: Group,
+    cause: Cause,
+    lease: LeaseId,
+    lender: HostName,
+}
+
+/// One that came far enough to have a device.
+struct Volume {
+    record: Record,
+    note: Note,
+    device: PathBuf,
+}
+
+impl DirectVolumes {
+    /// Takes up those that an agent before this one left, and removes what came to nothing.
+    pub(super) fn open(state: &std::path::Path, exe: PathBuf) -> Result<Self, String> {
+        let volumes = Self { root: Root::default(), state: state.to_owned(), exe };
+        for record in Record::all(state).map_err(|error| error.to_string())? {
+            if record.device.is_none() && Note::deserialize(&record.note).is_ok() {
+                volumes.detach(record.id)?;
+            }
+        }
+        Ok(volumes)
+    }
+
+    fn all(&self) -> Vec<Volume> {
+        let records = Record::all(&self.state).unwrap_or_else(|error| {
+            tracing::error!("{error}");
+            Vec::new()
+        });
+        let volume = |record: Record| {
+            let (note, device) = (Note::deserialize(&record.note).ok()?, record.device.clone()?);
+            Some(Volume { record, note, device })
+        };
+        records.into_iter().filter_map(volume).collect()
+    }
+
+    /// Attaches a lease and swaps to it.
+    pub(super) fn attach(
+        &self,
+        volume: &LiveVolume,
+        lease: &BorrowedLease,
+        uri: SubsystemUri,
+        host: NvmeHost,
+        config: &BorrowConfig,
+    ) -> Result<(), String> {
+        let note = Note {
+            group: volume.group.clone(),
+            cause: volume.cause,
+            lease: lease.lease,
+            lender: lease.lender.clone(),
+        };
+        let host_identity =
+            HostIdentity::find(&self.root, Some(host.name)).map_err(|error| error.to_string())?;
+        let (secret, lender_secret) = host.access.secrets.map(|it| (it.borrower, it.lender)).unzip();
+        let wish = Wish {
+            id: volume.volume,
+            uri,
+            host: host_identity,
+            options: Options {
+                patience: Some(whole_seconds(config.patience)),
+                secret,
+                lender_secret,
+                ..Options::default()
+            },
+            swap: Some(u16::try_from(config.priority).unwrap_or(0)),
+            force: false,
+            note: serde_json::to_value(note).map_err(|error| error.to_string())?,
+        };
+        let record = initiator::attach(&self.root, &self.state, &wish).map_err(|error| error.to_string())?;
+        let device = record.device.unwrap_or_default();
+        tracing::info!(volume = %record.id, device = %device.display(), uri = %record.uri, "swaps directly to borrowed memory");
+        Ok(())
+    }
+
+    /// Swaps off and detaches a volume. One that is not there is no error.
+    pub(super) fn detach(&self, volume: VolumeId) -> Result<(), String> {
+        let records = Record::all(&self.state).map_err(|error| error.to_string())?;
+        if records.iter().all(|record| record.id != volume) {
+            return Ok(());
+        }
+        let off = |device: &std::path::Path| client::swap_off(&self.exe, device, |_| ());
+        initiator::detach(&self.root, &self.state, volume, false, off).map_err(|error| error.to_string())
+    }
+
+    /// As the controller knows them.
+    pub(super) fn live(&self) -> Vec<LiveVolume> {
+        let live = |Volume { record, note, .. }: Volume| LiveVolume {
+            volume: record.id,
+            bytes: record.capacity,
+            group: note.group,
+            cause: note.cause,
+            leases: vec![BorrowedLease {
+                lease: note.lease,
+                lender: note.lender,
+                bytes: record.capacity,
+                uris: vec![record.uri.to_string()],
+            }],
+        };
+        self.all().into_iter().map(live).collect()
+    }
+
+    /// The device of each.
+    pub(super) fn devices(&self) -> Vec<(VolumeId, PathBuf)> {
+        self.all().into_iter().map(|volume| (volume.record.id, volume.device)).collect()
+    }
+
+    /// Those whose connection is gone for good: somebody took it away.
+    pub(super) fn dead(&self) -> Vec<VolumeId> {
+        let is_dead = |volume: &Volume| volume.record.state(&self.root).is_ok_and(|state| state == "gone");
+        self.all().into_iter().filter(is_dead).map(|volume| volume.record.id).collect()
+    }
+
+    /// For the status.
+    pub(super) fn status(&self) -> Vec<status::Volume> {
+        let swaps = swap::swaps().unwrap_or_default();
+        let shown = |Volume { record, note, device }: Volume| {
+            let swap = swaps.iter().find(|swap| swap.path == device);
+            let state = match record.state(&self.root) {
+                Ok(state) if state == "live" => "ok".to_owned(),
+                Ok(state) => format!("unreachable ({state})"),
+                Err(error) => error.to_string(),
+            };
+            status::Volume {
+                volume: record.id,
+                pid: None,
+                device: device.display().to_string(),
+                backend: record.uri.transport.initiator_module().to_owned(),
+                capacity: record.capacity,
+                swap_used: swap.map_or(Bytes::ZERO, |swap| swap.used),
+                spilled: Bytes::ZERO,
+                leases: vec![status::Held {
+                    lease: note.lease,
+                    lender: note.lender,
+                    capacity: record.capacity,
+                    placed: record.capacity,
+                    state,
+                }],
+                last_error: None,
+            }
+        };
+        self.all().into_iter().map(shown).collect()
+    }
+}
+
+/// The kernel takes no less than a second and no fractions.
+fn whole_seconds(patience: Duration) -> Duration {
+    Duration::from_secs(patience.as_secs() + u64::from(patience.subsec_nanos() > 0))
+}

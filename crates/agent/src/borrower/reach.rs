@@ -1,0 +1,210 @@
+//! How to get at a lease: the lender offers URIs, the configuration says which is wanted, and over NVMe the lender tells the host
+//! that has the lease by what to prove that it is that host.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use aquifer_api::message::Access;
+use aquifer_control::BorrowedLease;
+use aquifer_device::nvme::{SubsystemUri, Transport};
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::{NvmeUri, Uri};
+use aquifer_page::LeaseId;
+use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
+use tokio::runtime::Handle;
+
+use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
+use crate::peers::Peers;
+
+/// Gets at leases. Its calls may wait for a lender, and are for threads of their own.
+#[derive(Debug)]
+pub(super) struct Reach {
+    config: BorrowConfig,
+    peers: Peers,
+    runtime: Handle,
+    /// Of the files from which volumes read their secrets, each named by its lease.
+    secrets: PathBuf,
+}
+
+/// One way of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By the pool, over NBD.
+    Nbd(Uri),
+    /// By the pool, over NVMe/TCP.
+    Nvme(NvmeUri),
+    /// By the kernel.
+    Direct(SubsystemUri),
+}
+
+/// As whom this host uses a lease over NVMe.
+#[derive(Debug)]
+pub(super) struct NvmeHost {
+    pub(super) name: Nqn,
+    pub(super) access: Access,
+}
+
+impl Reach {
+    /// To be made within the runtime in which lenders are called.
+    pub(super) fn new(config: &Config, peers: Peers) -> Self {
+        let secrets = config.state.join("secrets");
+        Self { config: config.borrow.clone(), peers, runtime: Handle::current(), secrets }
+    }
+
+    /// The way that is wanted, or, where its lender has no such, one that is no less safe.
+    pub(super) fn way(&self, lease: &BorrowedLease, attach: Attach) -> Result<Way, String> {
+        let way = choose(lease, attach, self.config.protocol)?;
+        if !is_wanted(&way, attach, self.config.protocol) {
+            let lender = &lease.lender;
+            tracing::warn!(lease = %lease.lease, %lender, "the lender has no way such as is wanted: goes by NBD over TLS");
+        }
+        Ok(way)
+    }
+
+    /// As whom to use a lease: asks the lender.
+    pub(super) fn host(&self, lease: &BorrowedLease) -> Result<NvmeHost, String> {
+        let access = self.runtime.block_on(self.peers.access(&lease.lender, lease.lease))?;
+        let name = access.host.parse();
+        let name =
+            name.map_err(|error| format!("{} gave a bad name for this host: {error}", lease.lender))?;
+        Ok(NvmeHost { name, access })
+    }
+
+    /// A lease for the pool. Who answers there must prove to be the lender.
+    pub(super) fn target(&self, lease: &BorrowedLease) -> Result<LeaseTarget, String> {
+        let (address, protocol) = match self.way(lease, Attach::Pool)? {
+            Way::Nbd(uri) => (uri.address, Protocol::Nbd { export: uri.export, secure: uri.secure }),
+            Way::Nvme(uri) => {
+                let NvmeHost { name, access } = self.host(lease)?;
+                let secrets = access.secrets.map(|secrets| {
+                    self.keep(lease.lease, &format!("{}\n{}\n", secrets.borrower, secrets.lender))
+                });
+                let secrets = secrets.transpose()?;
+                (uri.address, Protocol::Nvme(NvmeAccess { subsystem: uri.subsystem, host: name, secrets }))
+            }
+            Way::Direct(uri) => return Err(format!("{uri} is nothing for the pool")),
+        };
+        Ok(LeaseTarget {
+            lease: lease.lease,
+            lender: lease.lender.clone(),
+            address,
+            protocol,
+            capacity: lease.bytes,
+        })
+    }
+
+    /// Writes secrets to where the process of a volume reads them.
+    fn keep(&self, lease: LeaseId, secrets: &str) -> Result<PathBuf, String> {
+        let path = self.secrets.join(lease.to_string());
+        let write = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.secrets)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            options.open(&path)?.write_all(secrets.as_bytes())
+        };
+        write().map_err(|error: io::Error| format!("cannot write {}: {error}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Removes what was kept for leases that are not used any more.
+    pub(super) fn forget(&self, leases: impl IntoIterator<Item = LeaseId>) {
+        for lease in leases {
+            // Most have none.
+            let _ = fs::remove_file(self.secrets.join(lease.to_string()));
+        }
+    }
+
+    /// Removes what was kept for all others.
+    pub(super) fn forget_all_but(&self, used: &BTreeSet<LeaseId>) {
+        let files = fs::read_dir(&self.secrets).into_iter().flatten().flatten();
+        let leases = files.filter_map(|file| file.file_name().to_str()?.parse().ok());
+        self.forget(leases.filter(|lease| !used.contains(lease)));
+    }
+}
+
+/// The way that is wanted, if the lender has it, or else NBD over TLS: nothing travels in the clear that was not to.
+fn choose(lease: &BorrowedLease, attach: Attach, protocol: PageProtocol) -> Result<Way, String> {
+    let lender = &lease.lender;
+    let direct = |transport| {
+        let uris = lease.uris.iter().filter_map(|uri| uri.parse::<SubsystemUri>().ok());
+        uris.into_iter().find(|uri| uri.transport == transport).map(Way::Direct)
+    };
+    let wanted = match (attach, protocol) {
+        (_, PageProtocol::Nbd) => None,
+        (Attach::Pool, PageProtocol::NvmeTcp | PageProtocol::NvmeRdma) => {
+            lease.uris.iter().find_map(|uri| uri.parse().ok()).map(Way::Nvme)
+        }
+        (Attach::Direct, PageProtocol::NvmeTcp) => direct(Transport::Tcp),
+        (Attach::Direct, PageProtocol::NvmeRdma) => direct(Transport::Rdma),
+    };
+    let nbd =
+        || lease.uris.iter().filter_map(|uri| uri.parse::<Uri>().ok()).find(|uri| uri.secure).map(Way::Nbd);
+    wanted.or_else(nbd).ok_or_else(|| {
+        format!(
+            "{lender} serves the lease only as {}: see attach and protocol in [borrow], or backend in [lend] of {lender}",
+            lease.uris.join(" and ")
+        )
+    })
+}
+
+fn is_wanted(way: &Way, attach: Attach, protocol: PageProtocol) -> bool {
+    match way {
+        Way::Nbd(_) => protocol == PageProtocol::Nbd,
+        Way::Nvme(_) => attach == Attach::Pool,
+        Way::Direct(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NBD: &str = "nbds://10.0.0.2:7071/x";
+    const TCP: &str = "nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.example:x";
+    const RDMA: &str = "nvme+rdma://10.0.0.2:4420/nqn.2014-08.org.example:x";
+
+    fn lease(uris: &[&str]) -> BorrowedLease {
+        BorrowedLease {
+            lease: LeaseId(1),
+            lender: "b".parse().unwrap(),
+            bytes: aquifer_page::Bytes::gib(1),
+            uris: uris.iter().map(|&uri| uri.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_way_is_the_one_that_is_wanted() {
+        let lease = lease(&[NBD, TCP, RDMA]);
+        for (attach, protocol, uri) in [
+            (Attach::Pool, PageProtocol::Nbd, NBD),
+            (Attach::Pool, PageProtocol::NvmeTcp, TCP),
+            (Attach::Direct, PageProtocol::NvmeTcp, TCP),
+            (Attach::Direct, PageProtocol::NvmeRdma, RDMA),
+        ] {
+            let way = choose(&lease, attach, protocol).unwrap();
+            let (chosen, direct) = match &way {
+                Way::Nbd(uri) => (uri.to_string(), false),
+                Way::Nvme(uri) => (uri.to_string(), false),
+                Way::Direct(uri) => (uri.to_string(), true),
+            };
+            assert_eq!((chosen.as_str(), direct), (uri, attach == Attach::Direct));
+            assert!(is_wanted(&way, attach, protocol));
+        }
+    }
+
+    #[test]
+    fn where_a_lender_has_no_such_way_it_is_tls_or_none() {
+        for (attach, protocol) in
+            [(Attach::Pool, PageProtocol::NvmeTcp), (Attach::Direct, PageProtocol::NvmeRdma)]
+        {
+            let way = choose(&lease(&[NBD]), attach, protocol).unwrap();
+            assert!(matches!(way, Way::Nbd(_)) && !is_wanted(&way, attach, protocol));
+        }
+        let clear = lease(&["nbd://10.0.0.2:7071/x", TCP]);
+        let error = choose(&clear, Attach::Pool, PageProtocol::Nbd).unwrap_err();
+        assert!(error.contains("b serves the lease only as") && error.contains("[borrow]"), "{error}");
+    }
+}

@@ -1,0 +1,150 @@
+//! Leases whose pages are in zram devices, served by the kernel's own NVMe target. No process of ours is on a page's way, and
+//! all of it outlives this one: what there is of a lease is found by its id, and a file beside tells whose it is.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aquifer_device::nvme::target::{HostSecrets, Target, Wish};
+use aquifer_device::nvme::{Root, SubsystemUri, Transport};
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_page::{Bytes, LeaseId};
+use aquifer_store::LeaseRecord;
+
+use super::{Leases, note};
+use crate::config::Config;
+
+/// Leases of the kernel's.
+#[derive(Debug)]
+pub(super) struct KernelLeases {
+    root: Root,
+    /// Of files `LEASE.json`, each written before the lease and removed after it.
+    records: PathBuf,
+    ports: Vec<(Transport, SocketAddr)>,
+    leases: Mutex<BTreeMap<LeaseId, (LeaseRecord, Target)>>,
+}
+
+impl KernelLeases {
+    /// Finds the leases that an agent before this one has made.
+    pub(super) fn open(config: &Config) -> Result<Self, String> {
+        let records = config.state.join("lent");
+        let fail =
+            |error: io::Error| format!("cannot keep records of leases in {}: {error}", records.display());
+        DirBuilder::new().recursive(true).mode(0o700).create(&records).map_err(fail)?;
+        let transports =
+            [Transport::Tcp, Transport::Rdma].into_iter().take(1 + usize::from(config.lend.rdma));
+        let ports = transports.flat_map(|transport| Some((transport, config.lend.nvme?))).collect();
+        let root = Root::default();
+        let mut leases = BTreeMap::new();
+        for entry in fs::read_dir(&records).map_err(fail)? {
+            let path = entry.map_err(fail)?.path();
+            let record = fs::read(&path).map_err(fail)?;
+            // One that was not written whole has no lease yet.
+            let record = serde_json::from_slice::<LeaseRecord>(&record).ok();
+            let target = record.as_ref().map(|record| Target::find(&root, &Nqn::of_lease(record.id)));
+            match (record, target.transpose().map_err(|error| error.to_string())?.flatten()) {
+                (Some(record), Some(target)) => drop(leases.insert(record.id, (record, target))),
+                // Its agent came no further, or the host has booted since.
+                _ => fs::remove_file(&path).map_err(fail)?,
+            }
+        }
+        Ok(Self { root, records, ports, leases: Mutex::new(leases) })
+    }
+
+    fn leases(&self) -> MutexGuard<'_, BTreeMap<LeaseId, (LeaseRecord, Target)>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn path(&self, lease: LeaseId) -> PathBuf {
+        self.records.join(format!("{lease}.json"))
+    }
+
+    fn wish(&self, record: &LeaseRecord) -> Result<Wish, String> {
+        let access = note(record).and_then(|note| note.access).ok_or("nobody is to get at the lease")?;
+        let secrets =
+            access.secrets.map(|secrets| HostSecrets { host: secrets.borrower, target: secrets.lender });
+        Ok(Wish {
+            name: Some(Nqn::of_lease(record.id)),
+            capacity: record.capacity,
+            // Its capacity is bound enough: what does not compress takes no more than that.
+            quota: None,
+            ports: self.ports.clone(),
+            allowed: vec![access.host.parse().map_err(|error| format!("{error}"))?],
+            secrets,
+        })
+    }
+}
+
+impl Leases for KernelLeases {
+    fn place(&self) -> String {
+        let port = |(transport, at): &(Transport, SocketAddr)| format!("NVMe over {transport} at {at}");
+        format!("{}, by the kernel", self.ports.iter().map(port).collect::<Vec<_>>().join(", "))
+    }
+
+    fn records(&self) -> Vec<LeaseRecord> {
+        self.leases().values().map(|(record, _)| record.clone()).collect()
+    }
+
+    fn record(&self, lease: LeaseId) -> Option<LeaseRecord> {
+        self.leases().get(&lease).map(|(record, _)| record.clone())
+    }
+
+    fn open(&self, record: LeaseRecord) -> Result<(), String> {
+        let (path, wish) = (self.path(record.id), self.wish(&record)?);
+        let fail = |error: io::Error| format!("cannot write {}: {error}", path.display());
+        save(&path, &record).map_err(fail)?;
+        match Target::make(&self.root, &wish) {
+            Ok(target) => {
+                self.leases().insert(record.id, (record, target));
+                Ok(())
+            }
+            Err(error) => {
+                // Without a lease it means nothing.
+                let _ = fs::remove_file(&path);
+                Err(error.to_string())
+            }
+        }
+    }
+
+    fn remove(&self, lease: LeaseId) -> Result<(), String> {
+        let Some((record, target)) = self.leases().remove(&lease) else { return Ok(()) };
+        let stored = target.stored();
+        if let Err(error) = target.remove() {
+            // Found again when it is asked for once more, or by the next agent.
+            if let Ok(Some(target)) = Target::find(&self.root, &Nqn::of_lease(lease)) {
+                self.leases().insert(lease, (record, target));
+            }
+            return Err(format!("{error}; {stored} are still taken"));
+        }
+        let path = self.path(lease);
+        fs::remove_file(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))
+    }
+
+    fn uris(&self, record: &LeaseRecord) -> Vec<String> {
+        let uri = |(transport, at): &(Transport, SocketAddr)| SubsystemUri {
+            transport: *transport,
+            host: at.ip().to_string(),
+            port: at.port(),
+            nqn: Nqn::of_lease(record.id),
+        };
+        self.ports.iter().map(|port| uri(port).to_string()).collect()
+    }
+
+    fn stored(&self) -> BTreeMap<LeaseId, Bytes> {
+        self.leases().iter().map(|(lease, (_, target))| (*lease, target.stored())).collect()
+    }
+
+    fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
+        None
+    }
+}
+
+/// Replaced in place: a half-written one is of a lease that does not exist yet.
+fn save(path: &Path, record: &LeaseRecord) -> io::Result<()> {
+    let text = serde_json::to_vec(record)?;
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(&text)
+}

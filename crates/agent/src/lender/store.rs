@@ -1,0 +1,213 @@
+//! Leases whose pages are in the store, served by this process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_api::message::Access;
+use aquifer_fabric::nbd::server::{self as nbd, Exports, Peer, Security, Server};
+use aquifer_fabric::nvme::auth::Secrets;
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
+use aquifer_fabric::{Address, NvmeUri, Uri, tls::Identity};
+use aquifer_page::{Bytes, LeaseId};
+use aquifer_store::{Lease, LeaseRecord, Store};
+
+use super::{Leases, note};
+use crate::config::Config;
+
+/// The store and its two servers.
+#[derive(Debug)]
+pub(super) struct StoreLeases {
+    shelf: Arc<Shelf>,
+    nbd: Server,
+    nvme: Option<(Target, Address)>,
+}
+
+/// The store as both servers see it: lets each host at its own leases, and counts who is connected.
+struct Shelf {
+    store: Store,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connections: BTreeMap<LeaseId, u32>,
+    namespaces: BTreeMap<LeaseId, Arc<Namespace>>,
+    /// Leases that are being removed: nobody gets in any more.
+    leaving: BTreeSet<LeaseId>,
+}
+
+impl fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shelf").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl StoreLeases {
+    /// Opens the store with whatever an agent before this one left in it, and serves it.
+    pub(super) fn open(config: &Config, identity: &Identity) -> Result<Self, String> {
+        let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
+        let shelf = Arc::new(Shelf { store, state: Mutex::default() });
+        let security = Security::Tls(identity.server_config());
+        let address = |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
+        let nbd = Server::bind(&address(config.pages), security, shelf.clone());
+        let nbd = nbd.map_err(|error| error.to_string())?;
+        let listen = |at| {
+            let target = Target::new(shelf.clone(), Limits::default());
+            let address = target.listen(&address(at), None).map_err(|error| error.to_string())?;
+            Ok::<_, String>((target, address))
+        };
+        let nvme = config.lend.nvme.map(listen).transpose()?;
+        Ok(Self { shelf, nbd, nvme })
+    }
+}
+
+impl Leases for StoreLeases {
+    fn place(&self) -> String {
+        match &self.nvme {
+            Some((_, address)) => format!("{}, NVMe/TCP at {address}", self.nbd.address()),
+            None => self.nbd.address().to_string(),
+        }
+    }
+
+    fn records(&self) -> Vec<LeaseRecord> {
+        self.shelf.store.leases().iter().map(|lease| lease.record()).collect()
+    }
+
+    fn record(&self, lease: LeaseId) -> Option<LeaseRecord> {
+        self.shelf.store.get(lease).map(|lease| lease.record())
+    }
+
+    fn open(&self, record: LeaseRecord) -> Result<(), String> {
+        self.shelf.store.create(record).map(drop).map_err(|error| error.to_string())?;
+        self.changed();
+        Ok(())
+    }
+
+    fn remove(&self, lease: LeaseId) -> Result<(), String> {
+        if self.shelf.store.get(lease).is_none() {
+            return Ok(());
+        }
+        self.shelf.state().leaving.insert(lease);
+        self.nbd.close_lease(lease);
+        if let Some((target, _)) = &self.nvme {
+            target.close_lease(lease);
+        }
+        self.shelf.state().namespaces.remove(&lease);
+        let removed = self.shelf.store.remove(lease).map_err(|error| error.to_string());
+        self.shelf.state().leaving.remove(&lease);
+        self.changed();
+        removed.map(drop)
+    }
+
+    fn uris(&self, record: &LeaseRecord) -> Vec<String> {
+        let address = self.nbd.address().clone();
+        let nbd = Uri { secure: true, address, export: record.id.to_string() }.to_string();
+        let nvme = self.nvme.as_ref().filter(|_| note(record).is_some_and(|note| note.access.is_some()));
+        let nvme = nvme
+            .map(|(_, address)| NvmeUri { address: address.clone(), subsystem: Nqn::of_lease(record.id) });
+        [nbd].into_iter().chain(nvme.map(|uri| uri.to_string())).collect()
+    }
+
+    fn stored(&self) -> BTreeMap<LeaseId, Bytes> {
+        self.shelf.store.leases().iter().map(|lease| (lease.id(), lease.stored())).collect()
+    }
+
+    fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
+        Some(self.shelf.state().connections.clone())
+    }
+}
+
+impl StoreLeases {
+    fn changed(&self) {
+        if let Some((target, _)) = &self.nvme {
+            target.subsystems_changed();
+        }
+    }
+}
+
+impl Shelf {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lease that is not on its way out.
+    fn get(&self, lease: LeaseId) -> Option<Arc<Lease>> {
+        let lease = self.store.get(lease)?;
+        (!self.state().leaving.contains(&lease.id())).then_some(lease)
+    }
+
+    /// The lease of a subsystem and how its borrower gets in, if that is the host.
+    fn for_host(&self, subsystem: &Nqn, host: &Nqn) -> Option<(Arc<Lease>, Access)> {
+        let lease = self.store.leases().into_iter().find(|lease| Nqn::of_lease(lease.id()) == *subsystem)?;
+        let access = note(&self.get(lease.id())?.record())?.access?;
+        (access.host == host.as_str()).then_some((lease, access))
+    }
+
+    fn count(&self, lease: LeaseId, change: impl FnOnce(u32) -> u32) {
+        let connections = &mut self.state().connections;
+        match change(connections.get(&lease).copied().unwrap_or_default()) {
+            0 => connections.remove(&lease),
+            count => connections.insert(lease, count),
+        };
+    }
+}
+
+impl Exports for Shelf {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<Lease>, nbd::Refused> {
+        // One answer for what is not there and what is somebody else's: a host learns nothing of the leases of others.
+        let refused = || nbd::Refused::Unknown(name.to_owned());
+        let id: LeaseId = name.parse().map_err(|_| refused())?;
+        let lease = self.get(id).ok_or_else(refused)?;
+        if peer.host.as_ref() == Some(lease.borrower()) { Ok(lease) } else { Err(refused()) }
+    }
+
+    fn list(&self, peer: &Peer) -> Vec<String> {
+        let own = |lease: &Arc<Lease>| peer.host.as_ref() == Some(lease.borrower());
+        self.store.leases().into_iter().filter(own).map(|lease| lease.id().to_string()).collect()
+    }
+
+    fn connected(&self, lease: LeaseId) {
+        self.count(lease, |count| count + 1);
+    }
+
+    fn disconnected(&self, lease: LeaseId) {
+        self.count(lease, |count| count.saturating_sub(1));
+    }
+}
+
+impl Subsystems for Shelf {
+    fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, nvme::Refused> {
+        // As above.
+        let unknown = || nvme::Refused::Unknown(subsystem.clone());
+        let (lease, access) = self.for_host(subsystem, &host.nqn).ok_or_else(unknown)?;
+        if access.secrets.is_some() && secrets(&access).is_none() {
+            return Err(nvme::Refused::Forbidden("what is on record as its secret is none".to_owned()));
+        }
+        let namespaces = &mut self.state().namespaces;
+        Ok(namespaces.entry(lease.id()).or_insert_with(|| Arc::new(Namespace::new(lease))).clone())
+    }
+
+    fn list(&self, host: &Host) -> Vec<Nqn> {
+        let all = self.store.leases().into_iter().map(|lease| Nqn::of_lease(lease.id()));
+        all.filter(|subsystem| self.for_host(subsystem, &host.nqn).is_some()).collect()
+    }
+
+    fn secrets(&self, subsystem: &Nqn, host: &Host) -> Option<Secrets> {
+        secrets(&self.for_host(subsystem, &host.nqn)?.1)
+    }
+
+    fn connected(&self, lease: LeaseId) {
+        self.count(lease, |count| count + 1);
+    }
+
+    fn disconnected(&self, lease: LeaseId) {
+        self.count(lease, |count| count.saturating_sub(1));
+    }
+}
+
+fn secrets(access: &Access) -> Option<Secrets> {
+    let secrets = access.secrets.as_ref()?;
+    Some(Secrets { host: secrets.borrower.parse().ok()?, controller: Some(secrets.lender.parse().ok()?) })
+}

@@ -1,0 +1,117 @@
+//! Agents that lend and borrow over NVMe over Fabrics, between machines with kernels of their own: the paper's experiment
+//! (Sharing, Fig. 10) over TCP and RDMA, by processes of ours and by the kernels themselves, and with a third host.
+
+use anyhow::Result;
+use aquifer_api::status::Role;
+use aquifer_page::Bytes;
+use aquifer_testbed::{Host, Kernel, Spec, Testbed, wait_until};
+
+use crate::sharing::{MEMORY, SETTINGS, overload, overloaded};
+use crate::support::{Aquifer as _, Cluster, PATIENCE, SOFT_ROCE, member, step, tool};
+
+/// Lends over NVMe, from the store of the agent or from a zram device of the kernel's.
+const FROM_STORE: &str = "lend.nvme = '{address}:4420'";
+const FROM_KERNEL: [&str; 2] = [FROM_STORE, "lend.backend = 'kernel'"];
+
+#[test]
+fn two_hosts_share_over_nvme_tcp() -> Result<()> {
+    let settings = with(&[FROM_STORE, "borrow.protocol = 'nvme-tcp'"]);
+    let hosts = ["a", "b"].map(|name| member(name).memory(MEMORY));
+    let cluster = Cluster::of(hosts).settings(settings);
+    cluster.picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP").play(|hosts| {
+        let (a, b) = (&hosts["a"], &hosts["b"]);
+        overload(a, b)?;
+        overload(b, a)
+    })
+}
+
+#[test]
+fn two_kernels_share_over_rdma() -> Result<()> {
+    let settings = with(&FROM_KERNEL);
+    let settings = [&settings[..], &["lend.rdma = true"], &by_kernel("nvme-rdma")].concat();
+    let hosts = ["a", "b"].map(|name| {
+        let host = kernel_member(name, Kernel::V6_12).modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma");
+        host.modules(["nvme-rdma", "nvmet-rdma"])
+    });
+    let cluster = Cluster::of(hosts).settings(settings).first("rdma link add rxe0 type rxe netdev eth0");
+    cluster.picture("sharing-nvme-rdma", "Two hosts share their RAM over RDMA, by their kernels").play(
+        |hosts| {
+            let (a, b) = (&hosts["a"], &hosts["b"]);
+            overload(a, b)?;
+            overload(b, a)
+        },
+    )
+}
+
+#[test]
+fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
+    // Debian built neither end of this kernel with authentication.
+    let settings = with(&FROM_KERNEL);
+    let settings = [&settings[..], &["lend.secrets = false"], &by_kernel("nvme-tcp")].concat();
+    let hosts = ["a", "b", "c"].map(|name| kernel_member(name, Kernel::V6_1));
+    let cluster = Cluster::of(hosts).settings(settings);
+    cluster.picture("sharing-three", "Three hosts share their RAM over NVMe/TCP, by their kernels").play(
+        |hosts| {
+            one_borrows_from_two(&hosts["a"], [&hosts["b"], &hosts["c"]])?;
+            two_borrow_from_one(hosts, ["b", "c"], "a")
+        },
+    )
+}
+
+/// What all of them have, and these.
+fn with(more: &[&'static str]) -> Vec<&'static str> {
+    // No I/O fails because the machine had other things to do.
+    [&SETTINGS[..], &["borrow.patience = '10m'"], more].concat()
+}
+
+fn by_kernel(protocol: &'static str) -> [&'static str; 2] {
+    let protocol = match protocol {
+        "nvme-rdma" => "borrow.protocol = 'nvme-rdma'",
+        _ => "borrow.protocol = 'nvme-tcp'",
+    };
+    ["borrow.attach = 'direct'", protocol]
+}
+
+/// A host whose kernel is to lend and to borrow.
+fn kernel_member(name: &str, kernel: Kernel) -> Spec {
+    member(name).kernel(kernel).memory(MEMORY).modules(["nvme-tcp", "nvmet-tcp"]).module("zram num_devices=0")
+}
+
+fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
+    step("one host borrows from two");
+    // More than one lease holds.
+    let (first, second) = overloaded(borrower, lenders[0], Bytes::mib(90), 300)?;
+    second.is_done()?;
+    let volumes = borrower.status()?.borrowed;
+    assert!(volumes.len() >= 2 && volumes.iter().all(|volume| volume.pid.is_none()), "{volumes:?}");
+    for lender in lenders {
+        assert_eq!(lender.status()?.role, Role::Lender, "{lender}");
+        assert!(lender.lends()? > Bytes::mib(8), "{lender}: {}", lender.lends()?);
+    }
+    first.verify()?;
+    second.verify()?;
+    first.end()?;
+    second.end()?;
+    borrower.wait_until_it_is_free()?;
+    lenders.iter().try_for_each(|lender| lender.wait_until_it_is_free())
+}
+
+fn two_borrow_from_one(hosts: &Testbed, borrowers: [&str; 2], lender: &str) -> Result<()> {
+    step("two hosts borrow from one");
+    let lender = &hosts[lender];
+    let mut loads = Vec::new();
+    for borrower in borrowers {
+        loads.push(overloaded(&hosts[borrower], lender, Bytes::mib(24), 300)?);
+    }
+    wait_until("it lends to both", PATIENCE, || Ok(lender.status()?.lent.len() >= 2))?;
+    for (first, second) in &loads {
+        second.is_done()?;
+        first.verify()?;
+        second.verify()?;
+    }
+    for (first, second) in loads {
+        first.end()?;
+        second.end()?;
+    }
+    hosts.hosts().iter().try_for_each(|host| host.wait_until_it_is_free())
+}
