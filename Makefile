@@ -34,6 +34,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/swap
 	lab/store
 	lab/idle
+	lab/recall
 
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked

@@ -148,7 +148,7 @@ impl Borrower {
 
     /// Whether a round for overload may start now.
     pub(crate) fn may_start(&self, turn: &Turn<'_>) -> bool {
-        self.round.is_none() && turn.now() >= self.paused_until
+        turn.config().borrows && self.round.is_none() && turn.now() >= self.paused_until
     }
 
     /// No round for overload for this long.

@@ -26,6 +26,8 @@ pub struct Config {
     pub lower: f64,
     /// How M_s is reckoned.
     pub shareable: Shareable,
+    /// Whether an overloaded host borrows by itself, or only its operator for it.
+    pub borrows: bool,
     /// M_req: what an overloaded host asks for at a time, rounded up to whole extents.
     pub request: Bytes,
     /// The most that this host borrows, all volumes together.
@@ -48,6 +50,7 @@ impl Default for Config {
             upper: 0.8,
             lower: 0.6,
             shareable: Shareable::Dynamic,
+            borrows: true,
             request: Bytes::gib(1),
             max_borrowed: Bytes::gib(64),
             group: Group::default(),

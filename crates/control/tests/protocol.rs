@@ -386,3 +386,17 @@ fn a_return_by_hand_while_the_volume_is_in_the_making_is_done_when_it_is_made() 
     host.event(Event::Activated { volume });
     assert_eq!(host.step.actions, [Action::Deactivate { volume }]);
 }
+
+#[test]
+fn a_host_that_is_not_to_borrow_by_itself_borrows_for_its_operator_and_to_move() {
+    let mut host = Host::new(Config { borrows: false, ..config() });
+    host.tick(85, &[("b", 4)]).does_nothing();
+    host.event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
+    let (_, request, bytes) = host.request_sent();
+    host.receive("b", ack(request, 5, bytes));
+    let volume = host.activates().volume;
+    host.event(Event::Activated { volume });
+    host.read(95, Bytes::gib(1), &[("c", 4)]).does_nothing();
+    host.receive("b", len_fin(5));
+    assert_eq!(host.request_sent().0, "c");
+}

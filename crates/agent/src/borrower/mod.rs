@@ -83,11 +83,15 @@ impl Borrower {
 
     /// The volumes that an agent before this one left.
     pub fn restored(&self) -> Vec<LiveVolume> {
-        let pooled: Vec<_> = self.volumes().values().filter_map(live).collect();
-        // One that is both was about to become pooled.
-        let direct = self.direct.live().into_iter();
-        let direct = direct.filter(|volume| pooled.iter().all(|other| other.volume != volume.volume));
-        direct.chain(pooled.iter().cloned()).collect()
+        let mut all: Vec<_> = self.volumes().values().filter_map(live).collect();
+        for direct in self.direct.live() {
+            // One that is both was about to become pooled, and stands on the leases of both.
+            match all.iter_mut().find(|pooled| pooled.volume == direct.volume) {
+                Some(pooled) => pooled.leases.extend(direct.leases),
+                None => all.push(direct),
+            }
+        }
+        all
     }
 
     /// Makes a volume and swaps to it.
@@ -160,7 +164,7 @@ impl Borrower {
     }
 
     /// Adds the leases `onto` to the volume, then moves all that is in `lease` elsewhere while I/O goes on. A direct volume
-    /// becomes a pooled one by that. Answers which leases could not be added, and what became of the move.
+    /// becomes a pooled one before. Answers which leases could not be added, and what became of the move.
     pub fn evacuate(
         &self,
         volume: VolumeId,
@@ -169,32 +173,56 @@ impl Borrower {
     ) -> (Vec<LeaseId>, Result<(), String>) {
         let state = &self.config.state;
         let direct = self.direct.live().into_iter().find(|live| live.volume == volume);
-        if let Some(direct) = &direct
-            && !client::is_alive(state, volume)
-        {
-            let pooled = LiveVolume { leases: Vec::new(), ..direct.clone() };
-            if let Err(error) = self.serve(&pooled, Vec::new()) {
-                let unused = onto.iter().map(|new| new.lease).collect();
-                return (unused, Err(format!("there is nothing to move to: {error}")));
-            }
-        }
-        let mut unused = Vec::new();
-        for new in onto {
-            let add = |target| client::add_lease(state, volume, target).map_err(|error| error.to_string());
-            if let Err(error) = self.reach.target(new).and_then(add) {
-                tracing::warn!(lease = %new.lease, "a replacement cannot be used: {error}");
-                unused.push(new.lease);
-            }
-        }
-        let moved = match direct {
+        let (unused, ready) = match &direct {
+            Some(direct) if !client::is_alive(state, volume) => self.become_pooled(direct, onto),
+            _ => (self.add(volume, onto), Ok(())),
+        };
+        let moved = ready.and_then(|()| match direct {
             Some(_) => self.direct.detach(volume),
             None => client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string()),
-        };
+        });
         if let Ok(record) = client::record(state, volume) {
             self.volumes().insert(volume, record);
         }
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
+    }
+
+    /// Lays a pooled volume over more leases; answers which could not be added.
+    fn add(&self, volume: VolumeId, leases: &[BorrowedLease]) -> Vec<LeaseId> {
+        let state = &self.config.state;
+        let add = |target| client::add_lease(state, volume, target).map_err(|error| error.to_string());
+        let added = |lease: &&BorrowedLease| match self.reach.target(lease).and_then(add) {
+            Ok(()) => true,
+            Err(error) => {
+                cannot_be_used(lease, &error);
+                false
+            }
+        };
+        leases.iter().filter(|lease| !added(lease)).map(|lease| lease.lease).collect()
+    }
+
+    /// Starts a pooled volume beside a direct one of the same name, to which the kernel can move all that it has swapped out.
+    fn become_pooled(
+        &self,
+        direct: &LiveVolume,
+        onto: &[BorrowedLease],
+    ) -> (Vec<LeaseId>, Result<(), String>) {
+        let (mut targets, mut unused) = (Vec::new(), Vec::new());
+        for lease in onto {
+            match self.reach.target(lease) {
+                Ok(target) => targets.push(target),
+                Err(error) => {
+                    cannot_be_used(lease, &error);
+                    unused.push(lease.lease);
+                }
+            }
+        }
+        let ready = self.serve(direct, targets);
+        if ready.is_err() {
+            unused = onto.iter().map(|lease| lease.lease).collect();
+        }
+        (unused, ready.map_err(|error| format!("there is nothing to move to: {error}")))
     }
 
     /// The volumes whose processes have died.
@@ -298,6 +326,10 @@ impl Borrower {
         }
         shown
     }
+}
+
+fn cannot_be_used(replacement: &BorrowedLease, error: &str) {
+    tracing::warn!(lease = %replacement.lease, "a replacement cannot be used: {error}");
 }
 
 fn device(record: &VolumeRecord) -> String {

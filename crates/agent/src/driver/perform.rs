@@ -46,6 +46,7 @@ pub(super) fn controller(parts: &Parts) -> Controller {
         upper: memory.upper,
         lower: memory.lower,
         shareable: reserved.map_or(Shareable::Dynamic, |reserved| Shareable::Preconfigured { reserved }),
+        borrows: borrow.enabled,
         request: borrow.request,
         max_borrowed: borrow.max,
         group: borrow.group.clone(),

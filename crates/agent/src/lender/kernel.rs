@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aquifer_device::nvme::target::{HostSecrets, Target, Wish};
+use aquifer_device::nvme::target::{self, HostSecrets, Target, Wish};
 use aquifer_device::nvme::{Root, SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId};
@@ -39,6 +39,9 @@ impl KernelLeases {
             [Transport::Tcp, Transport::Rdma].into_iter().take(1 + usize::from(config.lend.rdma));
         let ports = transports.flat_map(|transport| Some((transport, config.lend.nvme?))).collect();
         let root = Root::default();
+        if config.lend.enabled {
+            target::check(&root).map_err(|error| format!("[lend] backend = \"kernel\": {error}"))?;
+        }
         let mut leases = BTreeMap::new();
         for entry in fs::read_dir(&records).map_err(fail)? {
             let path = entry.map_err(fail)?.path();

@@ -110,8 +110,8 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
     let line = |value, colour, text: &str| {
         ReferenceLine::horizontal(mib(value)).with_color(colour).with_stroke_width(1.4).with_label(text)
     };
-    // Quarters of all RAM are the round numbers here.
-    let step = (mib(history.limit) / 4.0).max(1.0);
+    // Powers of two are the round numbers here.
+    let step = (mib(history.limit) as u64 / 6).next_power_of_two() as f64;
     let mut layout = Layout::new((0.0, end), (0.0, top))
         .with_title(&history.title)
         .with_title_size(17)
@@ -130,7 +130,7 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
     if last {
         layout = layout.with_x_label("time (s)");
     }
-    roles(history, end).into_iter().fold(layout, |layout, band| band.draw(layout, top))
+    roles(history, end).into_iter().fold(layout, |layout, band| band.draw(layout, end, top))
 }
 
 /// A stretch of time in one role.
@@ -142,11 +142,12 @@ struct Band {
 }
 
 impl Band {
-    fn draw(&self, layout: Layout, top: f64) -> Layout {
+    fn draw(&self, layout: Layout, end: f64, top: f64) -> Layout {
         let name = TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.93)
             .with_color(colour::ROLE_TEXT)
             .with_font_size(13);
-        let layout = layout.with_annotation(name);
+        // A short one has no room for its name.
+        let layout = if self.to - self.from < end / 18.0 { layout } else { layout.with_annotation(name) };
         let tint = match self.role {
             Role::Neutral => return layout,
             Role::Borrower => colour::BORROWER,

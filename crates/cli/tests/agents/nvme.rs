@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_api::message::Access;
@@ -15,7 +15,7 @@ use aquifer_page::{Bytes, LeaseId};
 use aquifer_pool::Protocol;
 use rustix::process::Signal;
 
-use crate::framework::{Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until};
+use crate::framework::{Answer, Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until};
 
 /// A borrower `a` that swaps to a lender `b`, with `c` beside, and the program that makes it.
 fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
@@ -159,4 +159,15 @@ fn a_subsystem_is_for_the_host_of_its_lease_and_for_nobody_else() {
     a.give_back();
     let error = open(b, lease, &access.host, Some(&both)).err().unwrap().to_string();
     assert!(error.contains("there is no such subsystem"), "{error}");
+}
+
+#[test]
+fn an_agent_that_is_to_lend_by_a_kernel_that_cannot_says_so_at_once() {
+    if lacks_rights() || Path::new("/sys/kernel/config/nvmet").exists() {
+        return;
+    }
+    let cluster = Cluster::admitted([Spec::new("a").set("lend", "backend", "kernel").over_nvme()]);
+    let a = &cluster["a"];
+    let refusal = Answer::of(&mut a.aquifer(&["agent", "--config", a.config().to_str().unwrap()]));
+    refusal.must_fail(1, &["backend = \"kernel\"", "modprobe nvmet-tcp"]);
 }

@@ -150,6 +150,14 @@ impl Drop for Target {
     }
 }
 
+/// Whether the kernel has a target to be configured.
+///
+/// # Errors
+/// If not, with what is missing.
+pub fn check(root: &Root) -> Result<(), NvmeError> {
+    configfs::lock(root).map(drop)
+}
+
 fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeError> {
     let mark = subsystem.make()?;
     subsystem.allow(&wish.allowed, wish.secrets.as_ref())?;

@@ -123,6 +123,7 @@ fn a_kernel_that_lacks_something_is_told_what() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::at(dir.path());
     assert_eq!(sweep(&root).unwrap(), [], "nothing can have been left");
+    assert!(check(&root).unwrap_err().help.unwrap().contains("modprobe nvmet"));
     assert!(Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("modprobe nvmet"));
     fs::create_dir_all(root.path("/sys/module/nvmet")).unwrap();
     assert!(Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("mount -t configfs"));
