@@ -24,7 +24,8 @@ const HOST: &str = "nqn.2014-08.org.example:page-reads";
 
 /// Where pages come from.
 enum Source {
-    Bare(Socket),
+    /// And room for the pages that come together.
+    Bare(Socket, Box<[u8]>),
     Nbd(nbd::Connection),
     Nvme(nvme::Connection),
 }
@@ -32,18 +33,22 @@ enum Source {
 impl Source {
     fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Bare(socket) => operations.iter_mut().try_for_each(|operation| ping(socket, operation)),
+            Self::Bare(socket, room) => ping(socket, &mut room[..operations.len() * PAGE_SIZE], operations),
             Self::Nbd(connection) => Ok(connection.run(operations)?),
             Self::Nvme(connection) => Ok(connection.run(operations)?),
         }
     }
 }
 
-fn ping(socket: &mut Socket, operation: &mut Operation<'_>) -> Result<(), Box<dyn Error>> {
-    let Operation::Read { offset, into } = operation else { return Ok(()) };
-    let mut request = [0; REQUEST];
-    request[..2].copy_from_slice(&((*offset / PAGE_SIZE as u64) as u16).to_le_bytes());
-    socket.send_all(&mut [IoSlice::new(&request)])?;
+/// Asks for all pages, and takes them as they come: where each belongs is known without a look at it.
+fn ping(socket: &mut Socket, into: &mut [u8], operations: &[Operation<'_>]) -> Result<(), Box<dyn Error>> {
+    let mut requests = [0; MOST * REQUEST];
+    for (request, operation) in requests.chunks_mut(REQUEST).zip(operations) {
+        if let Operation::Read { offset, .. } = operation {
+            request[..2].copy_from_slice(&((*offset / PAGE_SIZE as u64) as u16).to_le_bytes());
+        }
+    }
+    socket.send_all(&mut [IoSlice::new(&requests[..operations.len() * REQUEST])])?;
     let mut there = 0;
     while there < into.len() {
         match socket.recv(&mut into[there..])? {
@@ -62,7 +67,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let address: Address = address.parse()?;
     let depth: usize = depth.parse::<usize>()?.clamp(1, MOST);
     let mut source = match (kind.as_str(), rest) {
-        ("bare", []) => Source::Bare(Socket::connect(&address, PATIENCE)?),
+        ("bare", []) => {
+            let room = vec![0; MOST * PAGE_SIZE].into_boxed_slice();
+            Source::Bare(Socket::connect(&address, PATIENCE)?, room)
+        }
         ("nbd", []) => {
             let target = nbd::Target { address, export: String::new(), tls: None };
             Source::Nbd(nbd::Connection::connect(Arc::new(target), PATIENCE)?)
@@ -73,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         _ => return Err("bare, nbd or nvme, and for nvme the subsystem's name".into()),
     };
-    let is_bare = matches!(source, Source::Bare(_));
+    let is_bare = matches!(source, Source::Bare(..));
     for page in (0..PAGES).filter(|_| !is_bare) {
         let data = content(page);
         source.run(&mut [Operation::Write { offset: page * PAGE_SIZE as u64, from: &data }])?;

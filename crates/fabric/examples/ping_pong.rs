@@ -1,4 +1,6 @@
 //! The least that a page from elsewhere can cost: answers every 64 bytes by a page, until it is killed: `ping_pong ADDRESS`.
+//!
+//! Requests that have come together are answered by one send, straight from the memory where the pages are.
 
 use std::error::Error;
 use std::io::IoSlice;
@@ -9,6 +11,8 @@ use aquifer_fabric::channel::{Channel, Socket};
 use aquifer_page::PAGE_SIZE;
 
 const REQUEST: usize = 64;
+/// The most requests that are answered together.
+const MOST: usize = 64;
 /// As many as a small cache does not hold.
 const PAGES: usize = 64 << 8;
 
@@ -28,17 +32,21 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn serve(socket: &mut Socket) -> std::io::Result<()> {
     let pages = vec![0x5a; PAGES * PAGE_SIZE];
-    let mut request = [0; REQUEST];
+    let mut requests = [0; MOST * REQUEST];
+    let mut there = 0;
     loop {
-        let mut there = 0;
-        while there < REQUEST {
-            match socket.recv(&mut request[there..])? {
-                0 => return Ok(()),
-                received => there += received,
-            }
+        match socket.recv(&mut requests[there..])? {
+            0 => return Ok(()),
+            received => there += received,
         }
-        let page = usize::from(request[0]) | usize::from(request[1]) << 8;
-        let page = &pages[page % PAGES * PAGE_SIZE..][..PAGE_SIZE];
-        socket.send_all(&mut [IoSlice::new(page)])?;
+        let whole = there - there % REQUEST;
+        let mut answers = [IoSlice::new(&[]); MOST];
+        for (answer, request) in answers.iter_mut().zip(requests[..whole].chunks(REQUEST)) {
+            let page = usize::from(request[0]) | usize::from(request[1]) << 8;
+            *answer = IoSlice::new(&pages[page % PAGES * PAGE_SIZE..][..PAGE_SIZE]);
+        }
+        socket.send_all(&mut answers[..whole / REQUEST])?;
+        requests.copy_within(whole..there, 0);
+        there -= whole;
     }
 }
