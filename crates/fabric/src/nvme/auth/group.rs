@@ -1,7 +1,7 @@
 use num_bigint::BigUint;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// A Diffie-Hellman group (Base, "DH-HMAC-CHAP Diffie-Hellman Group Identifiers"; RFC 7919, appendix A).
+/// A Diffie-Hellman group (Base, section 8.13.5, "Diffie-Hellman group identifiers"; RFC 7919, appendix A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// None: who listens can try secrets at leisure.

@@ -1,6 +1,6 @@
 use ring::{digest, hmac};
 
-/// A hash function (Base, "DH-HMAC-CHAP Hash Function Identifiers").
+/// A hash function (Base, section 8.13.5, "Hash function identifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hash {
     /// SHA-256.

@@ -10,7 +10,8 @@ pub enum Side {
     Controller,
 }
 
-/// All that goes into a response to a challenge (Base, "DH-HMAC-CHAP_Reply message", "DH-HMAC-CHAP_Success1 message").
+/// All that goes into a response to a challenge (Base, section 8.13.5, "DH-HMAC-CHAP_Reply message",
+/// "DH-HMAC-CHAP_Success1 message").
 #[derive(Clone, Copy, Debug)]
 pub struct Response<'a> {
     /// Who responds.

@@ -8,7 +8,8 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use super::Hash;
 use crate::nvme::proto::Nqn;
 
-/// A secret in the form `DHHC-1:HH:BASE64:`, as `nvme gen-dhchap-key` makes it (Base, "Secret Representation").
+/// A secret in the form `DHHC-1:HH:BASE64:`, as `nvme gen-dhchap-key` makes it (Base, section 8.13.5, "Secret
+/// representation").
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     key: Vec<u8>,

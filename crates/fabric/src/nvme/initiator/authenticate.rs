@@ -1,4 +1,4 @@
-//! The host's end of DH-HMAC-CHAP (Base, "DH-HMAC-CHAP Protocol").
+//! The host's end of DH-HMAC-CHAP (Base, section 8.13.5 "DH-HMAC-CHAP Protocol").
 
 use ring::rand::{SecureRandom, SystemRandom};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};

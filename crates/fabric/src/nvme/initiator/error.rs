@@ -41,7 +41,7 @@ pub enum Failure {
     /// The target broke the protocol.
     #[error("the target does not keep to the NVMe/TCP protocol: {0}")]
     Protocol(String),
-    /// The target ended the connection because it thinks that we broke the protocol (TCP, "Fatal Error Status").
+    /// The target ended the connection because it thinks that we broke the protocol (TCP, Figure 23 "C2HTermReq").
     #[error(
         "the target says that we do not keep to the NVMe/TCP protocol: fatal error status {status:#x}, information {information:#x}"
     )]

@@ -74,31 +74,31 @@ impl<'a> Executor<'a> {
         Ok(completion.result.get())
     }
 
-    /// A property of 8 bytes or of 4 (Base, "Property Get Command").
+    /// A property of 8 bytes or of 4 (Base, Figure 386 "Property Get Command").
     pub(super) fn property(&mut self, offset: u32, eight_bytes: bool) -> Result<u64, Failure> {
         let command = Command::new(FABRICS, 0, kind::PROPERTY_GET.into(), Sgl::NONE);
         let size = if eight_bytes { PROPERTY_8_BYTES } else { 0 };
         self.result(command.with(10, size).with(11, offset))
     }
 
-    /// Sets a property of 4 bytes (Base, "Property Set Command").
+    /// Sets a property of 4 bytes (Base, Figure 388 "Property Set Command").
     pub(super) fn set_property(&mut self, offset: u32, value: u32) -> Result<(), Failure> {
         let command = Command::new(FABRICS, 0, kind::PROPERTY_SET.into(), Sgl::NONE);
         self.result(command.with(11, offset).with(12, value)).map(drop)
     }
 
-    /// Sets a feature (Base, "Set Features command") and returns the result.
+    /// Sets a feature (Base, section 5.27 "Set Features command") and returns the result.
     pub(super) fn set_feature(&mut self, feature: u8, value: u32) -> Result<u64, Failure> {
         let command = Command::new(admin::SET_FEATURES, 0, 0, Sgl::NONE);
         self.result(command.with(10, feature.into()).with(11, value))
     }
 
-    /// Says that the host is alive (Base, "Keep Alive command").
+    /// Says that the host is alive (Base, section 5.18 "Keep Alive command").
     pub(super) fn keep_alive(&mut self) -> Result<(), Failure> {
         self.result(Command::new(admin::KEEP_ALIVE, 0, 0, Sgl::NONE)).map(drop)
     }
 
-    /// A structure of 4096 bytes (Base, "Identify command"); the inner error is the status where there is none.
+    /// A structure of 4096 bytes (Base, section 5.17 "Identify command"); the inner error is the status where there is none.
     pub(super) fn identify<T: FromBytes + IntoBytes>(
         &mut self,
         what: u8,

@@ -15,7 +15,7 @@ use crate::nvme::proto::{Command, Completion, digest};
 /// The commands in flight. Their numbers are their identifiers.
 type Round = crate::initiating::Round<Failure>;
 
-/// Identifiers are used up to here: 65535 is not to be used (Base, "Command Dword 0").
+/// Identifiers are used up to here: 65535 is not to be used (Base, Figure 86 "Command Dword 0").
 const IDS: u16 = u16::MAX - (WINDOW as u16 - 1);
 
 fn index(round: &Round, id: U16) -> Result<usize, Failure> {

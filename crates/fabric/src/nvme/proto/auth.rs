@@ -1,10 +1,10 @@
-//! Messages of in-band authentication by DH-HMAC-CHAP (Base, "DH-HMAC-CHAP Protocol").
+//! Messages of in-band authentication by DH-HMAC-CHAP (Base, section 8.13.5 "DH-HMAC-CHAP Protocol").
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Types of message, in two bytes: the kind of protocol, and the message (Base, "Authentication Type", "Authentication
-/// Identifier").
+/// Types of message, in two bytes: the kind of protocol, and the message (Base, section 8.13.4, "Authentication Type",
+/// "Authentication Identifier").
 pub mod message {
     /// Host: what it can do.
     pub const NEGOTIATE: [u8; 2] = [0x00, 0x00];
@@ -22,7 +22,7 @@ pub mod message {
     pub const FAILURE2: [u8; 2] = [0x00, 0xF1];
 }
 
-/// Why an authentication failed (Base, "Failure Reason Code Explanation").
+/// Why an authentication failed (Base, section 8.13.4, "Failure Reason Code Explanation").
 pub mod failure {
     /// The code of them all.
     pub const AUTHENTICATION: u8 = 0x01;
@@ -48,7 +48,7 @@ pub const DH_HMAC_CHAP: u8 = 0x01;
 pub const NAMES: usize = 30;
 
 layout!(
-    /// Start of a negotiation; [`Protocol`]s follow (Base, "AUTH_Negotiate message").
+    /// Start of a negotiation; [`Protocol`]s follow (Base, section 8.13.4, "AUTH_Negotiate message").
     Negotiate, 8 {
         /// [`message::NEGOTIATE`].
         message: [u8; 2],
@@ -63,7 +63,7 @@ layout!(
     }
 );
 layout!(
-    /// A protocol that the host can use (Base, "DH-HMAC-CHAP authentication protocol descriptor").
+    /// A protocol that the host can use (Base, section 8.13.5, "Authentication protocol descriptor").
     Protocol, 64 {
         /// [`DH_HMAC_CHAP`].
         id: u8,
@@ -80,7 +80,8 @@ layout!(
     }
 );
 layout!(
-    /// A challenge: the challenge value and the controller's exponential follow (Base, "DH-HMAC-CHAP_Challenge message").
+    /// A challenge: the challenge value and the controller's exponential follow (Base, section 8.13.5,
+    /// "DH-HMAC-CHAP_Challenge message").
     Challenge, 16 {
         /// [`message::CHALLENGE`].
         message: [u8; 2],
@@ -103,7 +104,8 @@ layout!(
     }
 );
 layout!(
-    /// The proof: response value, the host's challenge value and its exponential follow (Base, "DH-HMAC-CHAP_Reply message").
+    /// The proof: response value, the host's challenge value and its exponential follow (Base, section 8.13.5,
+    /// "DH-HMAC-CHAP_Reply message").
     Reply, 16 {
         /// [`message::REPLY`].
         message: [u8; 2],
@@ -126,8 +128,8 @@ layout!(
     }
 );
 layout!(
-    /// The controller's success, its response value follows (Base, "DH-HMAC-CHAP_Success1 message"). The host's
-    /// (Base, "DH-HMAC-CHAP_Success2 message") looks alike.
+    /// The controller's success, its response value follows (Base, section 8.13.5, "DH-HMAC-CHAP_Success1 message"). The
+    /// host's ("DH-HMAC-CHAP_Success2 message") looks alike.
     Success, 16 {
         /// [`message::SUCCESS1`] or [`message::SUCCESS2`].
         message: [u8; 2],
@@ -146,7 +148,7 @@ layout!(
     }
 );
 layout!(
-    /// A failure (Base, "AUTH_Failure1 message", "AUTH_Failure2 message").
+    /// A failure (Base, section 8.13.4, "AUTH_Failure1 message", "AUTH_Failure2 message").
     Failure, 8 {
         /// [`message::FAILURE1`] or [`message::FAILURE2`].
         message: [u8; 2],

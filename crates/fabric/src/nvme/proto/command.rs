@@ -3,7 +3,7 @@
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Opcodes of admin commands (Base, "Opcodes for Admin Commands").
+/// Opcodes of admin commands (Base, Figure 138 "Opcodes for Admin Commands").
 pub mod admin {
     /// Tells a log page.
     pub const GET_LOG_PAGE: u8 = 0x02;
@@ -21,7 +21,7 @@ pub mod admin {
     pub const KEEP_ALIVE: u8 = 0x18;
 }
 
-/// Opcodes of I/O commands (NVM, "Opcodes for NVM Commands").
+/// Opcodes of I/O commands (NVM, Figure 18 "Opcodes for NVM Commands"; Base, Figure 390 "Opcodes for I/O Commands").
 pub mod io {
     /// What was written is to be permanent.
     pub const FLUSH: u8 = 0x00;
@@ -40,7 +40,7 @@ pub mod io {
 /// The opcode of fabrics commands, on every queue; [`Command::fabrics_type`] says which.
 pub const FABRICS: u8 = 0x7F;
 
-/// Bits of [`Command::flags`] (Base, "Command Dword 0").
+/// Bits of [`Command::flags`] (Base, Figure 86 "Command Dword 0").
 pub mod flag {
     /// The command is half of a fused operation.
     pub const FUSED: u8 = 0b11;
@@ -48,7 +48,7 @@ pub mod flag {
     pub const SGL: u8 = 1 << 6;
 }
 
-/// Bits of dword 12 of Read, Write, Compare and Write Zeroes (NVM, "Write - Command Dword 12").
+/// Bits of dword 12 of Read, Write, Compare and Write Zeroes (NVM, Figures 48, 63, 23, 73).
 pub mod control {
     /// Deallocate: of Write Zeroes.
     pub const DEALLOCATE: u32 = 1 << 25;
@@ -60,12 +60,12 @@ pub mod control {
     pub const LIMITED_RETRY: u32 = 1 << 31;
 }
 
-/// Dword 11 of Dataset Management: deallocate the ranges (NVM, "Dataset Management - Command Dword 11").
+/// Dword 11 of Dataset Management: deallocate the ranges (NVM, Figure 40).
 pub const DSM_DEALLOCATE: u32 = 1 << 2;
 /// The most ranges of a Dataset Management command.
 pub const DSM_RANGES: usize = 256;
 
-/// SGL descriptor types with their subtypes (Base, "SGL Descriptor Type", "SGL Descriptor Sub Type Values").
+/// SGL descriptor types with their subtypes (Base, section 4.1.2 "Scatter Gather List").
 pub mod sgl {
     /// Data Block with an offset: the data is in the capsule.
     pub const IN_CAPSULE: u8 = 0x01;
@@ -74,7 +74,7 @@ pub mod sgl {
 }
 
 layout!(
-    /// Where a command's data is (Base, "SGL Data Block descriptor", "Transport SGL Data Block descriptor").
+    /// Where a command's data is (Base, section 4.1.2 "Scatter Gather List"; TCP, Figure 14).
     Sgl, 16 {
         /// In the capsule: the offset behind the command, always 0 here. Else 0.
         address: U64,
@@ -87,7 +87,7 @@ layout!(
     }
 );
 layout!(
-    /// A command (Base, "Common Command Format"; for fabrics commands "Fabrics Command - Submission Queue Entry Format").
+    /// A command (Base, Figure 87 "Common Command Format"; of fabrics commands Figure 80).
     Command, 64 {
         /// See [`admin`], [`io`] and [`FABRICS`].
         opcode: u8,
@@ -108,7 +108,7 @@ layout!(
     }
 );
 layout!(
-    /// One range of a Dataset Management command (NVM, "Dataset Management - Range Definition").
+    /// One range of a Dataset Management command (NVM, Figure 41 "Range Definition").
     DsmRange, 16 {
         /// Hints.
         attributes: U32,

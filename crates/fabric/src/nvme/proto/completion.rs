@@ -6,7 +6,8 @@ use zerocopy::byteorder::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 layout!(
-    /// A completion (Base, "Common Completion Queue Entry Layout"; on fabrics dwords 0 and 1 are one value).
+    /// A completion (Base, Figure 89 "Common Completion Queue Entry Layout"; on fabrics dwords 0 and 1 are one value,
+    /// Figure 82).
     Completion, 16 {
         /// What the command returns besides its data.
         result: U64,
@@ -28,7 +29,7 @@ impl Completion {
     }
 }
 
-/// How a command ended (Base, "Completion Queue Entry: Status Field"): a code in the low byte, its type above, and flags.
+/// How a command ended (Base, Figure 92 "Status Field"): a code in the low byte, its type above, and flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(pub u16);
 
@@ -48,8 +49,8 @@ macro_rules! codes {
     };
 }
 
-// Base, "Generic Command Status Values" (type 0), "Command Specific Status Values" (type 1), "Media and Data Integrity
-// Errors" (type 2).
+// Base, Figure 94 "Generic Command Status Values" (type 0), Figures 95 to 97 "Command Specific Status Values" (type 1),
+// Figure 98 "Media and Data Integrity Error Values" (type 2).
 codes! {
     /// Done.
     SUCCESS = 0x000,
@@ -103,7 +104,7 @@ codes! {
     CONNECT_INVALID_HOST = 0x184,
     /// The queue has not been authenticated.
     AUTHENTICATION_REQUIRED = 0x191,
-    /// More at once than the controller takes (NVM, "Command Size Limit Exceeded").
+    /// More at once than the controller takes (NVM, Figure 16).
     SIZE_LIMIT = 0x183,
     /// The blocks differ from the data.
     COMPARE_FAILURE = 0x285,

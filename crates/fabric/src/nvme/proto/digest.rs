@@ -1,4 +1,4 @@
-//! CRC32C over headers and data (TCP, "Data Integrity").
+//! CRC32C over headers and data (TCP, section 3.3.1.1).
 
 use zerocopy::byteorder::little_endian::U32;
 

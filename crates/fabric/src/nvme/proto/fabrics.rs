@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Command, NQN_FIELD};
 
-/// Types of fabrics command (Base, "Fabrics Command Type").
+/// Types of fabrics command (Base, Figure 375 "Fabrics Command Type").
 pub mod kind {
     /// Changes a property.
     pub const PROPERTY_SET: u8 = 0x00;
@@ -25,10 +25,11 @@ pub mod kind {
 pub const ANY_CONTROLLER: u16 = 0xFFFF;
 /// What a completion says of the submission queue when its flow control is off: in the Connect's completion.
 pub const NO_FLOW_CONTROL: u16 = 0xFFFF;
-/// The security protocol of authentication commands, and its specifics (Base, "Authentication Send - Command Dword 10").
+/// The security protocol of authentication commands, and its specifics (Base, Figures 376 and
+/// 378).
 pub const AUTHENTICATION_PROTOCOL: u32 = 0xE9_01_01_00;
 
-/// Bits of [`Connect::attributes`] (Base, "Connect Command - Submission Queue Entry").
+/// Bits of [`Connect::attributes`] (Base, Figure 380) and of the result (Figures 382 and 383).
 pub mod connect {
     /// The submission queue goes without flow control.
     pub const NO_FLOW_CONTROL: u8 = 1 << 2;
@@ -41,7 +42,7 @@ pub mod connect {
 }
 
 layout!(
-    /// The data of a Connect command (Base, "Connect Command Data").
+    /// The data of a Connect command (Base, Figure 381 "Connect Command Data").
     ConnectData, 1024 {
         /// The host's identifier.
         host_id: [u8; 16],
@@ -58,7 +59,7 @@ layout!(
     }
 );
 
-/// What a Connect command says besides its data (Base, "Connect Command - Submission Queue Entry").
+/// What a Connect command says besides its data (Base, Figure 380 "Connect Command").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connect {
     /// The format of command and data: 0.
@@ -95,7 +96,7 @@ impl Connect {
     }
 }
 
-/// Offsets of properties (Base, "Property Definition").
+/// Offsets of properties (Base, Figure 35 "Property Definition").
 pub mod property {
     /// Controller Capabilities: 8 bytes.
     pub const CAPABILITIES: u32 = 0x00;
@@ -114,7 +115,7 @@ pub mod property {
 /// Size of a property in Property Get and Set, in dword 10: 8 bytes; else it is 4.
 pub const PROPERTY_8_BYTES: u32 = 1;
 
-/// Parts of [`property::CAPABILITIES`] (Base, "Offset 0h: CAP").
+/// Parts of [`property::CAPABILITIES`] (Base, Figure 36 "Offset 0h: CAP").
 pub mod capabilities {
     /// The largest queue, minus one.
     pub const MAX_QUEUE: u64 = 0xFFFF;
@@ -132,7 +133,7 @@ pub mod capabilities {
     pub const READY_WITH_MEDIA: u64 = 1 << 59;
 }
 
-/// Parts of [`property::CONFIGURATION`] (Base, "Offset 14h: CC").
+/// Parts of [`property::CONFIGURATION`] (Base, Figure 46 "Offset 14h: CC").
 pub mod configuration {
     /// Enable; cleared is a reset.
     pub const ENABLE: u32 = 1 << 0;
@@ -152,7 +153,7 @@ pub mod configuration {
     pub const SHUTDOWN_NORMAL: u32 = 1 << 14;
 }
 
-/// Parts of [`property::STATUS`] (Base, "Offset 1Ch: CSTS").
+/// Parts of [`property::STATUS`] (Base, Figure 47 "Offset 1Ch: CSTS").
 pub mod status {
     /// Ready for commands.
     pub const READY: u32 = 1 << 0;
@@ -164,5 +165,5 @@ pub mod status {
     pub const SHUTDOWN_COMPLETE: u32 = 0b10 << 2;
 }
 
-/// Version 2.0 (Base, "Offset 8h: VS").
+/// Version 2.0 (Base, section 3.1.3.2 "Offset 8h: VS").
 pub const VERSION_2_0: u32 = 2 << 16;

@@ -1,6 +1,6 @@
 //! Features, and the asynchronous events that one of them enables.
 
-/// Feature identifiers (Base, "Set Features - Feature Identifiers").
+/// Feature identifiers (Base, Figure 316 "Feature Identifiers").
 pub mod id {
     /// Arbitration.
     pub const ARBITRATION: u8 = 0x01;
@@ -27,8 +27,8 @@ pub mod id {
 /// Bit 31 of dword 10 of Set Features: save.
 pub const SAVE: u32 = 1 << 31;
 
-/// Asynchronous events (Base, "Asynchronous Event Request - Completion Queue Entry Dword 0"): type below, information
-/// above, then the log page to read.
+/// Asynchronous events (Base, section 5.2 "Asynchronous Event Request command", Figures 142 to 148): type below,
+/// information above, then the log page to read.
 pub mod event {
     /// The attributes of a namespace changed.
     pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::super::log::page::CHANGED_NAMESPACES as u32) << 16;

@@ -8,7 +8,7 @@ use super::NQN_FIELD;
 /// Bytes of every structure that Identify returns.
 pub const LENGTH: usize = 4096;
 
-/// What is wanted, in dword 10 (Base, "Identify - CNS Values").
+/// What is wanted, in dword 10 (Base, Figure 273 "CNS Values").
 pub mod what {
     /// [`Namespace`](super::Namespace) of a namespace.
     pub const NAMESPACE: u8 = 0x00;
@@ -30,7 +30,7 @@ pub mod what {
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
-/// Command sets (Base, "Command Set Identifiers"), in the top byte of Identify's dword 11.
+/// Command sets (Base, Figure 274 "Command Set Identifiers"), in the top byte of Identify's dword 11.
 pub const CSI_NVM: u8 = 0;
 /// All namespaces, in a command's namespace field.
 pub const ALL_NAMESPACES: u32 = 0xFFFF_FFFF;
@@ -100,7 +100,7 @@ pub mod namespace {
 }
 
 layout!(
-    /// A controller (Base, "Identify Controller data structure"). What we never use is reserved here.
+    /// A controller (Base, Figure 275 "Identify Controller data structure"). What we never use is reserved here.
     Controller, 4096 {
         /// PCI vendor.
         vendor: U16,
@@ -205,7 +205,7 @@ layout!(
     }
 );
 layout!(
-    /// A format of blocks (NVM, "LBA Format Data Structure").
+    /// A format of blocks (NVM, Figure 98 "LBA Format Data Structure").
     BlockFormat, 4 {
         /// Bytes of metadata.
         metadata: U16,
@@ -216,7 +216,7 @@ layout!(
     }
 );
 layout!(
-    /// A namespace (NVM, "Identify Namespace Data Structure"). What we never use is reserved here.
+    /// A namespace (NVM, Figure 97 "Identify Namespace Data Structure"). What we never use is reserved here.
     Namespace, 4096 {
         /// Blocks (NSZE).
         size: U64,
@@ -261,7 +261,7 @@ layout!(
     }
 );
 layout!(
-    /// A namespace of any command set (Base, "I/O Command Set Independent Identify Namespace data structure").
+    /// A namespace of any command set (Base, Figure 280 "I/O Command Set Independent Identify Namespace data structure").
     IndependentNamespace, 4096 {
         /// Features (NSFEAT).
         features: u8,
@@ -276,7 +276,7 @@ layout!(
     }
 );
 layout!(
-    /// The NVM command set of a controller (NVM, "I/O Command Set Specific Identify Controller Data Structure").
+    /// The NVM command set of a controller (NVM, Figure 102 "Identify Controller Data Structure").
     NvmController, 4096 {
         /// The largest Verify, as a power of two of 4096 bytes.
         verify_limit: u8,
@@ -295,7 +295,7 @@ layout!(
     }
 );
 layout!(
-    /// One identifier of a namespace; the identifier follows (Base, "Namespace Identification Descriptor").
+    /// One identifier of a namespace; the identifier follows (Base, Figure 277 "Namespace Identification Descriptor").
     Descriptor, 4 {
         /// See [`descriptor`].
         kind: u8,

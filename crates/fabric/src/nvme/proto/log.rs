@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::NQN_FIELD;
 
-/// Log page identifiers (Base, "Get Log Page - Log Page Identifiers").
+/// Log page identifiers (Base, Figure 202 "Log Page Identifiers").
 pub mod page {
     /// The log pages there are: 256 dwords, bit 0 set for those.
     pub const SUPPORTED: u8 = 0x00;
@@ -28,7 +28,7 @@ pub const RETAIN_EVENT: u32 = 1 << 15;
 /// Identifiers in the log of changed namespaces; the first is 0xFFFFFFFF if there were more.
 pub const CHANGED_NAMESPACES: usize = 1024;
 
-/// What Get Log Page asks for (Base, "Get Log Page - Command Dwords 10 to 14").
+/// What Get Log Page asks for (Base, Figures 197 to 201).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// See [`page`].
@@ -67,7 +67,7 @@ impl Request {
 }
 
 layout!(
-    /// An error (Base, "Error Information Log Entry").
+    /// An error (Base, Figure 206 "Error Information Log Entry").
     ErrorEntry, 64 {
         /// Counts errors; 0 in an entry that is not used.
         count: U64,
@@ -88,7 +88,7 @@ layout!(
     }
 );
 layout!(
-    /// Health (Base, "SMART / Health Information Log Page").
+    /// Health (Base, Figure 207 "SMART / Health Information Log Page").
     Smart, 512 {
         /// Bits of critical warnings.
         warning: u8,
@@ -127,7 +127,7 @@ layout!(
     }
 );
 layout!(
-    /// Firmware (Base, "Firmware Slot Information Log Page").
+    /// Firmware (Base, Figure 209 "Firmware Slot Information Log Page").
     FirmwareSlots, 512 {
         /// The active slot.
         active: u8,
@@ -140,7 +140,7 @@ layout!(
     }
 );
 layout!(
-    /// Commands and what they do (Base, "Commands Supported and Effects Log Page").
+    /// Commands and what they do (Base, Figure 210 "Commands Supported and Effects Log Page").
     Effects, 4096 {
         /// By opcode, see [`effect`].
         admin: [U32; 256],
@@ -151,7 +151,7 @@ layout!(
     }
 );
 
-/// What commands do (Base, "Commands Supported and Effects Data Structure").
+/// What commands do (Base, Figure 211 "Commands Supported and Effects Data Structure").
 pub mod effect {
     /// The command is supported.
     pub const SUPPORTED: u32 = 1 << 0;
@@ -160,7 +160,7 @@ pub mod effect {
 }
 
 layout!(
-    /// Start of the discovery log (Base, "Discovery Log Page").
+    /// Start of the discovery log (Base, Figure 264 "Discovery Log Page").
     DiscoveryHeader, 1024 {
         /// Changes with every change of the log.
         generation: U64,
@@ -173,7 +173,7 @@ layout!(
     }
 );
 layout!(
-    /// A way to a subsystem (Base, "Discovery Log Page Entry Data Structure").
+    /// A way to a subsystem (Base, Figure 265 "Discovery Log Page Entry Data Structure").
     DiscoveryEntry, 1024 {
         /// [`discovery::TCP`].
         transport: u8,
@@ -201,7 +201,7 @@ layout!(
         subsystem: [u8; NQN_FIELD],
         /// The address in the transport: text.
         address: [u8; 256],
-        /// The first byte is the kind of transport security: 0 is none (TCP, "Transport Specific Address Subtype").
+        /// The first byte is the kind of transport security: 0 is none (TCP, Figure 17).
         specific: [u8; 256],
     }
 );

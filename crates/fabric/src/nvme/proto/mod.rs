@@ -34,9 +34,9 @@ pub use command::Command;
 pub use completion::{Completion, Status};
 pub use nqn::{DISCOVERY_NQN, Nqn, NqnError};
 
-/// The port registered for NVMe/TCP (TCP, "Transport Service Identifier").
+/// The port registered for NVMe/TCP (IANA, "nvme").
 pub const DEFAULT_PORT: u16 = 4420;
-/// The port registered for discovery.
+/// The port registered for discovery (IANA, "nvme-disc").
 pub const DISCOVERY_PORT: u16 = 8009;
-/// Bytes of a field that holds an NQN, which ends with a zero byte (Base, "NVMe Qualified Names").
+/// Bytes of a field that holds an NQN, which ends with a zero byte (Base, section 4.5 "NVMe Qualified Names").
 pub const NQN_FIELD: usize = 256;

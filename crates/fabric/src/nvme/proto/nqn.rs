@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NQN_FIELD;
 
-/// The name of every discovery subsystem (Base, "NVMe Qualified Names").
+/// The name of every discovery subsystem (Base, section 4.5 "NVMe Qualified Names").
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// What the names start with that need no domain: a UUID follows.
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Command, Completion};
 
-/// Types of PDU (TCP, "PDU Type").
+/// Types of PDU (TCP, Figure 10 "PDU Types").
 pub mod kind {
     /// Host to controller: the first of a connection.
     pub const IC_REQ: u8 = 0x00;
@@ -29,7 +29,7 @@ pub mod kind {
     pub const R2T: u8 = 0x09;
 }
 
-/// Flags of PDUs (TCP, "PDU Common Header").
+/// Flags of PDUs (TCP, Figures 24 to 28).
 pub mod flag {
     /// The header's digest follows it.
     pub const HEADER_DIGEST: u8 = 1 << 0;
@@ -41,7 +41,7 @@ pub mod flag {
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-/// Digests to be used, in ICReq and ICResp (TCP, "DGST").
+/// Digests to be used, in ICReq and ICResp (TCP, Figures 20 and 21, "DGST").
 pub mod digests {
     /// Every header has one.
     pub const HEADER: u8 = 1 << 0;
@@ -49,7 +49,7 @@ pub mod digests {
     pub const DATA: u8 = 1 << 1;
 }
 
-/// Why a connection is terminated (TCP, "Fatal Error Status").
+/// Why a connection is terminated (TCP, Figures 22 and 23, "Fatal Error Status").
 pub mod fatal {
     /// A field of the header is wrong; the information is its offset.
     pub const INVALID_HEADER: u16 = 0x01;
@@ -77,7 +77,7 @@ pub const MAX_ALIGNMENT: u8 = 31;
 pub const MIN_MAX_DATA: u32 = 4096;
 
 layout!(
-    /// What all PDUs start with (TCP, "PDU Common Header").
+    /// What all PDUs start with (TCP, Figure 19 "PDU Common Header").
     CommonHeader, 8 {
         /// See [`kind`].
         kind: u8,
@@ -92,7 +92,7 @@ layout!(
     }
 );
 layout!(
-    /// Initialize Connection Request (TCP, "ICReq PDU").
+    /// Initialize Connection Request (TCP, Figure 20 "ICReq").
     IcReq, 128 {
         /// [`kind::IC_REQ`].
         header: CommonHeader,
@@ -109,7 +109,7 @@ layout!(
     }
 );
 layout!(
-    /// Initialize Connection Response (TCP, "ICResp PDU").
+    /// Initialize Connection Response (TCP, Figure 21 "ICResp").
     IcResp, 128 {
         /// [`kind::IC_RESP`].
         header: CommonHeader,
@@ -126,8 +126,8 @@ layout!(
     }
 );
 layout!(
-    /// Termination of the connection; up to [`TERM_DATA`] bytes of the offending PDU follow (TCP, "H2CTermReq PDU" and
-    /// "C2HTermReq PDU").
+    /// Termination of the connection; up to [`TERM_DATA`] bytes of the offending PDU follow (TCP, Figure 22
+    /// "H2CTermReq" and Figure 23 "C2HTermReq").
     TermReq, 24 {
         /// [`kind::H2C_TERM_REQ`] or [`kind::C2H_TERM_REQ`].
         header: CommonHeader,
@@ -140,7 +140,7 @@ layout!(
     }
 );
 layout!(
-    /// A command, its data may follow (TCP, "CapsuleCmd PDU").
+    /// A command, its data may follow (TCP, Figure 24 "CapsuleCmd").
     CapsuleCmd, 72 {
         /// [`kind::CAPSULE_CMD`].
         header: CommonHeader,
@@ -149,7 +149,7 @@ layout!(
     }
 );
 layout!(
-    /// A completion (TCP, "CapsuleResp PDU").
+    /// A completion (TCP, Figure 25 "CapsuleResp").
     CapsuleResp, 24 {
         /// [`kind::CAPSULE_RESP`].
         header: CommonHeader,
@@ -158,7 +158,7 @@ layout!(
     }
 );
 layout!(
-    /// Data of a command (TCP, "H2CData PDU" and "C2HData PDU").
+    /// Data of a command (TCP, Figure 26 "H2CData" and Figure 27 "C2HData").
     Data, 24 {
         /// [`kind::H2C_DATA`] or [`kind::C2H_DATA`].
         header: CommonHeader,
@@ -175,7 +175,7 @@ layout!(
     }
 );
 layout!(
-    /// Ready to transfer (TCP, "R2T PDU").
+    /// Ready to transfer (TCP, Figure 28 "R2T").
     R2t, 24 {
         /// [`kind::R2T`].
         header: CommonHeader,

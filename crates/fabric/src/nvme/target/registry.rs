@@ -22,7 +22,7 @@ struct Book {
     controllers: BTreeMap<u16, Arc<Controller>>,
 }
 
-/// Identifiers from here on are reserved (Base, "Connect Command Data").
+/// Identifiers from here on are reserved (Base, Figure 381 "Connect Command Data").
 const RESERVED: u16 = 0xFFF0;
 
 impl Registry {

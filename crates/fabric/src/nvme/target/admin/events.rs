@@ -7,7 +7,7 @@ use crate::nvme::target::controller::notice;
 /// Asynchronous event requests at a time.
 pub(super) const REQUESTS: usize = 4;
 
-/// Asynchronous events (Base, "Asynchronous Event Request command").
+/// Asynchronous events (Base, section 5.2 "Asynchronous Event Request command").
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// The requests that wait for an event.
