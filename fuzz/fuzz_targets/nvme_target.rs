@@ -27,7 +27,7 @@ use std::sync::Arc;
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::Limits;
-use aquifer_fuzz::{Delivery, GUARDED, Peer, Twist, Worker};
+use aquifer_fuzz::{Delivery, GUARDED, Peer, Twist, Worker, secrets};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::Lease;
 use arbitrary::{Arbitrary, Unstructured};
@@ -236,7 +236,7 @@ impl World {
 
     fn dialogue(&self, dialogue: &Dialogue<'_>) {
         let needed = matches!(dialogue.proof, Proof::Honest { .. } | Proof::Steps(_));
-        *self.served.shelf.secrets.lock().unwrap() = needed.then(proof::secrets);
+        *self.served.shelf.secrets.lock().unwrap() = needed.then(secrets);
         let subsystem = if dialogue.discovery { Nqn::discovery() } else { self.served.subsystem.clone() };
         let Ok(mut admin) = Queue::connect(&self.worker, dialogue.form, &subsystem, 0, 0) else {
             panic!("a host by the rules is not let in");

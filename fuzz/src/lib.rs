@@ -3,10 +3,12 @@
 
 mod number;
 mod peer;
+mod secrets;
 mod twist;
 
 pub use number::Number;
 pub use peer::{Peer, Worker};
+pub use secrets::{secret, secrets};
 pub use twist::{Delivery, Twist, Twisted};
 
 /// Pages that nothing a broken peer does may change.

@@ -1,30 +1,21 @@
 //! How a host proves who it is, or tries to get in without.
 
-use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Secret, Secrets, Side};
+use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Side};
 use aquifer_fabric::nvme::proto::auth::{
     Challenge, DH_HMAC_CHAP, NAMES, Negotiate, Protocol, Reply, message,
 };
 use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin};
 use aquifer_fabric::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
 use aquifer_fabric::nvme::proto::{Command, Nqn};
+use aquifer_fuzz::secret;
 use arbitrary::Arbitrary;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::host::HOST;
 use crate::queue::{Answer, Queue};
 
-const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// The longest message that is asked for.
 const ROOM: u32 = 4096;
-
-/// What the target wants to be proved.
-pub fn secrets() -> Secrets {
-    Secrets { host: secret(), controller: Some(secret()) }
-}
-
-fn secret() -> Secret {
-    SECRET.parse().expect("a secret")
-}
 
 /// One step of an authentication.
 #[derive(Arbitrary, Debug)]

@@ -129,7 +129,7 @@ pub fn capsule(shape: Shape, command: &Command, data: &[u8]) -> Vec<u8> {
     finish(shape, CapsuleCmd { header, command: *command }.as_bytes(), &header, data)
 }
 
-fn finish(shape: Shape, pdu: &[u8], header: &CommonHeader, data: &[u8]) -> Vec<u8> {
+pub fn finish(shape: Shape, pdu: &[u8], header: &CommonHeader, data: &[u8]) -> Vec<u8> {
     let mut bytes = pdu.to_vec();
     if shape.header_digest {
         bytes.extend(digest::of(pdu).as_bytes());

@@ -1,0 +1,236 @@
+//! Broken targets of the NVMe/TCP initiator: a real one, of which somebody in the middle passes on something else than it says.
+#![no_main]
+#![allow(clippy::unwrap_used, reason = "what fails here is found")]
+
+#[path = "../../crates/fabric/tests/common/mod.rs"]
+mod common;
+#[path = "../../crates/fabric/tests/nvme_target/harness.rs"]
+#[allow(dead_code, reason = "the tests use all of it")]
+mod harness;
+#[path = "../../crates/fabric/tests/nvme_target/host.rs"]
+#[allow(dead_code, reason = "the tests use all of it")]
+mod host;
+#[path = "nvme/middle.rs"]
+mod middle;
+#[path = "nvme/script.rs"]
+#[allow(dead_code, reason = "broken hosts use all of it")]
+mod script;
+
+use std::cell::RefCell;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::Secrets;
+use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Operation, Target};
+use aquifer_fabric::nvme::proto::pdu::{Shape, digests};
+use aquifer_fabric::nvme::target::Limits;
+use aquifer_fuzz::{secret, secrets};
+use aquifer_page::{Bytes, PAGE_SIZE};
+use arbitrary::{Arbitrary, Unstructured};
+use common::pattern;
+use harness::Served;
+use host::HOST;
+use libfuzzer_sys::fuzz_target;
+use middle::{Done, FOREIGN, Mischief, carry};
+
+/// How long the initiator waits. It never should: who deceives it closes the connection before.
+const PATIENCE: Duration = Duration::from_secs(10);
+const CAPACITY: Bytes = Bytes::mib(2);
+/// What is only read, at the start; the rest is written.
+const READ_ONLY: usize = 1 << 20;
+/// The most operations that are asked for together: more than can be in flight.
+const TOGETHER: usize = 70;
+
+/// What a target says, and what it is asked.
+#[derive(Arbitrary, Debug)]
+struct Input<'a> {
+    header_digest: bool,
+    data_digest: bool,
+    proof: Proof,
+    admin: Mischief<'a>,
+    io: Mischief<'a>,
+    rounds: Vec<Vec<Asked>>,
+}
+
+/// Who proves who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    Nobody,
+    /// The initiator would, but is not asked to.
+    NotAsked,
+    Host,
+    Both,
+}
+
+impl<'a> Arbitrary<'a> for Proof {
+    fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        // Seldom what takes time.
+        Ok(match u.arbitrary::<u8>()? {
+            0..240 => Self::Nobody,
+            240..254 => Self::NotAsked,
+            254 => Self::Host,
+            255 => Self::Both,
+        })
+    }
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Asked {
+    Read { start: u8, pages: Pages },
+    Write { start: u8, pages: Pages },
+    Trim { start: u8, pages: Pages },
+    WriteZeroes { start: u8, pages: Pages },
+    Flush,
+}
+
+/// Seldom many.
+#[derive(Clone, Copy, Debug)]
+struct Pages(usize);
+
+impl<'a> Arbitrary<'a> for Pages {
+    fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let number: u8 = u.arbitrary()?;
+        Ok(Self(usize::from(number) % if number < 240 { 4 } else { 33 }))
+    }
+}
+
+impl Asked {
+    /// The first byte, and how many.
+    fn range(self) -> (usize, usize) {
+        match self {
+            Self::Read { start, pages } => (usize::from(start) * PAGE_SIZE, pages.0 * PAGE_SIZE),
+            Self::Write { start, pages }
+            | Self::Trim { start, pages }
+            | Self::WriteZeroes { start, pages } => {
+                (READ_ONLY + usize::from(start) * PAGE_SIZE, pages.0 * PAGE_SIZE)
+            }
+            Self::Flush => (0, 0),
+        }
+    }
+}
+
+/// What completed reads have returned.
+#[derive(Default)]
+struct Returned {
+    /// Bytes of what somebody made up.
+    foreign: bool,
+    /// Bytes that nobody sent.
+    strange: bool,
+}
+
+/// A target, and the way to it.
+struct World {
+    served: Served,
+    listener: UnixListener,
+    address: Address,
+    content: Vec<u8>,
+}
+
+impl World {
+    fn new() -> Self {
+        let served = Served::with(CAPACITY, CAPACITY, Limits::default());
+        let path = served.dir.path().join("middle");
+        let content = pattern(READ_ONLY, 1);
+        served.lease.write(0, &content).unwrap();
+        Self { served, listener: UnixListener::bind(&path).unwrap(), address: Address::Unix(path), content }
+    }
+
+    fn run(&self, input: &Input<'_>) {
+        let secrets = match input.proof {
+            Proof::Nobody => None,
+            Proof::NotAsked | Proof::Host => Some(Secrets { host: secret(), controller: None }),
+            Proof::Both => Some(secrets()),
+        };
+        let asks = matches!(input.proof, Proof::Host | Proof::Both);
+        *self.served.shelf.secrets.lock().unwrap() = secrets.clone().filter(|_| asks);
+        let mut target =
+            Target::new(self.address.clone(), self.served.subsystem.clone(), HOST.parse().unwrap());
+        (target.header_digest, target.data_digest) = (input.header_digest, input.data_digest);
+        target.secrets = secrets;
+        let header = if input.header_digest { digests::HEADER } else { 0 };
+        let shape = Shape::new(header | if input.data_digest { digests::DATA } else { 0 }, 0);
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let (returned, [admin, io]) = thread::scope(|scope| {
+            let mischiefs = [&input.admin, &input.io];
+            let serve = |stream| self.served.target.serve(stream, &self.address);
+            let middle = scope.spawn(move || carry(&self.listener, &stopped, shape, mischiefs, serve));
+            let returned = self.ask(target, &input.rounds);
+            drop(stop);
+            (returned, middle.join().unwrap())
+        });
+        if admin == Done::default() {
+            let proven = input.header_digest && input.data_digest;
+            assert!(!returned.strange || io.twisted && !proven, "a read returned what nobody sent");
+            assert!(!returned.foreign || io.said || io.twisted && !proven, "a read returned foreign bytes");
+        } else {
+            // An initiator that was told of other blocks may have written them.
+            self.served.lease.write(0, &self.content).unwrap();
+        }
+        assert_eq!(self.served.queues(), 0, "all queues have ended");
+    }
+
+    /// Connects, and asks for all of it.
+    fn ask(&self, target: Target, rounds: &[Vec<Asked>]) -> Returned {
+        let begin = Instant::now();
+        let mut returned = Returned::default();
+        let Ok(mut connection) = Connection::connect(Arc::new(target), PATIENCE) else {
+            assert!(begin.elapsed() < PATIENCE, "it waits for what cannot come");
+            return returned;
+        };
+        let mut broken = false;
+        for round in rounds {
+            let Err(error) = self.ask_together(&mut connection, round, &mut returned) else {
+                assert!(!broken, "a broken connection is of use again");
+                continue;
+            };
+            assert_eq!(matches!(error.failure, Failure::Broken), broken, "{error}");
+            broken |= error.ends_connection();
+        }
+        drop(connection);
+        assert!(begin.elapsed() < PATIENCE, "it waits for what cannot come");
+        returned
+    }
+
+    fn ask_together(
+        &self,
+        connection: &mut Connection,
+        asked: &[Asked],
+        returned: &mut Returned,
+    ) -> Result<(), NvmeError> {
+        let asked = &asked[..asked.len().min(TOGETHER)];
+        let mut buffers: Vec<_> = asked.iter().map(|asked| vec![0; asked.range().1]).collect();
+        let operation = |(asked, buffer): (&Asked, _)| {
+            let (offset, length) = asked.range();
+            let (offset, length, into): (_, _, &mut Vec<u8>) = (offset as u64, length as u32, buffer);
+            match asked {
+                Asked::Read { .. } => Operation::Read { offset, into },
+                Asked::Write { .. } => Operation::Write { offset, from: into },
+                Asked::Trim { .. } => Operation::Trim { offset, length },
+                Asked::WriteZeroes { .. } => Operation::WriteZeroes { offset, length },
+                Asked::Flush => Operation::Flush,
+            }
+        };
+        let mut operations: Vec<_> = asked.iter().zip(&mut buffers).map(operation).collect();
+        connection.run(&mut operations)?;
+        drop(operations);
+        for (asked, buffer) in asked.iter().zip(&buffers) {
+            if let Asked::Read { .. } = asked {
+                let content = self.content.get(asked.range().0..).unwrap_or_default();
+                for (there, _) in buffer.iter().zip(content).filter(|(there, right)| there != right) {
+                    returned.foreign |= *there == FOREIGN;
+                    returned.strange |= *there != FOREIGN;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+thread_local!(static WORLD: RefCell<Option<World>> = const { RefCell::new(None) });
+
+fuzz_target!(|input: Input| {
+    WORLD.with_borrow_mut(|world| world.get_or_insert_with(World::new).run(&input));
+});
