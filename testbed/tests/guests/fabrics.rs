@@ -48,7 +48,9 @@ fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
     // Debian built neither end of this kernel with authentication.
     let settings = with(&FROM_KERNEL);
     let settings = [&settings[..], &["lend.secrets = false"], &by_kernel("nvme-tcp")].concat();
-    let hosts = ["a", "b", "c"].map(|name| kernel_member(name, Kernel::V6_1));
+    let [a, b, c] = ["a", "b", "c"].map(|name| kernel_member(name, Kernel::V6_1));
+    // Whoever needs memory finds most of it at a.
+    let hosts = [a.memory(Bytes::mib(512)), b, c];
     let cluster = Cluster::of(hosts).settings(settings);
     cluster.picture("sharing-three", "Three hosts share their RAM over NVMe/TCP, by their kernels").play(
         |hosts| {
