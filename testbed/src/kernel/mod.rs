@@ -118,7 +118,7 @@ impl Prepared {
     ///
     /// # Errors
     /// If this kernel has no such module.
-    pub(crate) fn module_files(&self, module: &str) -> Result<Vec<PathBuf>> {
+    pub fn module_files(&self, module: &str) -> Result<Vec<PathBuf>> {
         let mut modprobe = Command::new("modprobe");
         modprobe.args(["--set-version", &self.release, "--show-depends", module, "--dirname"]).arg(&self.dir);
         let listed = command::output(&mut modprobe)

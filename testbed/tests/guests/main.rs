@@ -6,6 +6,7 @@
 
 mod backends;
 mod direct;
+mod doctor;
 mod fabrics;
 mod hello;
 mod losses;

@@ -1,11 +1,9 @@
 //! The kernel and what this process may do.
 
-use std::path::Path;
-
-use super::{Check, read};
+use super::Check;
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![root(), capability(), kernel(), userfaultfd()]
+    vec![root(), capability(), kernel()]
 }
 
 fn root() -> Check {
@@ -54,20 +52,6 @@ fn kernel() -> Check {
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
-fn userfaultfd() -> Check {
-    if Path::new("/dev/userfaultfd").exists() {
-        return Check::ok("userfaultfd", "/dev/userfaultfd is there");
-    }
-    match read("/proc/sys/vm/unprivileged_userfaultfd") {
-        Some(_) => Check::ok("userfaultfd", "the system call is there"),
-        None => Check::missing(
-            "userfaultfd",
-            "the kernel is built without CONFIG_USERFAULTFD",
-            "needed only for memory regions; swap to the pool works without",
-        ),
-    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! Memory: what limits it, what counts it, what lends it.
 
-use aquifer_device::nvme::network::SAFE_RESERVE;
 use aquifer_page::Bytes;
 use rustix::fs::StatFs;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 
 use super::{Check, read};
 use crate::cgroup::{Hierarchy, Version};
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), reserve(), swap()]
+    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), swap()]
 }
 
 fn cgroup() -> Check {
@@ -50,7 +50,7 @@ fn pressure() -> Check {
     }
 }
 
-/// tmpfs's magic number in statfs(2).
+/// tmpfs's magic number in statfs(2), which the kernel's own /dev has too.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 fn shm() -> Check {
@@ -61,18 +61,26 @@ fn shm() -> Check {
             Check::missing(NAME, format!("holds the leases of a lender, and is not there: {error}"), remedy)
                 .essential()
         }
-        Ok(fs) if fs.f_type != TMPFS_MAGIC => {
+        Ok(fs) if fs.f_type != TMPFS_MAGIC || !is_mount_point(NAME) => {
             Check::missing(NAME, "holds the leases of a lender, and is no tmpfs", remedy).essential()
         }
         Ok(fs) => shm_size(&fs),
     }
 }
 
+fn is_mount_point(path: &str) -> bool {
+    let device = |path: &str| rustix::fs::stat(path).map(|stat| stat.st_dev);
+    device(path) != device(&format!("{path}/.."))
+}
+
+/// A container runtime gives 64 MiB if it is not told otherwise, the kernel half of RAM.
 fn shm_size(fs: &StatFs) -> Check {
     let bytes = |blocks: u64| Bytes(blocks * u64::try_from(fs.f_bsize).unwrap_or(0));
     let (size, free) = (bytes(fs.f_blocks), bytes(fs.f_bavail));
     let found = format!("tmpfs of {size}, {free} free: the most this host can lend");
-    if free < Bytes::gib(1) {
+    let host = rustix::system::sysinfo();
+    let total = Bytes(host.totalram * u64::from(host.mem_unit));
+    if size.pages() < total.pages() / 2 {
         Check::warn("/dev/shm", found, "mount -o remount,size=80% /dev/shm")
     } else {
         Check::ok("/dev/shm", found)
@@ -81,8 +89,9 @@ fn shm_size(fs: &StatFs) -> Check {
 
 fn locked_memory() -> Check {
     const NAME: &str = "locked memory";
-    if rustix::process::geteuid().is_root() {
-        return Check::ok(NAME, "root may lock what it needs");
+    let held = rustix::thread::capabilities(None);
+    if held.is_ok_and(|held| held.effective.contains(CapabilitySet::IPC_LOCK)) {
+        return Check::ok(NAME, "this process may lock what it needs");
     }
     match getrlimit(Resource::Memlock).current {
         None => Check::ok(NAME, "no limit"),
@@ -92,7 +101,7 @@ fn locked_memory() -> Check {
                 "limited to {}: lent pages and the swap path could be swapped out themselves",
                 Bytes(limit)
             ),
-            "run as root, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)",
+            "run with CAP_IPC_LOCK, or raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity)",
         ),
     }
 }
@@ -106,24 +115,6 @@ fn overcommit() -> Check {
         ),
         Some(mode) => Check::ok("overcommit", format!("vm.overcommit_memory = {mode}")),
         None => Check::warn("overcommit", "vm.overcommit_memory cannot be read", "mount /proc"),
-    }
-}
-
-fn reserve() -> Check {
-    const NAME: &str = "memory reserve";
-    let kib = read("/proc/sys/vm/min_free_kbytes").and_then(|text| text.parse().ok());
-    match kib.map(Bytes::kib) {
-        Some(reserve) if reserve >= SAFE_RESERVE => {
-            Check::ok(NAME, format!("vm.min_free_kbytes is {reserve}"))
-        }
-        Some(reserve) => Check::warn(
-            NAME,
-            format!(
-                "vm.min_free_kbytes is {reserve}: too little for the network to carry pages when memory is out"
-            ),
-            format!("sysctl vm.min_free_kbytes={}", SAFE_RESERVE.0 >> 10),
-        ),
-        None => Check::warn(NAME, "vm.min_free_kbytes cannot be read", "mount /proc"),
     }
 }
 

@@ -1,9 +1,9 @@
 //! NVMe over Fabrics by the kernel alone: attaching directly, and lending with --kernel.
 
 use aquifer_device::nvme::network::{self, ORDINARY_MTU};
-use aquifer_device::nvme::{Module, Root, Transport};
+use aquifer_device::nvme::{Module, Root, Transport, target};
 
-use super::Check;
+use super::{Check, Verdict};
 
 pub(super) fn checks() -> Vec<Check> {
     checks_of(&Root::default())
@@ -14,7 +14,7 @@ fn checks_of(root: &Root) -> Vec<Check> {
         part(root, "nvme-fabrics", "what 'aquifer attach --direct' asks to connect"),
         part(root, "nvme-tcp", "'aquifer attach --direct nvme+tcp://'"),
         part(root, "nvme-rdma", "'aquifer attach --direct nvme+rdma://'"),
-        part(root, "nvmet", "what 'aquifer export --kernel' configures"),
+        kernel_target(root),
         part(root, "nvmet-tcp", "'aquifer export --kernel'"),
         part(root, "nvmet-rdma", "'aquifer export --kernel --rdma'"),
         ram(root),
@@ -37,6 +37,15 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
             "use a distribution's kernel with all its modules",
         ),
     }
+}
+
+fn kernel_target(root: &Root) -> Check {
+    let check = part(root, "nvmet", "what 'aquifer export --kernel' configures");
+    if check.verdict == Verdict::Ok && !target::is_there(root) {
+        let found = "loaded, but 'aquifer export --kernel' does not find it: configfs is not mounted";
+        return Check::warn(check.name, found, "mount -t configfs none /sys/kernel/config");
+    }
+    check
 }
 
 fn ram(root: &Root) -> Check {
@@ -108,7 +117,6 @@ fn frames(root: &Root) -> Vec<Check> {
 mod tests {
     use std::fs;
 
-    use super::super::Verdict;
     use super::*;
 
     #[test]
@@ -119,6 +127,7 @@ mod tests {
             ("proc/sys/vm/min_free_kbytes", "1700"),
             ("lib/modules/6.1/modules.dep", "kernel/drivers/nvme/target/nvmet-tcp.ko:\n"),
             ("sys/module/nvme_tcp/refcnt", "0"),
+            ("sys/module/nvmet/refcnt", "0"),
             ("sys/class/net/eth0/mtu", "9000"),
             ("sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n"),
         ] {
@@ -130,6 +139,7 @@ mod tests {
         for (name, verdict, part) in [
             ("nvme-tcp", Verdict::Ok, "attach --direct"),
             ("nvmet-tcp", Verdict::Warn, "modprobe nvmet-tcp"),
+            ("nvmet", Verdict::Warn, "mount -t configfs"),
             ("nvme-rdma", Verdict::Missing, "the kernel has none"),
             ("RAM disks", Verdict::Missing, "neither"),
             ("RDMA links", Verdict::Warn, "rxe0/1 ACTIVE"),

@@ -10,11 +10,13 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::thread::{CapabilitySet, capabilities};
 use serde::{Deserialize, Serialize};
 
 pub use self::fuse_loop::FuseLoop;
 pub use self::nbd::Nbd;
 pub use self::ublk::Ublk;
+use crate::nvme::{Module, Root};
 use crate::{DeviceError, Disk};
 
 /// The largest read or write that one request may carry. Swap writes up to 128 KiB; twice that keeps ordinary use
@@ -64,7 +66,7 @@ pub trait Backend: Send + Sync {
     /// Which one it is.
     fn kind(&self) -> BackendKind;
 
-    /// Whether the kernel has what it takes; otherwise what is missing and the way out.
+    /// Whether the kernel has what it takes; otherwise what is missing and, after a semicolon, the way out.
     fn probe(&self) -> Result<(), String>;
 
     /// Makes a block device of `disk`.
@@ -95,14 +97,35 @@ pub fn backends() -> [&'static dyn Backend; 3] {
 pub struct Probe {
     /// The backend.
     pub kind: BackendKind,
-    /// What is missing and the way out; absent where it can be used.
+    /// What is missing and, after a semicolon, the way out; absent where it can be used.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub missing: Option<String>,
 }
 
 /// What each backend has to say about this host, the one to prefer first.
 pub fn probe() -> Vec<Probe> {
-    backends().map(|backend| Probe { kind: backend.kind(), missing: backend.probe().err() }).into()
+    backends().map(|backend| Probe { kind: backend.kind(), missing: usable(backend).err() }).into()
+}
+
+/// Whether a backend can be used by this process: all of them answer programs that may then not make a device.
+fn usable(backend: &dyn Backend) -> Result<(), String> {
+    if !capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN)) {
+        return Err("it takes CAP_SYS_ADMIN; run as root (containers: --cap-add SYS_ADMIN)".to_owned());
+    }
+    backend.probe()
+}
+
+/// What is missing where the driver of a module does not show itself at `place`.
+fn absent(module: &str, place: &str) -> String {
+    match Module::find(&Root::default(), module) {
+        Module::Loaded => {
+            format!("the kernel's {module} driver cannot be reached; give this process {place}")
+        }
+        Module::Available => format!("the kernel's {module} driver is not loaded; modprobe {module}"),
+        Module::Missing => {
+            format!("the kernel has no {module} driver; use a kernel that has it, or another backend")
+        }
+    }
 }
 
 /// The backend asked for, or the first that can be used here.
@@ -112,7 +135,7 @@ pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
         if kind != BackendKind::Auto && kind != backend.kind() {
             continue;
         }
-        match backend.probe() {
+        match usable(backend) {
             Ok(()) => return Ok(backend),
             Err(why) => reasons.push(format!("{}: {why}", backend.kind())),
         }

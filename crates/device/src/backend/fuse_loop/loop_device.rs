@@ -7,6 +7,8 @@ use crate::DeviceError;
 use crate::backend::exclusive;
 use crate::sys::loop_control::{self, FLAG_AUTOCLEAR, FLAG_DIRECT_IO, Info};
 
+pub(super) const CONTROL: &str = "/dev/loop-control";
+
 const BLOCK_SIZE: u32 = 4096;
 
 /// Others may take the free device that the kernel named before we do; more than so many in a row is a fault.
@@ -25,8 +27,7 @@ pub(super) struct LoopDevice {
 impl LoopDevice {
     /// Binds `backing` to a free loop device and marks it with `name` (at most 63 bytes are kept).
     pub(super) fn bind(backing: BorrowedFd<'_>, name: &str) -> Result<Self, DeviceError> {
-        let control = open("/dev/loop-control")
-            .map_err(DeviceError::failed("cannot open /dev/loop-control (is the loop module loaded?)"))?;
+        let control = open(CONTROL).map_err(DeviceError::failed(format!("cannot open {CONTROL}")))?;
         let mut info = Info { flags: FLAG_AUTOCLEAR | FLAG_DIRECT_IO, ..Info::ZERO };
         let kept = name.len().min(info.file_name.len() - 1);
         info.file_name[..kept].copy_from_slice(&name.as_bytes()[..kept]);

@@ -23,7 +23,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use self::loop_device::LoopDevice;
 use self::server::{Server, WARM_UP_NAME};
 use super::turn::Turn;
-use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
+use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -41,12 +41,13 @@ impl Backend for FuseLoop {
     }
 
     fn probe(&self) -> Result<(), String> {
-        for (path, module) in [(FUSE_DEVICE, "fuse"), ("/dev/loop-control", "loop")] {
-            OpenOptions::new().read(true).write(true).open(path).map_err(|error| {
-                format!("cannot open {path}: {error}; load the module with 'modprobe {module}'")
-            })?;
-        }
-        Ok(())
+        [(FUSE_DEVICE, "fuse"), (loop_device::CONTROL, "loop")].into_iter().try_for_each(|(path, module)| {
+            match OpenOptions::new().read(true).write(true).open(path) {
+                Ok(_) => Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent(module, path)),
+                Err(error) => Err(format!("the kernel's {module} driver cannot be used: {error}")),
+            }
+        })
     }
 
     fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError> {

@@ -22,7 +22,7 @@ use aquifer_page::PAGE_SIZE;
 
 use self::netlink::{Connect, Driver};
 use self::serve::Connection;
-use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, exclusive};
+use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
 /// How long the driver may take to bring a device up or down.
@@ -50,7 +50,7 @@ impl Backend for Nbd {
         match Driver::open() {
             Ok(_) => Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                Err("the kernel's nbd driver is not loaded; try 'modprobe nbd'".to_owned())
+                Err(absent("nbd", "the host's network namespace"))
             }
             Err(error) => Err(format!("the kernel's nbd driver does not answer: {error}")),
         }

@@ -8,6 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::backend::MAX_REQUEST;
 use crate::sys::ublk::{Command, Control, ControlRing};
 
+pub(super) const PATH: &str = "/dev/ublk-control";
+
 /// `UBLK_F_USER_RECOVERY`: requests wait when the server dies, until another one takes the device over.
 const USER_RECOVERY: u64 = 1 << 3;
 /// `UBLK_F_CMD_IOCTL_ENCODE`.
@@ -72,7 +74,7 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn open() -> io::Result<Self> {
-        let device = OpenOptions::new().read(true).write(true).open("/dev/ublk-control")?;
+        let device = OpenOptions::new().read(true).write(true).open(PATH)?;
         Ok(Self { ring: ControlRing::new(device)? })
     }
 

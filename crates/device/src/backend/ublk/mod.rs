@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 
 use self::control::{Driver, Info};
-use super::{Attached, Backend, BackendKind, Options, exclusive};
+use super::{Attached, Backend, BackendKind, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
 /// Requests under way a queue. A worker serves one at a time; the others wait where they cost a buffer, not a wake-up.
@@ -37,10 +37,7 @@ impl Backend for Ublk {
     fn probe(&self) -> Result<(), String> {
         match Driver::open() {
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err("the kernel's ublk driver is not loaded; try 'modprobe ublk_drv' (Linux 6.0 and later)"
-                    .to_owned())
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent("ublk_drv", control::PATH)),
             Err(error) => Err(format!("the kernel's ublk driver cannot be used: {error}")),
         }
     }

@@ -16,7 +16,7 @@ pub(super) const SUBSYSTEMS: &str = "/sys/kernel/config/nvmet/subsystems";
 pub(super) const HOSTS: &str = "/sys/kernel/config/nvmet/hosts";
 
 /// Whether the kernel's target is there to be configured.
-pub(super) fn is_there(root: &Root) -> bool {
+pub fn is_there(root: &Root) -> bool {
     root.path(SUBSYSTEMS).is_dir()
 }
 

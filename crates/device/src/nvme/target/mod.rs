@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::Bytes;
 
+pub use self::configfs::is_there;
 use self::configfs::{HOSTS, Subsystem};
 use self::ram::Ram;
 use super::{NvmeError, Root, Transport};
@@ -183,7 +184,7 @@ fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeE
 /// # Errors
 /// If something stays.
 pub fn sweep(root: &Root) -> Result<Vec<Nqn>, NvmeError> {
-    if !configfs::is_there(root) {
+    if !is_there(root) {
         return Ok(Vec::new());
     }
     let _alone = configfs::lock(root)?;
