@@ -50,6 +50,7 @@ fn boots_under_kvm(kernel: &Prepared) -> Result<bool> {
         image: &image,
         memory: Bytes::mib(256),
         cpus: 1,
+        disk: Bytes::ZERO,
         accelerator: Accelerator::Kvm,
         network: None,
     };

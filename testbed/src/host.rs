@@ -226,6 +226,7 @@ impl Host {
             image: &self.image,
             memory: self.spec.memory,
             cpus: self.spec.cpus,
+            disk: self.spec.disk,
             accelerator: self.accelerator,
             network: Some((wire, Switch::mac(self.port))),
         };

@@ -31,6 +31,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) image: &'a File,
     pub(crate) memory: Bytes,
     pub(crate) cpus: u32,
+    /// The size of its disk, if it is to have one.
+    pub(crate) disk: Bytes,
     pub(crate) accelerator: Accelerator,
     /// The end of its network's wire, and its address.
     pub(crate) network: Option<(UnixDatagram, String)>,
@@ -44,7 +46,7 @@ pub(crate) struct Power {
 }
 
 impl Machine<'_> {
-    /// Starts QEMU, with nothing on disk and nothing to reach but what is handed down to it.
+    /// Starts QEMU, with no file that has a name and nothing to reach but what is handed down to it.
     ///
     /// # Errors
     /// If QEMU cannot be started.
@@ -87,6 +89,13 @@ impl Machine<'_> {
             qemu.args(["-netdev", &format!("dgram,id=net,local.type=fd,local.str={}", wire.as_raw_fd())]);
             qemu.args(["-device", &format!("virtio-net-pci,netdev=net,mac={mac},romfile=")]);
             handed_down.push(wire);
+        }
+        if self.disk > Bytes::ZERO {
+            let disk = tempfile::tempfile_in(crate::cache_dir()?).context("cannot make a disk")?;
+            disk.set_len(self.disk.0)?;
+            let file = format!("/proc/self/fd/{}", disk.as_raw_fd());
+            qemu.args(["-drive", &format!("file={file},format=raw,cache=none,if=virtio")]);
+            handed_down.push(disk.into());
         }
         // A group of its own: ctrl-C is for who runs the testbed.
         qemu.stdin(Stdio::null()).stdout(Stdio::null()).stderr(OwnedFd::from(stderr)).process_group(0);

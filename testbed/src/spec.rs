@@ -8,13 +8,14 @@ use aquifer_page::Bytes;
 use crate::image::Contents;
 use crate::kernel::Kernel;
 
-/// A host to be started. What is not said is: kernel 6.12, 256 MiB, two CPUs, nothing but busybox.
+/// A host to be started. What is not said is: kernel 6.12, 256 MiB, two CPUs, no disk, nothing but busybox.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub(crate) name: String,
     pub(crate) kernel: Kernel,
     pub(crate) memory: Bytes,
     pub(crate) cpus: u32,
+    pub(crate) disk: Bytes,
     pub(crate) contents: Contents,
     pub(crate) live_console: bool,
 }
@@ -27,6 +28,7 @@ impl Spec {
             kernel: Kernel::V6_12,
             memory: Bytes::mib(256),
             cpus: 2,
+            disk: Bytes::ZERO,
             contents: Contents::default(),
             live_console: false,
         }
@@ -48,6 +50,13 @@ impl Spec {
     #[must_use]
     pub fn cpus(self, cpus: u32) -> Self {
         Self { cpus, ..self }
+    }
+
+    /// A disk of this size, empty at each boot: `/dev/vda` once the module `virtio_blk` is loaded. It takes room where kernels are
+    /// kept, and no page cache of this machine.
+    #[must_use]
+    pub fn disk(self, disk: Bytes) -> Self {
+        Self { disk, ..self }
     }
 
     /// Loads a kernel module, and those that it needs, at boot: its name and, after a space, its parameters. One that the kernel

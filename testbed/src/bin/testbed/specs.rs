@@ -19,6 +19,9 @@ pub(crate) struct Hardware {
     /// CPUs of each host
     #[arg(long, value_name = "N", default_value_t = 2)]
     cpus: u32,
+    /// A disk of each host, /dev/vda once the module virtio_blk is loaded; empty at each boot
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    disk: Bytes,
     /// Loads a kernel module, and those it needs, at boot; may carry parameters: --module 'brd rd_nr=1'
     #[arg(long = "module", value_name = "NAME")]
     modules: Vec<String>,
@@ -30,7 +33,7 @@ pub(crate) struct Hardware {
 impl Hardware {
     /// A host of this kind.
     pub(crate) fn spec(&self, name: &str) -> Spec {
-        let spec = Spec::new(name).kernel(self.kernel).memory(self.memory).cpus(self.cpus);
+        let spec = Spec::new(name).kernel(self.kernel).memory(self.memory).cpus(self.cpus).disk(self.disk);
         let spec = spec.modules(self.modules.iter().map(String::as_str));
         self.files.iter().fold(spec, |spec, (here, there)| spec.file(here, there))
     }
