@@ -1,10 +1,11 @@
 //! Uses all of a namespace for a while, many commands in flight on each of four queues, and checks every byte: `nvme_check URI
-//! HOST_NQN SECONDS [digests] [SECRETS_FILE]`. What was in the namespace is lost.
+//! HOST_NQN SECONDS [digests] [SECRETS_FILE]`. What was in the namespace is lost. With a number of times, such as `100x`, in place of
+//! the seconds it only connects so often, and checks that nothing is left of that.
 
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::{env, fs, io, thread};
 
 use aquifer_fabric::NvmeUri;
 use aquifer_fabric::nvme::initiator::{Connection, NvmeError, Operation, Session, Target};
@@ -19,7 +20,7 @@ const LONG: u64 = 40;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     let (Some(uri), Some(host), Some(seconds)) = (args.next(), args.next(), args.next()) else {
-        return Err("usage: nvme_check URI HOST_NQN SECONDS [digests] [SECRETS_FILE]".into());
+        return Err("usage: nvme_check URI HOST_NQN SECONDS|TIMESx [digests] [SECRETS_FILE]".into());
     };
     let uri: NvmeUri = uri.parse()?;
     let mut target = Target::new(uri.address, uri.subsystem, host.parse()?);
@@ -29,6 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         } else {
             target.secrets = Some(fs::read_to_string(more)?.parse()?);
         }
+    }
+    if let Some(times) = seconds.strip_suffix('x') {
+        return connect_often(&Arc::new(target), times.parse()?);
     }
     let session = Session::new(Arc::new(target));
     let time = Duration::from_secs_f64(seconds.parse()?);
@@ -48,6 +52,29 @@ fn main() -> Result<(), Box<dyn Error>> {
     let passed = passed.map_err(|error| -> Box<dyn Error> { error })?;
     println!("checked {} pieces, all are as they were written", passed.iter().sum::<u64>());
     Ok(())
+}
+
+/// Makes so many controllers, one after the other, each with an I/O queue that is used.
+fn connect_often(target: &Arc<Target>, times: u32) -> Result<(), Box<dyn Error>> {
+    let before = kept()?;
+    for _ in 0..times {
+        Connection::connect(Arc::clone(target), PATIENCE)?.read(0, &mut [0; PIECE])?;
+    }
+    // The threads that keep controllers alive end by themselves.
+    let deadline = Instant::now() + PATIENCE;
+    while kept()? != before {
+        if Instant::now() > deadline {
+            return Err(format!("descriptors and threads: first {before:?}, then {:?}", kept()?).into());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    println!("connected {times} times, nothing is left of it");
+    Ok(())
+}
+
+/// How many file descriptors and threads this process has.
+fn kept() -> io::Result<[usize; 2]> {
+    Ok([fs::read_dir("/proc/self/fd")?.count(), fs::read_dir("/proc/self/task")?.count()])
 }
 
 /// What a worker has to itself: what it wrote to each of its pieces, 0 for zeroes.

@@ -6,9 +6,9 @@ use anyhow::Result;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Kernel, Spec, Testbed};
 
-use crate::support::example;
+use crate::support::{aquifer, example};
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn the_target_of_kernel_6_1_serves_our_initiator() -> Result<()> {
@@ -25,10 +25,13 @@ fn serves(spec: Spec, authenticates: &str) -> Result<()> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guests/nvme_initiator.sh");
     let spec = spec
         .memory(Bytes::gib(1))
-        .modules(["nvmet", "nvmet-tcp", "brd", "crc32c_generic"])
+        .modules(["nvmet", "nvmet-tcp", "brd", "zram", "fuse", "loop", "crc32c_generic"])
+        .file(aquifer(), "/bin/aquifer")
         .file(example("fabric", "nvme_check"), "/bin/nvme_check")
+        .file(env!("CARGO_BIN_EXE_checked-io"), "/bin/checked-io")
         .file(script, "/bin/nvme-initiator-test");
     let hosts = Testbed::start([spec])?;
-    hosts.hosts()[0].sh_within(&format!("sh /bin/nvme-initiator-test {authenticates}"), LIMIT)?;
+    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme-initiator-test {authenticates}"), LIMIT)?;
+    eprint!("{said}");
     Ok(())
 }

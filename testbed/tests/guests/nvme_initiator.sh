@@ -1,10 +1,24 @@
 #!/bin/sh
-# In a guest: Linux's target serves a RAM disk and a file, and our initiator uses and checks them.
+# In a guest: Linux's target serves RAM disks and a file, and our initiator uses and checks them.
 # Usage: nvme_initiator.sh authenticates|no
 set -eu
 
 host=nqn.2014-08.org.example:host
 secret=DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:
+
+trap '[ $? = 0 ] || { dmesg | tail -n 40; cat /run/aquifer/volumes/*.log; }' EXIT
+fail() { echo "FAILED: $*"; exit 1; }
+step() { echo "-- $*"; }
+
+# Waits until "$@" succeeds.
+until_true() {
+    tries=0
+    until "$@"; do
+        tries=$((tries + 1))
+        [ $tries -lt 300 ] || fail "never: $*"
+        sleep 0.1
+    done
+}
 
 ip link set lo up
 [ -d /sys/kernel/config/nvmet ] || mount -t configfs none /sys/kernel/config
@@ -26,9 +40,19 @@ subsystem() {
     echo "$2" > "subsystems/$1/namespaces/1/device_path"
     if [ -f "$2" ]; then echo 1 > "subsystems/$1/namespaces/1/buffered_io"; fi
     echo 1 > "subsystems/$1/namespaces/1/enable"
-    ln -s "/sys/kernel/config/nvmet/subsystems/$1" "ports/$3/subsystems/$1"
+    give "$1" "$3"
 }
 
+# A subsystem is given to a port, or taken away from it and from the hosts that use it there: $1 its name, $2 the port.
+give() { ln -s "/sys/kernel/config/nvmet/subsystems/$1" "ports/$2/subsystems/$1"; }
+take_away() { rm "ports/$2/subsystems/$1"; }
+
+# Open connections to a port, both ends: $1 the port.
+connections() { netstat -tn | grep -c ":442$1 .*ESTABLISHED"; }
+is_used() { [ "$(connections 1)" -gt 1 ]; }
+is_unused() { [ "$(connections "$1")" = 0 ]; }
+
+step "strangers, content, digests"
 port 0
 subsystem nqn.2014-08.org.example:ram /dev/ram0 0
 mkdir -p /tmp/backing && mount -t tmpfs none /tmp/backing
@@ -53,7 +77,13 @@ nvme_check $ram $host 2 digests
 nvme_check $file $host 2
 nvme_check $file $host 2 digests
 
+step "100 connects and disconnects"
+nvme_check $ram $host 100x
+nvme_check $ram $host 100x digests
+until_true is_unused 0
+
 if [ "$1" = authenticates ]; then
+    step "authentication"
     echo $secret > hosts/$host/dhchap_key
     if nvme_check $ram $host 1 2> /tmp/refused; then echo "a host without its secret was let in"; exit 1; fi
     grep -q "the target asks for it" /tmp/refused || { cat /tmp/refused; exit 1; }
@@ -64,3 +94,46 @@ if [ "$1" = authenticates ]; then
     echo $secret >> /tmp/secrets
     nvme_check $ram $host 1 digests /tmp/secrets
 fi
+
+step "a volume"
+zram=/sys/block/zram0
+echo 128M > $zram/disksize
+stored() { awk '{ print $1 }' $zram/mm_stat; }
+volume=nqn.2014-08.org.example:volume
+port 1
+subsystem $volume /dev/zram0 1
+echo 1 > subsystems/$volume/attr_allow_any_host
+# Of the backends only this one passes on what checked-io discards with, on both kernels.
+disk=$(aquifer attach --backend fuse-loop --host-nqn $host nvme+tcp://127.0.0.1:4421/$volume)
+checked-io "$disk" 50
+[ "$(stored)" -gt $((2 << 20)) ] || fail "the volume is not stored in the namespace"
+blkdiscard "$disk"
+[ "$(stored)" -lt $((1 << 20)) ] || fail "what is discarded is given back: $(stored) bytes are left"
+
+step "its port is taken away and given back in the middle"
+until [ -e /tmp/enough ]; do
+    checked-io "$disk" 50 && blkdiscard "$disk" || exit 1
+done > /tmp/rounds 2>&1 &
+rounds=$!
+for pause in 0.1 0.3 0.5 1 2; do
+    sleep 1
+    until_true is_used
+    take_away $volume 1
+    sleep $pause
+    give $volume 1
+done
+until_true is_used
+touch /tmp/enough
+wait $rounds || { cat /tmp/rounds; fail "a byte was lost, or I/O failed"; }
+cat /tmp/rounds
+aquifer detach "$disk"
+
+step "nothing is left"
+until_true is_unused 1
+for at in ports/*/subsystems/*; do rm "$at"; done
+rm subsystems/*/allowed_hosts/*
+rmdir ports/* hosts/* subsystems/*/namespaces/1 subsystems/*
+# Refused while there is a queue.
+until_true rmmod nvmet_tcp
+rmmod nvmet
+if dmesg | grep -E "BUG:|WARNING:|Oops|blocked for more" | grep -v "soft lockup"; then fail "the kernel complains"; fi
