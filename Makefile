@@ -31,6 +31,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	cargo build --release --locked --workspace --examples --bins
 	lab/nbd
 	lab/nvme
+	lab/fabrics
 	lab/swap
 	lab/store
 	lab/idle
