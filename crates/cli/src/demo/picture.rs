@@ -56,7 +56,8 @@ mod colour {
 }
 
 const WIDTH: f64 = 1280.0;
-const HEIGHT: f64 = 920.0;
+/// Of each host's part.
+const HEIGHT: f64 = 460.0;
 
 /// Draws the histories one above the other, over one time axis, as PNG.
 ///
@@ -69,7 +70,7 @@ pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
     let figure = Figure::new(histories.len(), 1)
         .with_title(title)
         .with_title_size(22)
-        .with_figure_size(WIDTH, HEIGHT)
+        .with_figure_size(WIDTH, HEIGHT * histories.len() as f64)
         .with_spacing(18.0)
         .with_plots(histories.iter().map(areas).collect())
         .with_layouts(

@@ -41,7 +41,7 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
 
 fn kernel_target(root: &Root) -> Check {
     let check = part(root, "nvmet", "what 'aquifer export --kernel' configures");
-    if check.verdict == Verdict::Ok && !target::is_there(root) {
+    if check.verdict == Verdict::Ok && target::check(root).is_err() {
         let found = "loaded, but 'aquifer export --kernel' does not find it: configfs is not mounted";
         return Check::warn(check.name, found, "mount -t configfs none /sys/kernel/config");
     }

@@ -16,7 +16,7 @@ pub(super) const SUBSYSTEMS: &str = "/sys/kernel/config/nvmet/subsystems";
 pub(super) const HOSTS: &str = "/sys/kernel/config/nvmet/hosts";
 
 /// Whether the kernel's target is there to be configured.
-pub fn is_there(root: &Root) -> bool {
+pub(super) fn is_there(root: &Root) -> bool {
     root.path(SUBSYSTEMS).is_dir()
 }
 
@@ -32,7 +32,8 @@ pub(super) fn lock(root: &Root) -> Result<File, NvmeError> {
     })
 }
 
-fn no_target(root: &Root) -> NvmeError {
+/// What keeps it from being there.
+pub(super) fn no_target(root: &Root) -> NvmeError {
     if Module::find(root, "nvmet") == Module::Loaded {
         return NvmeError::new(format!("{NVMET} is not there"))
             .help(format!("mount -t configfs none {CONFIGFS}"));

@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::Bytes;
 
-pub use self::configfs::is_there;
 use self::configfs::{HOSTS, Subsystem};
 use self::ram::Ram;
 use super::{NvmeError, Root, Transport};
@@ -156,7 +155,7 @@ impl Drop for Target {
 /// # Errors
 /// If not, with what is missing.
 pub fn check(root: &Root) -> Result<(), NvmeError> {
-    configfs::lock(root).map(drop)
+    if configfs::is_there(root) { Ok(()) } else { Err(configfs::no_target(root)) }
 }
 
 fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeError> {
@@ -184,7 +183,7 @@ fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeE
 /// # Errors
 /// If something stays.
 pub fn sweep(root: &Root) -> Result<Vec<Nqn>, NvmeError> {
-    if !is_there(root) {
+    if !configfs::is_there(root) {
         return Ok(Vec::new());
     }
     let _alone = configfs::lock(root)?;
