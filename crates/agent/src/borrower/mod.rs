@@ -1,8 +1,8 @@
 //! The borrowing half: volumes over leases of others. A volume is pooled, served by a process of its own over any number of
 //! leases, or direct, by the kernel's own initiator over one.
 //!
-//! - [`reach`]: how to get at a lease, of what its lender offers and the configuration wants.
-//! - [`direct`]: volumes without a process.
+//! - `reach`: how to get at a lease, of what its lender offers and the configuration wants.
+//! - `direct`: volumes without a process.
 
 mod direct;
 mod reach;

@@ -1,7 +1,7 @@
 //! The lending half: leases, what holds their pages, and how their borrowers reach them.
 //!
-//! - [`store`]: pages in the store, served by this process over NBD and NVMe/TCP.
-//! - [`kernel`]: pages in zram devices, served by the kernel's own NVMe target over TCP and RDMA.
+//! - `store`: pages in the store, served by this process over NBD and NVMe/TCP.
+//! - `kernel`: pages in zram devices, served by the kernel's own NVMe target over TCP and RDMA.
 
 mod kernel;
 mod store;
