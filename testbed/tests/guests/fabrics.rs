@@ -6,7 +6,7 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Spec, Testbed, wait_until};
 
-use crate::sharing::{MEMORY, SETTINGS, overload, overloaded};
+use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
 use crate::support::{Aquifer as _, Cluster, PATIENCE, SOFT_ROCE, member, step, tool};
 
 /// Lends over NVMe, from the store of the agent or from a zram device of the kernel's.
@@ -18,11 +18,7 @@ fn two_hosts_share_over_nvme_tcp() -> Result<()> {
     let settings = with(&[FROM_STORE, "borrow.protocol = 'nvme-tcp'"]);
     let hosts = ["a", "b"].map(|name| member(name).memory(MEMORY));
     let cluster = Cluster::of(hosts).settings(settings);
-    cluster.picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP").play(|hosts| {
-        let (a, b) = (&hosts["a"], &hosts["b"]);
-        overload(a, b)?;
-        overload(b, a)
-    })
+    cluster.picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP").play(one_then_the_other)
 }
 
 #[test]
@@ -34,13 +30,9 @@ fn two_kernels_share_over_rdma() -> Result<()> {
         host.modules(["nvme-rdma", "nvmet-rdma"])
     });
     let cluster = Cluster::of(hosts).settings(settings).first("rdma link add rxe0 type rxe netdev eth0");
-    cluster.picture("sharing-nvme-rdma", "Two hosts share their RAM over RDMA, by their kernels").play(
-        |hosts| {
-            let (a, b) = (&hosts["a"], &hosts["b"]);
-            overload(a, b)?;
-            overload(b, a)
-        },
-    )
+    cluster
+        .picture("sharing-nvme-rdma", "Two hosts share their RAM over RDMA, by their kernels")
+        .play(one_then_the_other)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Kernel, Spec, Testbed};
 
-use crate::support::{aquifer, example};
+use crate::support::{aquifer, example, with_script};
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -22,16 +22,14 @@ fn the_target_of_kernel_6_12_serves_our_initiator() -> Result<()> {
 }
 
 fn serves(spec: Spec, authenticates: &str) -> Result<()> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guests/nvme_initiator.sh");
-    let spec = spec
+    let spec = with_script(spec, "nvme_initiator.sh")
         .memory(Bytes::gib(1))
         .modules(["nvmet", "nvmet-tcp", "brd", "zram", "fuse", "loop", "crc32c_generic"])
         .file(aquifer(), "/bin/aquifer")
         .file(example("fabric", "nvme_check"), "/bin/nvme_check")
-        .file(env!("CARGO_BIN_EXE_checked-io"), "/bin/checked-io")
-        .file(script, "/bin/nvme-initiator-test");
+        .file(env!("CARGO_BIN_EXE_checked-io"), "/bin/checked-io");
     let hosts = Testbed::start([spec])?;
-    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme-initiator-test {authenticates}"), LIMIT)?;
+    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_initiator.sh {authenticates}"), LIMIT)?;
     eprint!("{said}");
     Ok(())
 }

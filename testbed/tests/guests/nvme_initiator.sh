@@ -7,18 +7,7 @@ host=nqn.2014-08.org.example:host
 secret=DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:
 
 trap '[ $? = 0 ] || { dmesg | tail -n 40; cat /run/aquifer/volumes/*.log; }' EXIT
-fail() { echo "FAILED: $*"; exit 1; }
-step() { echo "-- $*"; }
-
-# Waits until "$@" succeeds.
-until_true() {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        [ $tries -lt 300 ] || fail "never: $*"
-        sleep 0.1
-    done
-}
+. /bin/steps.sh
 
 ip link set lo up
 [ -d /sys/kernel/config/nvmet ] || mount -t configfs none /sys/kernel/config

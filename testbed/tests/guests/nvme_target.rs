@@ -7,7 +7,7 @@ use anyhow::Result;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Kernel, Spec, Testbed};
 
-use crate::support::{example, tool};
+use crate::support::{example, tool, with_script};
 
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -23,12 +23,10 @@ fn kernel_6_12_is_content() -> Result<()> {
 }
 
 fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guests/nvme_target.sh");
-    let mut spec = spec
+    let mut spec = with_script(spec, "nvme_target.sh")
         .memory(Bytes::gib(1))
         .modules(["nvme-fabrics", "nvme-tcp", "ext4"])
-        .file(example("fabric", "nvme_memory"), "/bin/nvme_memory")
-        .file(script, "/bin/nvme-target-test");
+        .file(example("fabric", "nvme_memory"), "/bin/nvme_memory");
     // Not as blkdiscard: busybox has one of that name, which can do less.
     for (program, name) in
         [("nvme", "nvme"), ("fio", "fio"), ("mkfs.ext4", "mkfs.ext4"), ("blkdiscard", "discard")]
@@ -36,6 +34,6 @@ fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
         spec = spec.file(tool(program), &format!("/bin/{name}"));
     }
     let hosts = Testbed::start([spec])?;
-    hosts.hosts()[0].sh_within(&format!("sh /bin/nvme-target-test {authenticates}"), LIMIT)?;
+    hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_target.sh {authenticates}"), LIMIT)?;
     Ok(())
 }

@@ -5,18 +5,7 @@ set -e
 port=4420
 disk=/dev/nvme0n1
 trap '[ $? = 0 ] || { dmesg | tail -n 40; tail -n 20 /tmp/errors; }' EXIT
-fail() { echo "FAILED: $*"; exit 1; }
-step() { echo "-- $*"; }
-
-# Waits until "$@" succeeds.
-until_true() {
-    tries=0
-    until "$@"; do
-        tries=$((tries + 1))
-        [ $tries -lt 300 ] || fail "never: $*"
-        sleep 0.1
-    done
-}
+. /bin/steps.sh
 
 mkfifo /tmp/orders
 serve() {

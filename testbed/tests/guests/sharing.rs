@@ -3,7 +3,7 @@
 use anyhow::Result;
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, wait_until};
+use aquifer_testbed::{Host, Testbed, wait_until};
 
 use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, member, step};
 
@@ -23,15 +23,20 @@ pub(crate) const SETTINGS: [&str; 4] =
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
     // No I/O fails because the machine had other things to do.
     let settings = [&SETTINGS[..], &["borrow.patience = '10m'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
-        let (a, b) = (&hosts["a"], &hosts["b"]);
-        overload(a, b)?;
-        overload(b, a)
-    })
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY)))
+        .settings(settings)
+        .play(one_then_the_other)
+}
+
+/// Overloads `a`, which is helped by `b`, then the other way round.
+pub(crate) fn one_then_the_other(hosts: &Testbed) -> Result<()> {
+    let (a, b) = (&hosts["a"], &hosts["b"]);
+    overload(a, b)?;
+    overload(b, a)
 }
 
 /// Overloads `borrower`, which is helped by `lender`, until all is as before.
-pub(crate) fn overload(borrower: &Host, lender: &Host) -> Result<()> {
+fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
     let (first, second) = overloaded(borrower, lender, SURPLUS, 300)?;
     second.is_done()?;

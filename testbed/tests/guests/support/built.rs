@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use aquifer_testbed::Spec;
 use serde_json::Value;
 
 /// The command `aquifer`.
@@ -18,6 +19,12 @@ pub fn example(room: &str, name: &str) -> PathBuf {
 /// The test program `name` of the crate in `crates/ROOM`.
 pub fn test(room: &str, name: &str) -> PathBuf {
     find(&build(&["test", "--no-run", "--test", name]), room, name)
+}
+
+/// The script `name` beside the tests, and what all of them need, put into a host as `/bin/NAME`.
+pub fn with_script(spec: Spec, name: &str) -> Spec {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests");
+    [name, "steps.sh"].iter().fold(spec, |spec, name| spec.file(folder.join(name), &format!("/bin/{name}")))
 }
 
 /// A program of this machine.

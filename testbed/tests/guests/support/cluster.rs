@@ -87,9 +87,11 @@ pub fn with_admitted(
     played.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// What agent and volumes have logged, and what the kernel thinks of it.
+/// What agent and volumes have logged, who runs, who waits where, and what the kernel thinks of it.
 fn show_logs(host: &Host) {
-    let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20";
+    let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20
+        grep -E '^(pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault)' /proc/vmstat; top -b -n 2 -d 3 | head -n 40
+        for key in l w m; do echo $key >/proc/sysrq-trigger; done; dmesg | tail -n 250";
     match host.run_within(logs, Duration::from_secs(30)) {
         Ok(logs) => eprintln!("---- logs of {host}:\n{}{}----", logs.stdout, logs.stderr),
         Err(error) => eprintln!("no logs of {host}: {error}"),

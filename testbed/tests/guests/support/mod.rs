@@ -8,7 +8,7 @@ mod picture;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-pub use built::{aquifer, example, test, tool};
+pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
 pub use load::Load;
 
