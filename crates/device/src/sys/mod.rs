@@ -5,6 +5,9 @@ pub(crate) mod ublk;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+
+use rustix::mm::{MapFlags, ProtFlags};
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -182,4 +185,36 @@ pub(crate) fn keep_heap() -> io::Result<()> {
     }
     #[cfg(not(target_env = "gnu"))]
     Err(io::Error::new(io::ErrorKind::Unsupported, "this is known for glibc's allocator only"))
+}
+
+/// Anonymous memory that is there, and stays: given back when dropped.
+#[derive(Debug)]
+pub(crate) struct LockedMemory {
+    start: ptr::NonNull<std::ffi::c_void>,
+    length: usize,
+}
+
+// SAFETY: nobody but its owner knows of it, and that only gives it back.
+unsafe impl Send for LockedMemory {}
+
+impl LockedMemory {
+    /// So many bytes. In memory at once; locked there if this process may lock so much.
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
+        // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
+        let start = ptr::NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        let memory = Self { start, length };
+        // SAFETY: the range is ours. Memory that cannot be locked does its service as long as nothing is swapped out.
+        let _ = unsafe { rustix::mm::mlock(memory.start.as_ptr(), length) };
+        Ok(memory)
+    }
+}
+
+impl Drop for LockedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the range is ours, and nobody reads or writes it.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
+    }
 }

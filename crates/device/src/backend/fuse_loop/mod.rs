@@ -3,6 +3,7 @@
 //! The file system is never put into the tree of mounts: the loop device holds its only file, so nothing is left
 //! to unmount, whatever happens to the process.
 
+mod ballast;
 mod loop_device;
 mod server;
 
@@ -20,6 +21,7 @@ use fuser::{Config, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
+use self::ballast::{Arrivals, Watch};
 use self::loop_device::LoopDevice;
 use self::server::{Server, WARM_UP_NAME};
 use super::turn::Turn;
@@ -57,12 +59,15 @@ impl Backend for FuseLoop {
             .open(FUSE_DEVICE)
             .map_err(DeviceError::failed(format!("cannot open {FUSE_DEVICE}")))?;
         let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
-        let workers = serve(disk, fuse.into(), options)?;
+        let arrivals = Arc::new(Arrivals::default());
+        let workers = serve(disk, fuse.into(), options, arrivals.clone())?;
         warm_up(&root, options.workers).map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
         let file = open_in(&root, &options.label)
             .map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
         let device = LoopDevice::bind(file.as_fd(), &options.label)?;
-        Ok(Box::new(FuseLoopDevice { device, workers }))
+        let watch = Watch::start(device.path(), arrivals)
+            .map_err(DeviceError::failed("cannot keep memory for when there is none"))?;
+        Ok(Box::new(FuseLoopDevice { device, workers, _watch: watch }))
     }
 }
 
@@ -85,13 +90,18 @@ fn mount(fuse: &File) -> io::Result<OwnedFd> {
 }
 
 /// Starts the workers.
-fn serve(disk: Arc<dyn Disk>, fuse: OwnedFd, options: &Options) -> Result<Workers, DeviceError> {
+fn serve(
+    disk: Arc<dyn Disk>,
+    fuse: OwnedFd,
+    options: &Options,
+    arrivals: Arc<Arrivals>,
+) -> Result<Workers, DeviceError> {
     let turn = Arc::new(Turn::default());
     let mut config = Config::default();
     config.n_threads = Some(options.workers);
     config.clone_fd = true;
     let session = Session::from_fd(
-        Server::new(disk, options.workers, options.label.clone(), turn.clone()),
+        Server::new(disk, options.workers, options.label.clone(), turn.clone(), arrivals),
         fuse,
         SessionACL::All,
         config,
@@ -137,6 +147,7 @@ fn open_in(root: &OwnedFd, name: &str) -> io::Result<File> {
 struct FuseLoopDevice {
     device: LoopDevice,
     workers: Workers,
+    _watch: Watch,
 }
 
 /// The threads that serve the file.

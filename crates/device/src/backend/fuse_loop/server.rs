@@ -12,6 +12,7 @@ use fuser::{
     ReplyWrite, Request, WriteFlags,
 };
 
+use super::ballast::Arrivals;
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
 use crate::backend::turn::Turn;
@@ -45,19 +46,27 @@ pub(super) struct Server {
     workers: usize,
     next_worker: AtomicUsize,
     turn: Arc<Turn>,
+    arrivals: Arc<Arrivals>,
     met: Mutex<usize>,
     all_met: Condvar,
 }
 
 impl Server {
     /// The volume's file bears the name `name`.
-    pub(super) fn new(disk: Arc<dyn Disk>, workers: usize, name: String, turn: Arc<Turn>) -> Self {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        workers: usize,
+        name: String,
+        turn: Arc<Turn>,
+        arrivals: Arc<Arrivals>,
+    ) -> Self {
         Self {
             name,
             disk,
             workers,
             next_worker: AtomicUsize::new(0),
             turn,
+            arrivals,
             met: Mutex::new(0),
             all_met: Condvar::new(),
         }
@@ -185,6 +194,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let arrived = self.arrivals.arrive();
         BUFFER.with_borrow_mut(|buffer| {
             let Some(data) = buffer.get_mut(..size as usize) else { return reply.error(Errno::EINVAL) };
             match self.disk.read(self.worker(), offset, data) {
@@ -192,6 +202,7 @@ impl Filesystem for Server {
                 Err(error) => reply.error(errno(&error)),
             }
         });
+        drop(arrived);
         self.turn.take();
     }
 
@@ -207,6 +218,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let arrived = self.arrivals.arrive();
         let done = match inode {
             DISK => self.disk.write(self.worker(), offset, data),
             _ => self.warm_up(),
@@ -215,6 +227,7 @@ impl Filesystem for Server {
             Ok(()) => reply.written(data.len() as u32),
             Err(error) => reply.error(errno(&error)),
         }
+        drop(arrived);
         self.turn.take();
     }
 
@@ -231,7 +244,9 @@ impl Filesystem for Server {
         if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
+        let arrived = self.arrivals.arrive();
         done(self.disk.discard(self.worker(), offset, length), reply);
+        drop(arrived);
         self.turn.take();
     }
 
@@ -243,7 +258,9 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        let arrived = self.arrivals.arrive();
         done(self.disk.flush(self.worker()), reply);
+        drop(arrived);
         self.turn.take();
     }
 
