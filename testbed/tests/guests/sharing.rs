@@ -13,8 +13,9 @@ pub(crate) const MEMORY: Bytes = Bytes::mib(384);
 /// What a host keeps free for the process of a volume, which locks its memory, and for what else borrowing takes.
 const ROOM: Bytes = Bytes::mib(100);
 
-/// What an overloaded host needs more than it has.
-pub(crate) const SURPLUS: Bytes = Bytes::mib(40);
+/// What an overloaded host needs more than it has: a good deal less than it borrows, for pages on their way out, and those
+/// that are back in memory, take swap too.
+pub(crate) const SURPLUS: Bytes = Bytes::mib(28);
 
 pub(crate) const SETTINGS: [&str; 4] =
     ["memory.period = '200ms'", "memory.upper = 0.5", "memory.lower = 0.35", "borrow.request = '64M'"];
