@@ -7,7 +7,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Spec, Testbed, wait_until};
 
 use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
-use crate::support::{Aquifer as _, Cluster, PATIENCE, SOFT_ROCE, member, step, tool};
+use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, SOFT_ROCE, member, step, tool};
 
 /// Lends over NVMe, from the store of the agent or from a zram device of the kernel's.
 const FROM_STORE: &str = "lend.nvme = '{address}:4420'";
@@ -73,19 +73,27 @@ fn kernel_member(name: &str, kernel: Kernel) -> Spec {
 
 fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     step("one host borrows from two");
-    // More than one lease holds.
-    let (first, second) = overloaded(borrower, lenders[0], Bytes::mib(90), 300)?;
+    // More than one lease holds; emulated hosts fill memory faster than they borrow, so the rest comes when there is room
+    // for it. A borrower asks for more when three quarters of what it has are in use.
+    let (first, second) = overloaded(borrower, &lenders, Bytes::mib(44), 300)?;
+    wait_until(
+        "it has a second lease",
+        PATIENCE,
+        || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2),
+    )?;
+    let third = Load::start(borrower, Bytes::mib(60), 300)?;
+    third.filled()?;
     second.is_done()?;
+    third.is_done()?;
     let volumes = borrower.status()?.borrowed;
     assert!(volumes.len() >= 2 && volumes.iter().all(|volume| volume.pid.is_none()), "{volumes:?}");
     for lender in lenders {
         assert_eq!(lender.status()?.role, Role::Lender, "{lender}");
         assert!(lender.lends()? > Bytes::mib(8), "{lender}: {}", lender.lends()?);
     }
-    first.verify()?;
-    second.verify()?;
-    first.end()?;
-    second.end()?;
+    let loads = [first, second, third];
+    loads.iter().try_for_each(Load::verify)?;
+    loads.into_iter().try_for_each(Load::end)?;
     borrower.wait_until_it_is_free()?;
     lenders.iter().try_for_each(|lender| lender.wait_until_it_is_free())
 }
@@ -95,7 +103,7 @@ fn two_borrow_from_one(hosts: &Testbed, borrowers: [&str; 2], lender: &str) -> R
     let lender = &hosts[lender];
     let mut loads = Vec::new();
     for borrower in borrowers {
-        loads.push(overloaded(&hosts[borrower], lender, Bytes::mib(24), 300)?);
+        loads.push(overloaded(&hosts[borrower], &[lender], Bytes::mib(24), 300)?);
     }
     wait_until("it lends to both", PATIENCE, || Ok(lender.status()?.lent.len() >= 2))?;
     for (first, second) in &loads {

@@ -21,7 +21,7 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '20s'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (_first, second) = overloaded(a, b, SURPLUS, FOR_EVER)?;
+        let (_first, second) = overloaded(a, &[b], SURPLUS, FOR_EVER)?;
         let lease = b.status()?.lent[0].lease;
         step("b's plug is pulled");
         b.pull_plug()?;
@@ -44,7 +44,7 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
     let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
         let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (first, second) = overloaded(a, b, SURPLUS, 5_000)?;
+        let (first, second) = overloaded(a, &[b], SURPLUS, 5_000)?;
         step("b's link is cut for a while");
         b.cut();
         // Nothing can be asked of a meanwhile: whatever takes memory there waits.

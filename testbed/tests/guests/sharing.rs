@@ -39,7 +39,7 @@ pub(crate) fn one_then_the_other(hosts: &Testbed) -> Result<()> {
 /// Overloads `borrower`, which is helped by `lender`, until all is as before.
 fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
-    let (first, second) = overloaded(borrower, lender, SURPLUS, 300)?;
+    let (first, second) = overloaded(borrower, &[lender], SURPLUS, 300)?;
     second.is_done()?;
     step("every page is checked");
     let swapped = Bytes((borrower.pages_swapped_out()? - before) * 4096);
@@ -55,11 +55,11 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     lender.wait_until_it_is_free()
 }
 
-/// Two programs that together need more than `borrower` has: the first lifts it over its threshold, the second, which makes
+/// Two programs that together need more than `borrower` has, which one of `lenders` helps: the first lifts it over its threshold, the second, which makes
 /// so many accesses, fills what is left and then swaps a surplus.
 pub(crate) fn overloaded(
     borrower: &Host,
-    lender: &Host,
+    lenders: &[&Host],
     surplus: Bytes,
     accesses: u64,
 ) -> Result<(Load, Load)> {
@@ -71,8 +71,12 @@ pub(crate) fn overloaded(
     step("its program is filled");
     borrower.wait_until_it_is(Role::Borrower)?;
     wait_until("it has swap", PATIENCE, || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1))?;
-    assert_eq!(lender.status()?.role, Role::Lender);
-    step(&format!("{borrower} borrows from {lender}, and swaps"));
+    let mut helps = Vec::new();
+    for lender in lenders {
+        helps.extend((lender.status()?.role == Role::Lender).then(|| lender.name()));
+    }
+    assert!(!helps.is_empty(), "nobody lends");
+    step(&format!("{borrower} borrows from {}, and swaps", helps.join(" and ")));
     let second = Load::start(borrower, borrower.available()?.saturating_add(surplus), accesses)?;
     second.filled()?;
     step("all memory is filled");
