@@ -1,8 +1,11 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_fabric::tls::Identity;
 use aquifer_page::{Bytes, VolumeId};
+
+use crate::ledger::Ledger;
 
 /// What a volume is made with.
 #[derive(Clone, Debug)]
@@ -19,6 +22,8 @@ pub struct VolumeConfig {
     pub tls: Option<Identity>,
     /// A directory on a disk for the spill file, which takes extents when no lender has room.
     pub spill: Option<PathBuf>,
+    /// Who is told where extents are, so that the next process can [restore](crate::Volume::restore) the volume.
+    pub ledger: Option<Arc<dyn Ledger>>,
 }
 
 impl VolumeConfig {

@@ -165,8 +165,14 @@ impl Extent {
         }
     }
 
-    /// Makes these bytes read as zeroes and gives their room back; an extent of which nothing is left gives back its place.
-    pub(crate) fn discard(&self, worker: usize, bytes: &Range<u64>) -> Result<(), Fault> {
+    /// Makes these bytes read as zeroes and gives their room back; an extent of which nothing is left gives back its place, after
+    /// `gone` was told.
+    pub(crate) fn discard(
+        &self,
+        worker: usize,
+        bytes: &Range<u64>,
+        gone: impl FnOnce(),
+    ) -> Result<(), Fault> {
         let holds_nothing = |place: &Place| place.slot().is_none() || self.written.trim(bytes).is_empty();
         if holds_nothing(&self.shared()) {
             return Ok(());
@@ -190,6 +196,7 @@ impl Extent {
         if let Place::At(slot) = &*place
             && self.written.is_empty()
         {
+            gone();
             slot.give_back(true);
             *place = Place::Nowhere;
         }

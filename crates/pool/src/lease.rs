@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_page::EXTENT_SIZE;
+use aquifer_page::{EXTENT_SIZE, LeaseId};
 
 use crate::holder::{Holder, HolderError, Piece};
 use crate::lock;
@@ -128,6 +128,15 @@ impl Lease {
         Ok(Some(slot))
     }
 
+    /// Takes this slot as it is, if it is free.
+    pub(crate) fn take_slot(self: &Arc<Self>, index: u32) -> Option<Slot> {
+        let mut slots = lock(&self.slots);
+        let Slots { clean, dirty, .. } = &mut *slots;
+        let list = [clean, dirty].into_iter().find(|list| list.contains(&index))?;
+        list.retain(|free| *free != index);
+        Some(Slot { lease: self.clone(), index })
+    }
+
     /// Starts or stops giving out slots. Returns whether that changed anything.
     pub(crate) fn set_open(&self, open: bool) -> bool {
         let mut slots = lock(&self.slots);
@@ -140,6 +149,11 @@ impl Lease {
 }
 
 impl Slot {
+    /// What a ledger notes of it; nothing for the spill file, which does not outlive its process.
+    pub(crate) fn place(&self) -> Option<(LeaseId, u32)> {
+        self.lease.target.as_ref().map(|target| (target.lease, self.index))
+    }
+
     fn offset(&self) -> u64 {
         u64::from(self.index) * EXTENT_SIZE
     }

@@ -11,8 +11,10 @@ mod extent;
 pub mod holder;
 mod joining;
 mod lease;
+mod ledger;
 mod mover;
 mod placement;
+mod restore;
 mod status;
 mod target;
 mod volume;
@@ -23,6 +25,7 @@ use aquifer_fabric::sleep::going_to_sleep;
 
 pub use config::VolumeConfig;
 pub use error::PoolError;
+pub use ledger::Ledger;
 pub use mover::{Evacuated, Moved, Progress};
 pub use status::{LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
 pub use target::{LeaseTarget, NvmeAccess, Protocol};

@@ -132,7 +132,9 @@ impl Volume {
                 to.give_back(true);
                 return Ok(None);
             };
-            match copy(extent, worker, &mut buffer).and_then(|()| finish(extent)) {
+            match copy(extent, worker, &mut buffer)
+                .and_then(|()| finish(extent, |to| self.note(index, to.place())))
+            {
                 Ok(bytes) => {
                     let clean = from.discard(worker, 0, EXTENT_SIZE).is_ok();
                     from.give_back(clean);
@@ -187,12 +189,13 @@ fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
     Some(from)
 }
 
-/// Ends the move where it led. Returns how much the extent holds.
-fn finish(extent: &Extent) -> Result<Bytes, Halt> {
+/// Ends the move where it led, after `note` was told. Returns how much the extent holds.
+fn finish(extent: &Extent, note: impl FnOnce(&Slot)) -> Result<Bytes, Halt> {
     let mut place = extent.alone();
     match &*place {
         Place::Moving(moving) if moving.copied == EXTENT_SIZE && !moving.is_abandoned() => {
             let to = moving.to.clone();
+            note(&to);
             *place = Place::At(to);
             Ok(Bytes(extent.written.count() * PAGE))
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE, VolumeId};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 
 use crate::config::VolumeConfig;
 use crate::error::PoolError;
@@ -145,7 +145,10 @@ impl Volume {
         let mut place = self.extents[index].alone();
         if matches!(*place, Place::Nowhere) {
             match self.leases.take(worker, &mut Vec::new()) {
-                Ok(Some(slot)) => *place = Place::At(slot),
+                Ok(Some(slot)) => {
+                    self.note(index, slot.place());
+                    *place = Place::At(slot);
+                }
                 Ok(None) => return Err(self.no_room()),
                 Err((lease, error)) => return Err(self.holder_error(index, 0, &lease, error)),
             }
@@ -162,7 +165,7 @@ impl Volume {
         self.check(offset, length)?;
         let worker = worker % self.config.workers;
         for (index, bytes) in pieces(offset, length) {
-            match self.extents[index].discard(worker, &bytes) {
+            match self.extents[index].discard(worker, &bytes, || self.note(index, None)) {
                 Ok(()) | Err(Fault::Nowhere) => {}
                 Err(Fault::Holder(lease, error)) => {
                     return Err(self.holder_error(index, bytes.start, &lease, error));
@@ -222,6 +225,13 @@ impl Volume {
             return Ok(());
         }
         Err(PoolError::OutOfRange { volume: self.id(), offset, length, capacity: self.config.capacity })
+    }
+
+    /// Tells the ledger, if there is one.
+    pub(crate) fn note(&self, extent: usize, place: Option<(LeaseId, u32)>) {
+        if let Some(ledger) = &self.config.ledger {
+            ledger.note(extent, place);
+        }
     }
 
     /// The number under which extents are moved.

@@ -11,6 +11,8 @@ pub mod export;
 pub mod init;
 pub mod load;
 pub mod man;
+pub mod region;
+pub mod region_serve;
 pub mod return_;
 pub mod run;
 pub mod status;
@@ -80,11 +82,13 @@ pub enum Command {
     Borrow(borrow::Borrow),
     Return(return_::Return),
     Run(run::Run),
+    Region(region::Region),
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
     VolumeServe(volume_serve::VolumeServe),
+    RegionServe(region_serve::RegionServe),
 }
 
 impl Cli {
@@ -105,11 +109,13 @@ impl Cli {
             Command::Borrow(command) => command.run(common),
             Command::Return(command) => command.run(common),
             Command::Run(command) => command.run(common),
+            Command::Region(command) => command.run(common),
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
             Command::VolumeServe(command) => command.run(),
+            Command::RegionServe(command) => command.run(),
         }
     }
 }
@@ -127,6 +133,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("attach", &attach::MANUAL),
     ("detach", &detach::MANUAL),
     ("run", &run::MANUAL),
+    ("region", &region::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

@@ -25,13 +25,13 @@ impl VolumeServe {
             let failure = Failure::new("serving a volume", "nobody tells which");
             return Err(failure.help("this is for other commands: use 'aquifer attach'"));
         }
-        let filter = EnvFilter::try_from_env("AQUIFER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-        // Standard error is the volume's log.
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(false)
-            .init();
+        log_to_standard_error();
         Ok(aquifer_device::process::run())
     }
+}
+
+/// Standard error is the log of such a process.
+pub(super) fn log_to_standard_error() {
+    let filter = EnvFilter::try_from_env("AQUIFER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }

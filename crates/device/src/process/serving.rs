@@ -140,6 +140,7 @@ fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessEr
         patience: spec.patience,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
         spill: spec.spill.clone(),
+        ledger: None,
     })?);
     for lease in &spec.leases {
         volume.add_lease(lease.clone())?;

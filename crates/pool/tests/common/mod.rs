@@ -35,6 +35,7 @@ pub fn config(extents: u64) -> VolumeConfig {
         patience: PATIENCE,
         tls: None,
         spill: None,
+        ledger: None,
     }
 }
 

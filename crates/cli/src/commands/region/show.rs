@@ -1,0 +1,97 @@
+//! How regions are shown to people.
+
+use std::fmt::Write as _;
+
+use aquifer_page::Bytes;
+use aquifer_region::process::{Files, RegionSpec, Status, client};
+use serde::Serialize;
+
+/// One region in the list.
+#[derive(Debug, Serialize)]
+pub(super) struct Listed {
+    name: String,
+    /// What it was made with; nothing if that cannot be read.
+    spec: Option<RegionSpec>,
+    /// How it is; nothing if it is not served.
+    status: Option<Status>,
+}
+
+impl Listed {
+    pub(super) fn of(files: &Files) -> Self {
+        let name = files.name().to_owned();
+        Self { name, spec: client::record(files).ok(), status: client::status(files).ok() }
+    }
+}
+
+pub(super) fn listed(all: &[Listed]) -> String {
+    if all.is_empty() {
+        return "no regions: 'aquifer region create' makes one".to_owned();
+    }
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "MAPPED BY"]);
+    for region in all {
+        let bytes = |bytes: Option<Bytes>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        let usage = region.status.as_ref().map(|status| status.usage);
+        table.add_row([
+            region.name.clone(),
+            bytes(region.spec.as_ref().map(|spec| spec.size)),
+            bytes(region.spec.as_ref().map(|spec| spec.cache)),
+            bytes(usage.map(|usage| usage.resident)),
+            bytes(usage.map(|usage| usage.remote)),
+            bytes(usage.map(|usage| usage.zero)),
+            region.status.as_ref().map_or_else(
+                || "nothing serves it".to_owned(),
+                |status| if status.programs.is_empty() { "-".to_owned() } else { status.programs.join(", ") },
+            ),
+        ]);
+    }
+    table.to_string()
+}
+
+pub(super) fn text(files: &Files, status: &Status) -> String {
+    let Status { spec, usage, counts, latency, .. } = status;
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
+    let seconds = status.uptime_ms as f64 / 1000.0;
+    let faults = counts.zero_faults + counts.remote_faults + counts.second_chances;
+    line("region", format!("{} ({})", spec.name, files.region().display()));
+    line("size", format!("{}, of which {} at most in local RAM", usage.size, usage.cache));
+    line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
+    line("remote", usage.remote.to_string());
+    line("zero", usage.zero.to_string());
+    line(
+        "mapped by",
+        if status.programs.is_empty() { "nobody".to_owned() } else { status.programs.join(", ") },
+    );
+    line("engine", format!("process {}, for {seconds:.0} s; {} policy", status.pid, spec.policy));
+    line(
+        "faults",
+        format!(
+            "{faults} ({:.0} a second): {} fetched, {} of zeroes, {} touched again in time",
+            faults as f64 / seconds.max(0.001),
+            counts.remote_faults,
+            counts.zero_faults,
+            counts.second_chances
+        ),
+    );
+    line(
+        "evicted",
+        format!(
+            "{}: {} written back, {} of zeroes, the rest was clean",
+            counts.evicted, counts.written_back, counts.found_zero
+        ),
+    );
+    let (p50, p99, p999) = (latency.p50_us, latency.p99_us, latency.p999_us);
+    line("fetches", format!("half within {p50:.0} us, 99 % within {p99:.0} us, 99.9 % within {p999:.0} us"));
+    if status.waiting > 0 {
+        line("WAITING", format!("{} faults, for a lender that cannot serve them now", status.waiting));
+    }
+    for lease in &status.volume.leases {
+        line("lender", format!("{} at {}: {:?}", lease.lender, lease.address, lease.state));
+    }
+    if let Some(error) = &status.volume.last_error {
+        line("last error", error.clone());
+    }
+    text.trim_end().to_owned()
+}

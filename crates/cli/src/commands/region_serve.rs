@@ -1,0 +1,32 @@
+//! `aquifer region-serve`, hidden: the processes of a region.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::volume_serve::log_to_standard_error;
+use crate::failure::Result;
+
+/// Serves one region; started by 'aquifer region create'
+#[derive(Debug, Args)]
+#[command(name = aquifer_region::process::SUBCOMMAND, hide = true)]
+pub struct RegionServe {
+    /// keeper or engine
+    role: String,
+    /// Where regions are
+    directory: PathBuf,
+    /// Which one
+    name: String,
+}
+
+impl RegionServe {
+    /// Serves until the region is removed.
+    ///
+    /// # Errors
+    /// None: why it cannot serve goes to the program that started it.
+    pub fn run(self) -> Result<ExitCode> {
+        log_to_standard_error();
+        Ok(aquifer_region::process::run(&self.role, &self.directory, &self.name))
+    }
+}

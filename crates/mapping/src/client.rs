@@ -1,0 +1,279 @@
+//! The program's end.
+
+use std::fmt::Display;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use aquifer_page::PAGE_SIZE;
+
+use crate::connection::Connection;
+use crate::message::{Attach, Order, Reply, Request, Run, VERSION};
+use crate::sys;
+use crate::userfault::Userfault;
+
+/// How often an engine that is gone is looked for.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// Why an engine does not care for a mapping.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// A system call of this process failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, and what it takes.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The engine cannot be reached.
+    #[error(
+        "cannot reach the engine of the region at {path}: {source}; 'aquifer region list' shows whether it runs"
+    )]
+    Engine {
+        /// Its socket.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The engine does not want it.
+    #[error("the engine of the region refuses: {0}")]
+    Refused(String),
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> AdoptError {
+    move |source| AdoptError::System { what, source }
+}
+
+/// A mapping of a region in this process, whose pages come from the region's engine.
+///
+/// It stays under the engine's care until it is [released](Self::release); dropping this only forgets how to ask for things.
+#[derive(Clone, Debug)]
+pub struct Mapping(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    address: usize,
+    pages: Run,
+    socket: PathBuf,
+    userfault: Userfault,
+    /// The parts that are still mapped. Held while pages are unmapped, lest they be somebody else's by then.
+    live: Mutex<Vec<Range<usize>>>,
+    /// To ask for things by.
+    asking: Mutex<Option<Connection>>,
+    /// What orders come by.
+    orders: Mutex<Arc<Connection>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mapping {
+    /// Puts a mapping of this process under the care of the engine that listens at `socket`. It starts a thread.
+    ///
+    /// # Safety
+    /// `address` must be that of a shared mapping of the region's file, `length` bytes from page `first` on, that nobody has touched yet.
+    /// It must not be unmapped or moved but by [`release`](Self::release).
+    ///
+    /// # Errors
+    /// [`AdoptError`]; the mapping must then not be used.
+    pub unsafe fn adopt(
+        address: usize,
+        length: usize,
+        first: u64,
+        socket: &Path,
+    ) -> Result<Self, AdoptError> {
+        let userfault = Userfault::new().map_err(system(
+            "cannot serve page faults (it takes root or vm.unprivileged_userfaultfd=1, and Linux 6.7)",
+        ))?;
+        // SAFETY: the caller says so; who is a child of this process cannot be served.
+        unsafe { sys::keep_to_this_process(address, length) }
+            .map_err(system("cannot keep the mapping out of children"))?;
+        // SAFETY: the caller says so.
+        unsafe { userfault.register(address as u64, length as u64) }
+            .map_err(system("cannot register the mapping with userfaultfd"))?;
+        let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
+        let attach = Attach { version: VERSION, address: address as u64, pages };
+        let orders = hand_over(&attach, &userfault, socket)?;
+        let shared = Arc::new(Shared {
+            address,
+            pages,
+            socket: socket.to_owned(),
+            userfault,
+            live: Mutex::new(vec![address..address + length]),
+            asking: Mutex::new(None),
+            orders: Mutex::new(Arc::new(orders)),
+        });
+        let serving = shared.clone();
+        with_signals_blocked(|| {
+            thread::Builder::new().name("aquifer".to_owned()).spawn(move || serving.serve())
+        })
+        .map_err(system("cannot start a thread"))?;
+        Ok(Self(shared))
+    }
+
+    /// The part of the range of addresses that belongs to this mapping; none where there is none.
+    pub fn part_of(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let all = self.0.address..self.0.address + (self.0.pages.count as usize) * PAGE_SIZE;
+        let part = range.start.max(all.start)..range.end.min(all.end);
+        (part.start < part.end && !lock(&self.0.live).is_empty()).then_some(part)
+    }
+
+    /// Whether any of it still is.
+    pub fn is_mapped(&self) -> bool {
+        !lock(&self.0.live).is_empty()
+    }
+
+    /// The socket of the region's engine.
+    pub fn socket(&self) -> &Path {
+        &self.0.socket
+    }
+
+    /// Makes whole pages of the region read as zeroes, and gives their memory back. Waits until that is so.
+    ///
+    /// # Errors
+    /// Where the engine refuses. One that is gone is waited for.
+    pub fn discard(&self, pages: Run) -> io::Result<()> {
+        let mut asking = lock(&self.0.asking);
+        loop {
+            match self.0.ask(&mut asking, &Request::Discard(pages)) {
+                Ok(Reply::Done) => return Ok(()),
+                Ok(Reply::Refused(why)) => return Err(io::Error::other(why)),
+                Err(_) => {
+                    *asking = None;
+                    thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+
+    /// As [`discard`](Self::discard), by addresses of this mapping; only whole pages are discarded.
+    pub fn discard_at(&self, range: &Range<usize>) -> io::Result<()> {
+        let from = (range.start - self.0.address).div_ceil(PAGE_SIZE) as u64;
+        let to = ((range.end - self.0.address) / PAGE_SIZE) as u64;
+        if from >= to {
+            return Ok(());
+        }
+        self.discard(Run { first: self.0.pages.first + from, count: to - from })
+    }
+
+    /// Has `unmap` unmap or replace these addresses, of which the engine knows nothing from then on.
+    pub fn release<T>(&self, range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
+        let mut live = lock(&self.0.live);
+        let done = unmap();
+        let rest = |part: Range<usize>| {
+            let before = part.start..part.end.min(range.start);
+            let after = part.start.max(range.end)..part.end;
+            [before, after].into_iter().filter(|part| part.start < part.end)
+        };
+        *live = std::mem::take(&mut *live).into_iter().flat_map(rest).collect();
+        if live.is_empty() {
+            lock(&self.0.orders).shut();
+        }
+        done
+    }
+}
+
+impl Shared {
+    fn ask(&self, asking: &mut Option<Connection>, request: &Request) -> io::Result<Reply> {
+        let connection = match asking {
+            Some(connection) => connection,
+            None => asking.insert(Connection::to(&self.socket)?),
+        };
+        connection.send(request, None)?;
+        connection.receive()?.map(|(reply, _)| reply).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Does what the engine orders, and finds the next one when it is gone, until nothing is mapped any more.
+    fn serve(&self) {
+        let mut orders = lock(&self.orders).clone();
+        loop {
+            match orders.receive() {
+                Ok(Some((Order::Unmap(runs), _))) => {
+                    let reply = match runs.iter().try_for_each(|run| self.unmap(run)) {
+                        Ok(()) => Reply::Done,
+                        Err(error) => Reply::Refused(format!("cannot unmap: {error}")),
+                    };
+                    // Who is gone needs no answer.
+                    let _ = orders.send(&reply, None);
+                }
+                Ok(None) | Err(_) => match self.hand_over_again() {
+                    Some(next) => orders = next,
+                    None => return,
+                },
+            }
+        }
+    }
+
+    fn hand_over_again(&self) -> Option<Arc<Connection>> {
+        let attach = Attach { version: VERSION, address: self.address as u64, pages: self.pages };
+        let mut told = false;
+        loop {
+            thread::sleep(RETRY);
+            // Held, so that the connection is there to be shut by whoever lets go of the last of the mapping.
+            let live = lock(&self.live);
+            if live.is_empty() {
+                return None;
+            }
+            match hand_over(&attach, &self.userfault, &self.socket) {
+                Ok(orders) => {
+                    let orders = Arc::new(orders);
+                    *lock(&self.orders) = orders.clone();
+                    return Some(orders);
+                }
+                Err(AdoptError::Refused(why)) if !told => {
+                    tell(format_args!("the new engine refuses this mapping: {why}; this program waits"));
+                    told = true;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn unmap(&self, run: &Run) -> io::Result<()> {
+        let at = |page: u64| {
+            self.address
+                + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
+        };
+        let wanted = at(run.first)..at(run.end());
+        for part in &*lock(&self.live) {
+            let part = part.start.max(wanted.start)..part.end.min(wanted.end);
+            if part.start < part.end {
+                // SAFETY: it is still part of the mapping, and the lock is held.
+                unsafe { sys::unmap_pages(part.start, part.end - part.start) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hands a mapping to the engine.
+fn hand_over(attach: &Attach, userfault: &Userfault, socket: &Path) -> Result<Connection, AdoptError> {
+    let engine = |source| AdoptError::Engine { path: socket.to_owned(), source };
+    let connection = Connection::to(socket).map_err(engine)?;
+    let request = Request::Attach(attach.clone());
+    connection.send(&request, Some(userfault.as_fd())).map_err(engine)?;
+    match connection.receive().map_err(engine)? {
+        Some((Reply::Done, _)) => Ok(connection),
+        Some((Reply::Refused(why), _)) => Err(AdoptError::Refused(why)),
+        None => Err(engine(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// Says something where the program's operator may see it.
+fn tell(message: impl Display) {
+    eprintln!("aquifer: {message}");
+}
+
+/// Threads that are started meanwhile get no signals: those are the program's business.
+fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
+    let before = sys::block_signals();
+    let started = start();
+    sys::restore_signals(&before);
+    started
+}

@@ -1,0 +1,119 @@
+//! Unix sockets that keep packets apart and carry descriptors.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, socket_with, sockopt,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// No message is longer.
+const LONGEST: usize = 16 << 10;
+
+/// Waits for programs.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+/// To the other side.
+#[derive(Debug)]
+pub struct Connection(OwnedFd);
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+impl Listener {
+    /// Listens at this path, for root only, in the place of one who is dead.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = socket()?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        listen(&socket, 16)?;
+        Ok(Self(socket))
+    }
+
+    /// Waits for the next program.
+    pub fn accept(&self) -> io::Result<Connection> {
+        Ok(Connection(rustix::io::retry_on_intr(|| accept_with(&self.0, SocketFlags::CLOEXEC))?))
+    }
+}
+
+impl Connection {
+    /// To who listens at this path.
+    pub fn to(path: &Path) -> io::Result<Self> {
+        let socket = socket()?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
+    }
+
+    /// The process at the other end when it connected.
+    pub fn peer(&self) -> io::Result<u32> {
+        Ok(sockopt::socket_peercred(&self.0)?.pid.as_raw_nonzero().get().cast_unsigned())
+    }
+
+    /// Sends a message, and a descriptor if there is one.
+    pub fn send(&self, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let bytes = postcard::to_stdvec(message).map_err(invalid)?;
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut room);
+        let descriptors = descriptor.map(|descriptor| [descriptor]);
+        if let Some(descriptors) = &descriptors {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let sent = rustix::io::retry_on_intr(|| {
+            sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)
+        })?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    /// Waits for the next message; none when the other side is gone.
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+        let mut bytes = [0; LONGEST];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut room);
+        let received = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
+        let length = match received {
+            Ok(received) => received.bytes,
+            Err(rustix::io::Errno::CONNRESET) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        if length == 0 {
+            return Ok(None);
+        }
+        let descriptor = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        });
+        Ok(Some((postcard::from_bytes(&bytes[..length]).map_err(invalid)?, descriptor)))
+    }
+
+    /// Has whoever waits for the other side find it gone.
+    pub fn shut(&self) {
+        // A connection that is gone already is as good.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn invalid(error: postcard::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}

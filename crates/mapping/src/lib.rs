@@ -1,0 +1,21 @@
+//! A region in the memory of a program.
+//!
+//! A region is a file of which only some pages are there. A program maps it and puts the mapping under the care of the region's
+//! engine, another process: [`Mapping::adopt`] registers it with userfaultfd and hands the descriptor over. From then on
+//! the engine brings every page that is touched. It asks back for the one thing that only the program itself can do,
+//! which is to unmap pages; a thread that the mapping started does so.
+//!
+//! An engine that dies leaves the program waiting at its next fault. The thread hands the descriptor to the next engine.
+
+mod client;
+mod connection;
+mod message;
+mod region;
+mod sys;
+mod userfault;
+
+pub use client::{AdoptError, Mapping};
+pub use connection::{Connection, Listener};
+pub use message::{Attach, Order, Reply, Request, Run, VERSION};
+pub use region::{Region, socket_of};
+pub use userfault::{Fault, Filled, Userfault};

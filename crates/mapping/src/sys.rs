@@ -1,0 +1,182 @@
+//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use linux_raw_sys::general as raw;
+use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags};
+
+pub(crate) use linux_raw_sys::general::{
+    uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage,
+};
+
+/// `UFFDIO_CONTINUE_MODE_WP` of `linux/userfaultfd.h`: map the page so that a write is noticed.
+pub(crate) const CONTINUE_WP: u64 = 2;
+
+/// A structure that is the argument of one request of userfaultfd, and of no other.
+pub(crate) trait Argument {
+    const REQUEST: u32;
+}
+
+macro_rules! arguments {
+    ($($structure:ident: $request:ident,)*) => {
+        $(impl Argument for $structure {
+            const REQUEST: u32 = linux_raw_sys::ioctl::$request;
+        })*
+    };
+}
+
+arguments! {
+    uffdio_api: UFFDIO_API,
+    uffdio_register: UFFDIO_REGISTER,
+    uffdio_range: UFFDIO_WAKE,
+    uffdio_copy: UFFDIO_COPY,
+    uffdio_zeropage: UFFDIO_ZEROPAGE,
+    uffdio_continue: UFFDIO_CONTINUE,
+}
+
+/// A new userfaultfd, for faults of the program and of the kernel on its behalf.
+pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
+    // SAFETY: a userfaultfd that nothing is registered with changes nothing.
+    Ok(unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }?)
+}
+
+/// Does what `argument` is for.
+///
+/// # Safety
+/// `uffdio_copy` must name memory of at least that length to read from. `uffdio_copy`, `uffdio_zeropage` and
+/// `uffdio_continue` must be for a mapping in whose memory pages may appear, which is what registering it said.
+pub(crate) unsafe fn userfault<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> io::Result<()> {
+    // SAFETY: the request is the one that takes a pointer to this structure; the rest is the caller's promise.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), A::REQUEST as _, ptr::from_mut(argument)) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Reads one event. None when there is none.
+pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
+    let mut message = std::mem::MaybeUninit::<uffd_msg>::uninit();
+    // SAFETY: there is room for one message, of which the kernel writes all or nothing.
+    let length =
+        unsafe { libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast::<c_void>(), size_of::<uffd_msg>()) };
+    match length {
+        // SAFETY: the kernel has filled all of it.
+        length if length == size_of::<uffd_msg>() as isize => Ok(Some(unsafe { message.assume_init() })),
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
+/// The fields of a page fault: address, flags, and the thread. None for another event.
+pub(crate) fn page_fault(message: &uffd_msg) -> Option<(u64, u64, u32)> {
+    if u32::from(message.event) != raw::UFFD_EVENT_PAGEFAULT {
+        return None;
+    }
+    // SAFETY: the event says that this member of the union is the one that was filled; the kernel fills the thread too,
+    // as every descriptor of ours asks for it.
+    unsafe {
+        let fault = message.arg.pagefault;
+        Some((fault.address, fault.flags, fault.feat.ptid))
+    }
+}
+
+/// Takes the pages out of the page tables. What was written to them stays in the file.
+///
+/// # Safety
+/// The range must be of a shared mapping of a file.
+pub(crate) unsafe fn unmap_pages(address: usize, length: usize) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
+    let unmap = || unsafe { rustix::mm::madvise(start, length, Advice::LinuxDontNeed) };
+    match unmap() {
+        // The program has locked them, which says that they are to stay. They cannot.
+        Err(rustix::io::Errno::INVAL) => {
+            // SAFETY: that they are not locked any more is what the region's limit demands.
+            unsafe { rustix::mm::munlock(start, length) }?;
+            Ok(unmap()?)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Keeps the range out of the children of this process, which the engine would know nothing of, and whole huge pages out of it.
+///
+/// # Safety
+/// The range must be of a mapping that no child of the process is to use.
+pub(crate) unsafe fn keep_to_this_process(address: usize, length: usize) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: neither changes what this process sees.
+    unsafe {
+        rustix::mm::madvise(start, length, Advice::LinuxDontFork)?;
+        rustix::mm::madvise(start, length, Advice::LinuxNoHugepage)?;
+    }
+    Ok(())
+}
+
+/// Blocks all signals for this thread, and says which were blocked.
+pub(crate) fn block_signals() -> libc::sigset_t {
+    let (mut all, mut before) = (std::mem::MaybeUninit::uninit(), std::mem::MaybeUninit::uninit());
+    // SAFETY: both sets are filled by the calls before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    }
+}
+
+/// Blocks those signals again that were.
+pub(crate) fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: the set is a whole one.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
+}
+
+/// A file in this process's memory, shared with whoever else has it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: it is only an address and a length; what is there is read and written as atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Maps the file's first `length` bytes. They stay mapped until [`unmap`](Self::unmap).
+    pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
+        // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+        let start = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
+        }?;
+        Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, length })
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr().expose_provenance()
+    }
+
+    pub(crate) fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: it is mapped while this can be borrowed, and atomics may be changed by others.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length) }
+    }
+
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: as above, and a mapping is aligned to pages.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }
+    }
+
+    /// Unmaps it, by whoever is about to drop it.
+    pub(crate) fn unmap(&mut self) {
+        // SAFETY: nobody borrows it, and without a length nobody can any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+        self.length = 0;
+    }
+}

@@ -1,0 +1,95 @@
+//! What an engine counts and times.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::lock;
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Pages and faults since the engine started.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct Counts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+            fetches: Mutex<Times>,
+        }
+
+        impl Counters {
+            pub(crate) fn counts(&self) -> Counts {
+                Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counts! {
+    /// Faults on pages that were never written, or discarded: no one was asked.
+    zero_faults,
+    /// Faults on pages that had to be fetched.
+    remote_faults,
+    /// Faults on pages that were still in the cache: touched again after they were named as victims.
+    second_chances,
+    /// Faults that another thread's had settled already.
+    late_faults,
+    /// Faults that could not be served, and are tried again.
+    stalled_faults,
+    /// Pages that left the cache.
+    evicted,
+    /// Of these, how many were written to the volume.
+    written_back,
+    /// Of these, how many held only zeroes.
+    found_zero,
+    /// Pages that programs discarded.
+    discarded,
+}
+
+/// How long remote faults took, from when the engine knew of them until the page was there.
+#[derive(Clone, Debug)]
+pub struct Times(Histogram<u64>);
+
+impl Default for Times {
+    fn default() -> Self {
+        // From 100 ns to 100 s in steps of 1 %.
+        Self(Histogram::new_with_bounds(100, 100_000_000_000, 2).expect("the bounds are in order"))
+    }
+}
+
+impl Times {
+    fn record(&mut self, time: Duration) {
+        self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// The time that this share of them took at most, as 0.5 for half.
+    pub fn at(&self, share: f64) -> Duration {
+        Duration::from_nanos(self.0.value_at_quantile(share))
+    }
+}
+
+impl Counters {
+    pub(crate) fn fetched(&self, time: Duration) {
+        self.remote_faults.fetch_add(1, Ordering::Relaxed);
+        lock(&self.fetches).record(time);
+    }
+
+    pub(crate) fn times(&self) -> Times {
+        lock(&self.fetches).clone()
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64, number: usize) {
+    counter.fetch_add(number as u64, Ordering::Relaxed);
+}

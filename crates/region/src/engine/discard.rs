@@ -1,0 +1,101 @@
+//! Programs that need pages no more.
+
+use aquifer_mapping::Run;
+
+use super::{Engine, bytes};
+use crate::counters::add;
+use crate::error::RegionError;
+use crate::file::runs;
+use crate::lock;
+use crate::table::{Page, Place};
+
+/// Pages that are discarded together.
+const CHUNK: u64 = 4096;
+
+impl Engine {
+    /// Makes these pages read as zeroes and gives back what they took, here and with lenders.
+    ///
+    /// # Errors
+    /// When the pages are not the region's.
+    pub fn discard(&self, pages: Run) -> Result<(), RegionError> {
+        if pages.first.checked_add(pages.count).is_none_or(|end| end > self.table.pages()) {
+            return Err(RegionError::Misuse("the pages are not all in the region".to_owned()));
+        }
+        let mut first = pages.first;
+        while first < pages.end() {
+            let end = pages.end().min(first + CHUNK);
+            self.discard_chunk(first, end)?;
+            first = end;
+        }
+        Ok(())
+    }
+
+    fn discard_chunk(&self, first: u64, end: u64) -> Result<(), RegionError> {
+        let mut next = first;
+        while next < end {
+            let mut cache = lock(&self.cache);
+            let (mut framed, mut stored) = (Vec::new(), Vec::new());
+            let from = next;
+            while next < end {
+                let is = self.table.get(next);
+                match is.place {
+                    Place::Filling | Place::Leaving => break,
+                    Place::Zero => {}
+                    _ => {
+                        if is.has_frame() {
+                            framed.push(next);
+                            cache.policy.went(next);
+                        }
+                        if is.stored {
+                            stored.push(next);
+                        }
+                        // An engine that comes after this one finds nothing, or the page as it was: nothing in between.
+                        let leaving =
+                            Page { stored: false, dirty: true, wanted: false, place: Place::Leaving };
+                        self.table.set(next, leaving);
+                    }
+                }
+                next += 1;
+            }
+            if next == from {
+                self.wait_for_change(cache);
+                continue;
+            }
+            drop(cache);
+            self.take_out(&framed, &stored)?;
+        }
+        Ok(())
+    }
+
+    fn take_out(&self, framed: &[u64], stored: &[u64]) -> Result<(), RegionError> {
+        for run in runs(framed.iter().copied()) {
+            self.file.punch(&run).map_err(RegionError::io("cannot take pages out of the region's file"))?;
+        }
+        for run in runs(stored.iter().copied()) {
+            let bytes = bytes(&run);
+            let discarded = self.volume.discard(self.control_worker(), bytes.start, bytes.end - bytes.start);
+            // The lender keeps what nobody will ask for, until it is written to or the region goes.
+            if let Err(error) = discarded {
+                tracing::warn!("cannot give back discarded pages: {error}");
+            }
+        }
+        let mut all: Vec<_> = framed.iter().chain(stored).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        let mut cache = lock(&self.cache);
+        let mut wanted = Vec::new();
+        for page in &all {
+            let is = self.table.get(*page);
+            if is.wanted {
+                wanted.push(*page);
+            }
+            self.table.set(*page, is.without_frame());
+        }
+        cache.frames -= framed.len() as u64;
+        drop(cache);
+        add(&self.counters.discarded, all.len());
+        self.wake(&wanted);
+        self.settled.notify_all();
+        Ok(())
+    }
+}

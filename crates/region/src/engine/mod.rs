@@ -1,0 +1,385 @@
+//! The engine: every page of a region is in one place, and moves between them by these few steps.
+//!
+//! ```text
+//!            fill (fault)                    unmap (victim named)
+//!  Zero ───────────────────▶ Resident ───────────────────────────▶ Unmapped
+//!  Remote ─────────────────▶    ▲                                   │   │
+//!    ▲                          └────────── map (touched again) ────┘   │
+//!    └────────────────────────── write back if dirty, take out ─────────┘
+//! ```
+//!
+//! A page on its way is `Filling` or `Leaving`: whoever does it holds no lock meanwhile, everybody else keeps off it, and a fault on it
+//! waits. All changes of the table are made under the lock of the cache. The table is in shared memory and says at every moment enough
+//! for another engine to go on ([`recover`]).
+
+mod discard;
+mod evict;
+mod expected;
+mod fault;
+mod recover;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use aquifer_mapping::{Attach, Connection, Run, Userfault};
+use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
+use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+use rustix::event::epoll;
+use serde::{Deserialize, Serialize};
+
+use crate::counters::{Counters, Counts, Times};
+use crate::error::RegionError;
+use crate::file::RegionFile;
+use crate::lock;
+use crate::places::Places;
+use crate::policy::{Policy, PolicyKind};
+use crate::program::Program;
+use crate::table::{Page, Place, Table};
+use expected::{Expected, Mapped};
+
+/// When victims leave the cache (Disaggregation, section 4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheme {
+    /// When a page needs the frame.
+    OnDemand,
+    /// Before that: a few frames are kept free, so that the fetch need not wait for a victim to leave.
+    #[default]
+    PreEvict,
+}
+
+/// What an engine is made with.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// How much of the region may be in its local cache.
+    pub cache: Bytes,
+    /// Which pages leave.
+    pub policy: PolicyKind,
+    /// When they do.
+    pub scheme: Scheme,
+    /// How many faults are served at a time.
+    pub workers: usize,
+}
+
+/// How much of a region is where, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// The region's size.
+    pub size: Bytes,
+    /// The local cache's limit.
+    pub cache: Bytes,
+    /// In the local cache.
+    pub resident: Bytes,
+    /// Of that, what is known to differ from what lenders have; a page that a program has mapped may be dirty without that being known.
+    pub dirty: Bytes,
+    /// With lenders only.
+    pub remote: Bytes,
+    /// Never written, or discarded.
+    pub zero: Bytes,
+}
+
+/// The local cache.
+#[derive(Debug)]
+struct Cache {
+    /// Frames that there may be.
+    limit: u64,
+    /// Frames taken: by pages in the file, or on their way into it.
+    frames: u64,
+    policy: Box<dyn Policy>,
+    /// Victims that are out of the page tables, the oldest first. Those that were touched since are still listed.
+    cooling: VecDeque<u64>,
+}
+
+/// The engine of a region.
+#[derive(Debug)]
+pub struct Engine {
+    file: RegionFile,
+    table: Table,
+    volume: Volume,
+    scheme: Scheme,
+    workers: usize,
+    cache: Mutex<Cache>,
+    /// A frame is free, or a page that was on its way has arrived.
+    settled: Condvar,
+    /// There are fewer free frames than there should be.
+    short: Condvar,
+    programs: RwLock<Vec<Arc<Program>>>,
+    expected: Mutex<Expected>,
+    next_program: AtomicU64,
+    faults: OwnedFd,
+    stalled: Mutex<Vec<(u64, u64)>>,
+    counters: Counters,
+    ended: AtomicBool,
+}
+
+impl Engine {
+    /// Takes up the region in the file `region`, with what an engine before it left in `table`, `places` and `programs`, if there was
+    /// one.
+    ///
+    /// # Errors
+    /// Where the files cannot be used, or a lease cannot be reached.
+    pub fn open(
+        config: &EngineConfig,
+        volume: VolumeConfig,
+        leases: &[LeaseTarget],
+        [region, table, places]: [(&Path, File); 3],
+        programs: PathBuf,
+    ) -> Result<Self, RegionError> {
+        let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
+        let file = RegionFile::new(region.1).map_err(fail(region.0))?;
+        let pages = file.pages();
+        let extents = (pages * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE);
+        let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
+        let places = Arc::new(Places::new(&places.1, extents).map_err(fail(places.0))?);
+        // Two more than serve faults: one evicts, one discards.
+        let workers = volume_workers(config.workers);
+        let volume = Volume::new(VolumeConfig { workers, ledger: Some(places.clone()), ..volume })?;
+        for lease in leases {
+            volume.add_lease(lease.clone())?;
+        }
+        let create = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from);
+        let fail = RegionError::io(format!("cannot read {}", programs.display()));
+        let expected = Mutex::new(Expected::open(programs).map_err(fail)?);
+        let cache = Cache {
+            limit: (config.cache.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES),
+            frames: 0,
+            policy: config.policy.make(pages),
+            cooling: VecDeque::new(),
+        };
+        let engine = Self {
+            file,
+            table,
+            volume,
+            scheme: config.scheme,
+            workers: config.workers,
+            cache: Mutex::new(cache),
+            settled: Condvar::new(),
+            short: Condvar::new(),
+            programs: RwLock::default(),
+            expected,
+            next_program: AtomicU64::new(0),
+            faults: create.map_err(RegionError::io("cannot make an epoll"))?,
+            stalled: Mutex::default(),
+            counters: Counters::default(),
+            ended: AtomicBool::new(false),
+        };
+        engine.recover(&places).map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        Ok(engine)
+    }
+
+    /// No cache is smaller: every processor must find some pages there at a time to get on at all.
+    pub const LEAST_FRAMES: u64 = 64;
+
+    /// Starts serving, until [`end`](Self::end).
+    ///
+    /// # Errors
+    /// If threads cannot be started.
+    pub fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
+        let mut threads = Vec::new();
+        for worker in 0..self.workers {
+            let engine = self.clone();
+            let body = move || engine.serve_faults(worker);
+            threads.push(thread::Builder::new().name(format!("fault-{worker}")).spawn(body)?);
+        }
+        let engine = self.clone();
+        threads.push(thread::Builder::new().name("evict".to_owned()).spawn(move || engine.keep_room())?);
+        let engine = self.clone();
+        threads.push(thread::Builder::new().name("retry".to_owned()).spawn(move || engine.retry_stalled())?);
+        Ok(threads)
+    }
+
+    /// Has the threads end.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.short.notify_all();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Takes care of a mapping from now on, and returns when its program has let go of it.
+    ///
+    /// # Errors
+    /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
+    pub fn attend(&self, attach: &Attach, userfault: OwnedFd, orders: Connection) -> io::Result<()> {
+        let (program, mapped) = self.attach(attach, userfault.into(), orders)?;
+        let hangup = rustix::event::PollFlags::empty();
+        let mut fds = [rustix::event::PollFd::new(program.connection(), hangup)];
+        // Only a hang-up ends this.
+        while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+        self.detach(&program);
+        lock(&self.expected).remove(&mapped);
+        Ok(())
+    }
+
+    fn attach(
+        &self,
+        attach: &Attach,
+        userfault: Userfault,
+        orders: Connection,
+    ) -> io::Result<(Arc<Program>, Mapped)> {
+        let refuse = |why: String| {
+            let _ = orders.send(&aquifer_mapping::Reply::Refused(why.clone()), None);
+            io::Error::other(why)
+        };
+        if attach.version != aquifer_mapping::VERSION {
+            return Err(refuse(format!(
+                "it speaks version {} of the protocol, this engine {}: use programs of one release",
+                attach.version,
+                aquifer_mapping::VERSION
+            )));
+        }
+        let Run { first, count } = attach.pages;
+        if first.checked_add(count).is_none_or(|end| end > self.table.pages()) {
+            return Err(refuse("the mapping is larger than the region".to_owned()));
+        }
+        let mapped = Mapped::new(orders.peer()?, attach.address)?;
+        let id = self.next_program.fetch_add(1, Ordering::Relaxed);
+        let program = Arc::new(Program::new(id, attach, userfault, orders)?);
+        // Where an engine before this one took care of it, no page may leave before both are done.
+        program.accept(|| {
+            self.programs_mut().push(program.clone());
+            lock(&self.expected).add(mapped)
+        })?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        epoll::add(&self.faults, &program.userfault, epoll::EventData::new_u64(id), flags)?;
+        // Whoever an engine before this one was told of and did not serve.
+        program.wake_all();
+        tracing::info!(program = program.name(), pages = count, "mapped");
+        Ok((program, mapped))
+    }
+
+    fn detach(&self, program: &Arc<Program>) {
+        let _ = epoll::delete(&self.faults, &program.userfault);
+        self.programs_mut().retain(|other| !Arc::ptr_eq(other, program));
+        // Whether it had written to pages was known to its page table only.
+        let _cache = lock(&self.cache);
+        for page in 0..self.table.pages() {
+            let is = self.table.get(page);
+            if is.place == Place::Resident && !is.dirty {
+                self.table.set(page, Page { dirty: true, ..is });
+            }
+        }
+        tracing::info!(process = program.pid, "unmapped");
+    }
+
+    fn programs(&self) -> Vec<Arc<Program>> {
+        self.programs.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn program(&self, id: u64) -> Option<Arc<Program>> {
+        let programs = self.programs.read().unwrap_or_else(PoisonError::into_inner);
+        programs.iter().find(|program| program.id == id).cloned()
+    }
+
+    fn programs_mut(&self) -> std::sync::RwLockWriteGuard<'_, Vec<Arc<Program>>> {
+        self.programs.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that have the region mapped, for people.
+    pub fn mapped_by(&self) -> Vec<String> {
+        self.programs().iter().map(|program| program.name()).collect()
+    }
+
+    /// The region's volume.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// What has happened since it started.
+    pub fn counts(&self) -> Counts {
+        self.counters.counts()
+    }
+
+    /// How long remote faults took.
+    pub fn times(&self) -> Times {
+        self.counters.times()
+    }
+
+    /// Faults that wait for a lender, or for room with one.
+    pub fn waiting(&self) -> usize {
+        lock(&self.stalled).len()
+    }
+
+    /// What is where.
+    pub fn usage(&self) -> Usage {
+        let mut pages = [0; 4];
+        for page in 0..self.table.pages() {
+            let is = self.table.get(page);
+            match is.place {
+                Place::Zero => pages[0] += 1,
+                Place::Remote => pages[1] += 1,
+                _ => {
+                    pages[2] += 1;
+                    pages[3] += u64::from(is.dirty);
+                }
+            }
+        }
+        let bytes = |pages| Bytes(pages * PAGE_SIZE as u64);
+        let [zero, remote, resident, dirty] = pages.map(bytes);
+        let (size, cache) = (bytes(self.table.pages()), bytes(lock(&self.cache).limit));
+        Usage { size, cache, resident, dirty, remote, zero }
+    }
+
+    /// Changes the limit of the local cache. Returns when the cache is within it.
+    ///
+    /// # Errors
+    /// When pages cannot leave; the limit is the new one all the same.
+    pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
+        let limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
+        let over = |cache: &Cache| cache.frames > cache.limit;
+        lock(&self.cache).limit = limit;
+        while over(&lock(&self.cache)) {
+            self.evict(self.control_worker(), evict::BATCH)?;
+        }
+        Ok(())
+    }
+
+    /// Number under which those who are asked to by operators and programs use the volume: one at a time.
+    fn control_worker(&self) -> usize {
+        self.workers + 1
+    }
+
+    /// Whether all programs that may have pages mapped are known.
+    fn is_complete(&self) -> bool {
+        let mut expected = lock(&self.expected);
+        if expected.missing() > 0 {
+            expected.look();
+        }
+        expected.missing() == 0
+    }
+
+    /// Waits until something has changed, but not for long.
+    fn wait_for_change(&self, cache: MutexGuard<'_, Cache>) {
+        let timeout = Duration::from_millis(2);
+        drop(self.settled.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Has everybody who waits for these pages try again.
+    fn wake(&self, pages: &[u64]) {
+        if pages.is_empty() {
+            return;
+        }
+        for program in self.programs() {
+            pages.iter().for_each(|page| program.wake(&(*page..*page + 1)));
+        }
+    }
+}
+
+/// How many threads use the volume at a time.
+fn volume_workers(workers: usize) -> usize {
+    workers + 2
+}
+
+fn bytes(pages: &Range<u64>) -> Range<u64> {
+    pages.start * PAGE_SIZE as u64..pages.end * PAGE_SIZE as u64
+}

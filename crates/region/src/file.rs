@@ -1,0 +1,68 @@
+//! The file that is a region: its pages that are here.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use aquifer_page::PAGE_SIZE;
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+use crate::sys::Map;
+
+/// The file and the engine's own view of it.
+#[derive(Debug)]
+pub(crate) struct RegionFile {
+    file: File,
+    map: Map,
+}
+
+impl RegionFile {
+    /// A file that has its size already.
+    pub(crate) fn new(file: File) -> io::Result<Self> {
+        let length = file.metadata()?.len() as usize;
+        Ok(Self { map: Map::new(&file, length)?, file })
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        self.map.bytes().len() as u64 / PAGE_SIZE as u64
+    }
+
+    /// Pages that are in the file and that nobody can write to meanwhile.
+    pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
+        self.map.frozen(pages.start, pages.end - pages.start)
+    }
+
+    /// Takes pages out of the file, and out of all page tables.
+    pub(crate) fn punch(&self, pages: &Range<u64>) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let bytes = |pages| pages * PAGE_SIZE as u64;
+        Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)
+    }
+
+    /// The pages that are in the file.
+    pub(crate) fn present(&self) -> io::Result<Vec<Range<u64>>> {
+        let mut runs = Vec::new();
+        let mut at = 0;
+        loop {
+            let start = match seek(&self.file, SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(rustix::io::Errno::NXIO) => return Ok(runs),
+                Err(error) => return Err(error.into()),
+            };
+            at = seek(&self.file, SeekFrom::Hole(start))?;
+            runs.push(start / PAGE_SIZE as u64..at / PAGE_SIZE as u64);
+        }
+    }
+}
+
+/// Pages in ascending order as runs.
+pub(crate) fn runs(pages: impl IntoIterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for page in pages {
+        match runs.last_mut() {
+            Some(run) if run.end == page => run.end += 1,
+            _ => runs.push(page..page + 1),
+        }
+    }
+    runs
+}

@@ -1,0 +1,29 @@
+//! A volume as the memory of programs.
+//!
+//! A region is a file on a tmpfs that is as large as the memory of a program and of which only some pages are there: its local cache.
+//! The rest is in a [`Volume`](aquifer_pool::Volume), hence with lenders. A program maps the file and hands the mapping's
+//! userfaultfd to the region's [`Engine`] (crate `mapping`), which brings a page when it is touched, and takes victims out when the
+//! cache is full.
+
+mod counters;
+mod engine;
+mod error;
+mod file;
+mod places;
+pub mod policy;
+pub mod process;
+mod program;
+mod sys;
+mod table;
+
+pub use counters::{Counts, Times};
+pub use engine::{Engine, EngineConfig, Scheme, Usage};
+pub use error::RegionError;
+pub use policy::PolicyKind;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks; a thread that panicked while it held the lock left nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,66 @@
+//! Where the extents of the region's volume are, in a file that outlives the engine.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use aquifer_page::LeaseId;
+use aquifer_pool::Ledger;
+
+use crate::sys::Map;
+
+/// One extent: which of two notes counts (1 byte; 0: neither), and from byte 8 on the two notes: the slot (4 bytes, padded to 8), the
+/// lease (16). Whoever dies while it writes a note leaves the other one.
+const ENTRY: usize = 64;
+const NOTE: usize = 24;
+
+/// The ledger of a region's volume.
+#[derive(Debug)]
+pub(crate) struct Places(Map);
+
+impl Places {
+    pub(crate) fn new(file: &File, extents: u64) -> io::Result<Self> {
+        let length = extents as usize * ENTRY;
+        file.set_len(length as u64)?;
+        Map::new(file, length).map(Self)
+    }
+
+    fn entry(&self, extent: usize) -> &[AtomicU8] {
+        &self.0.bytes()[extent * ENTRY..][..ENTRY]
+    }
+
+    /// What was noted last.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, (LeaseId, u32))> {
+        (0..self.0.bytes().len() / ENTRY).filter_map(|extent| {
+            let entry = self.entry(extent);
+            let note = note(entry, entry[0].load(Ordering::Acquire))?;
+            Some((extent, (LeaseId(u128::from_le_bytes(load(&note[8..]))), u32::from_le_bytes(load(note)))))
+        })
+    }
+}
+
+/// The note of this number, 1 or 2.
+fn note(entry: &[AtomicU8], number: u8) -> Option<&[AtomicU8]> {
+    (1..=2).contains(&number).then(|| &entry[8 + (usize::from(number) - 1) * NOTE..][..NOTE])
+}
+
+impl Ledger for Places {
+    fn note(&self, extent: usize, place: Option<(LeaseId, u32)>) {
+        let entry = self.entry(extent);
+        let next = if entry[0].load(Ordering::Relaxed) == 1 { 2 } else { 1 };
+        let counts = place.zip(note(entry, next)).map_or(0, |((lease, slot), note)| {
+            store(note, &slot.to_le_bytes());
+            store(&note[8..], &lease.0.to_le_bytes());
+            next
+        });
+        entry[0].store(counts, Ordering::Release);
+    }
+}
+
+fn load<const N: usize>(from: &[AtomicU8]) -> [u8; N] {
+    std::array::from_fn(|at| from[at].load(Ordering::Relaxed))
+}
+
+fn store(into: &[AtomicU8], bytes: &[u8]) {
+    into.iter().zip(bytes).for_each(|(into, byte)| into.store(*byte, Ordering::Relaxed));
+}

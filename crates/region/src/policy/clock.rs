@@ -1,0 +1,69 @@
+use super::Policy;
+
+/// CLOCK: the hand goes over the pages by address; what is touched after it came by stays until it comes again.
+#[derive(Debug)]
+pub(super) struct Clock(Hand);
+
+impl Clock {
+    pub(super) fn new(pages: u64) -> Self {
+        Self(Hand::new(pages))
+    }
+}
+
+impl Policy for Clock {
+    fn came(&mut self, page: u64) {
+        self.0.add(page);
+    }
+
+    fn went(&mut self, page: u64) {
+        self.0.remove(page);
+    }
+
+    fn victim(&mut self) -> Option<u64> {
+        self.0.next()
+    }
+}
+
+/// The pages that are there, a bit each, and a hand that goes round.
+#[derive(Debug)]
+pub(super) struct Hand {
+    bits: Vec<u64>,
+    count: u64,
+    at: u64,
+}
+
+impl Hand {
+    pub(super) fn new(pages: u64) -> Self {
+        Self { bits: vec![0; pages.div_ceil(64) as usize], count: 0, at: 0 }
+    }
+
+    pub(super) fn add(&mut self, page: u64) {
+        let (word, bit) = (&mut self.bits[(page / 64) as usize], 1 << (page % 64));
+        self.count += u64::from(*word & bit == 0);
+        *word |= bit;
+    }
+
+    pub(super) fn remove(&mut self, page: u64) {
+        let (word, bit) = (&mut self.bits[(page / 64) as usize], 1 << (page % 64));
+        self.count -= u64::from(*word & bit != 0);
+        *word &= !bit;
+    }
+
+    /// The next one, which is taken out.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        if self.count == 0 {
+            return None;
+        }
+        loop {
+            let word = (self.at / 64) as usize % self.bits.len();
+            let ahead = self.bits[word] & (u64::MAX << (self.at % 64));
+            if ahead != 0 {
+                let page = word as u64 * 64 + u64::from(ahead.trailing_zeros());
+                self.remove(page);
+                self.at = page + 1;
+                return Some(page);
+            }
+            self.at = (word as u64 + 1) * 64 % (self.bits.len() as u64 * 64);
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Making regions and asking about them. All calls block.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+
+use super::files::{Files, RegionSpec};
+use super::message::{Request, Response, Status};
+use super::run::SUBCOMMAND;
+use super::tmpfs;
+use crate::error::RegionError;
+
+/// How long an engine may think about an answer: shrinking a large cache takes its time.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Makes a region in `directory` and starts its processes, with `program`, whose [`SUBCOMMAND`] must come to call
+/// [`super::run()`]. When this fails nothing is left of it.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
+    let files = Files::new(directory, &spec.name)?;
+    if spec.size.0 == 0 || spec.size.0 % aquifer_page::PAGE_SIZE as u64 != 0 {
+        return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
+    }
+    tmpfs::ensure(directory).map_err(RegionError::io(format!(
+        "cannot mount a tmpfs at {} (it takes root)",
+        directory.display()
+    )))?;
+    let created = files.create(spec).and_then(|()| start(program, &files).inspect_err(|_| files.remove()));
+    if created.is_err() {
+        tmpfs::release(directory);
+    }
+    created
+}
+
+fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
+    let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(files.log()).map_err(fail())?;
+    let mut keeper = Command::new(program)
+        .args([SUBCOMMAND, "keeper"])
+        .arg(files.directory())
+        .arg(files.name())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(fail())?;
+    let output = keeper.stdout.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()))?;
+    let mut line = String::new();
+    BufReader::new(output).read_line(&mut line).map_err(fail())?;
+    match serde_json::from_str(&line) {
+        Ok(Response::Status(status)) => Ok(*status),
+        Ok(Response::Failed { error }) => {
+            let _ = keeper.wait();
+            Err(RegionError::Refused(error))
+        }
+        _ => {
+            let _ = keeper.kill();
+            let _ = keeper.wait();
+            Err(RegionError::Refused("the engine ended before it served".to_owned()))
+        }
+    }
+}
+
+/// The names of the regions in `directory`.
+///
+/// # Errors
+/// Where it cannot be read.
+pub fn list(directory: &Path) -> Result<Vec<Files>, RegionError> {
+    Files::all(directory)
+        .map_err(RegionError::io(format!("cannot list the regions in {}", directory.display())))
+}
+
+/// How a region is.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn status(files: &Files) -> Result<Status, RegionError> {
+    match ask(files, &Request::Status)? {
+        Response::Status(status) => Ok(*status),
+        other => Err(refusal(files, other)),
+    }
+}
+
+/// What a region was made with, whether it is served or not.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn record(files: &Files) -> Result<RegionSpec, RegionError> {
+    files.read()
+}
+
+/// Changes how much of a region may be in its local cache; returns when that is so.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), RegionError> {
+    done(files, &Request::ResizeCache { cache })
+}
+
+/// Makes all of a region read as zeroes.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn drop_pages(files: &Files) -> Result<(), RegionError> {
+    done(files, &Request::Drop)
+}
+
+/// Removes a region that no program has mapped, with all that was in it.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn remove(files: &Files) -> Result<(), RegionError> {
+    done(files, &Request::Remove)?;
+    // The engine has answered, and ends.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while UnixStream::connect(files.control()).is_ok() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    files.remove();
+    tmpfs::release(files.directory());
+    Ok(())
+}
+
+fn done(files: &Files, request: &Request) -> Result<(), RegionError> {
+    match ask(files, request)? {
+        Response::Done => Ok(()),
+        other => Err(refusal(files, other)),
+    }
+}
+
+fn refusal(files: &Files, response: Response) -> RegionError {
+    match response {
+        Response::Failed { error } => RegionError::Refused(error),
+        Response::InUse { programs } => RegionError::InUse { name: files.name().to_owned(), programs },
+        other => RegionError::Refused(format!("the engine gave an answer to another question: {other:?}")),
+    }
+}
+
+fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
+    let name = || files.name().to_owned();
+    let mut stream = UnixStream::connect(files.control()).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            RegionError::Unserved { name: name(), log: files.log() }
+        }
+        _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
+    })?;
+    let broken = || RegionError::io(format!("the engine of region '{}' does not answer", files.name()));
+    stream.set_read_timeout(Some(PATIENCE)).map_err(broken())?;
+    let mut line = serde_json::to_vec(request).map_err(|error| broken()(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(broken())?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).map_err(broken())?;
+    serde_json::from_str(&answer).map_err(|error| broken()(error.into()))
+}

@@ -1,0 +1,120 @@
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use aquifer_mapping::Run;
+use aquifer_page::Bytes;
+
+use super::files::{Files, RegionSpec};
+use super::message::{Latency, Request, Response, Status};
+use crate::engine::Engine;
+use crate::error::RegionError;
+use crate::lock;
+
+/// Longer requests are not ours.
+const MAX_REQUEST: u64 = 64 << 10;
+
+/// How long a client may take to ask, or to read an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A region that is served.
+pub(super) struct Serving {
+    files: Files,
+    spec: Mutex<RegionSpec>,
+    engine: Arc<Engine>,
+    since: Instant,
+}
+
+impl Serving {
+    pub(super) fn new(files: Files, spec: RegionSpec, engine: Arc<Engine>) -> Self {
+        Self { files, spec: Mutex::new(spec), engine, since: Instant::now() }
+    }
+
+    pub(super) fn status(&self) -> Status {
+        Status {
+            spec: lock(&self.spec).clone(),
+            pid: std::process::id(),
+            programs: self.engine.mapped_by(),
+            usage: self.engine.usage(),
+            waiting: self.engine.waiting() as u64,
+            counts: self.engine.counts(),
+            latency: Latency::from(&self.engine.times()),
+            uptime_ms: self.since.elapsed().as_millis() as u64,
+            volume: self.engine.volume().status(),
+        }
+    }
+
+    fn resize_cache(&self, cache: Bytes) -> Result<(), RegionError> {
+        // So that an engine after this one knows it.
+        let mut spec = lock(&self.spec);
+        spec.cache = cache;
+        self.files.write(&spec)?;
+        drop(spec);
+        self.engine.resize_cache(cache)
+    }
+
+    fn discard_all(&self) -> Result<(), RegionError> {
+        let count = lock(&self.spec).size.pages();
+        self.engine.discard(Run { first: 0, count })
+    }
+}
+
+/// The control socket of an engine.
+pub(super) struct Control {
+    listener: UnixListener,
+    serving: Arc<Serving>,
+}
+
+impl Control {
+    pub(super) fn bind(serving: Arc<Serving>) -> io::Result<Self> {
+        let path = serving.files.control();
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        Ok(Self { listener, serving })
+    }
+
+    /// Answers, one after the other, until the region was removed.
+    pub(super) fn serve_until_removed(self) {
+        for client in self.listener.incoming().flatten() {
+            match self.converse(&client) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => tracing::warn!("a control connection ended early: {error}"),
+            }
+        }
+    }
+
+    /// Reads one request and answers it. True when that was to end.
+    fn converse(&self, client: &UnixStream) -> io::Result<bool> {
+        client.set_read_timeout(Some(PATIENCE))?;
+        client.set_write_timeout(Some(PATIENCE))?;
+        let mut line = String::new();
+        BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
+        let done = |result: Result<(), RegionError>| {
+            result.map_or_else(|error| Response::Failed { error: error.to_string() }, |()| Response::Done)
+        };
+        let mut removed = false;
+        let response = match serde_json::from_str(&line) {
+            Ok(Request::Status) => Response::Status(Box::new(self.serving.status())),
+            Ok(Request::ResizeCache { cache }) => done(self.serving.resize_cache(cache)),
+            Ok(Request::Drop) => done(self.serving.discard_all()),
+            Ok(Request::Remove) => match self.serving.engine.mapped_by() {
+                programs if !programs.is_empty() => Response::InUse { programs: programs.join(", ") },
+                _ => {
+                    let discarded = self.serving.discard_all();
+                    removed = discarded.is_ok();
+                    done(discarded)
+                }
+            },
+            Err(error) => Response::Failed { error: format!("cannot understand the request: {error}") },
+        };
+        let mut line = serde_json::to_vec(&response)?;
+        line.push(b'\n');
+        let mut client = client;
+        client.write_all(&line).map(|()| removed).or(if removed { Ok(true) } else { Ok(false) })
+    }
+}

@@ -1,0 +1,194 @@
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_page::{Bytes, VolumeId};
+use aquifer_pool::LeaseTarget;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Scheme;
+use crate::error::RegionError;
+use crate::policy::PolicyKind;
+
+/// What a region is made with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RegionSpec {
+    /// Its name, and that of its file.
+    pub name: String,
+    /// Its size: whole pages.
+    pub size: Bytes,
+    /// How much of it may be in the local cache.
+    pub cache: Bytes,
+    /// Which pages leave.
+    pub policy: PolicyKind,
+    /// When they do.
+    pub scheme: Scheme,
+    /// Faults that are served at a time.
+    pub workers: usize,
+    /// Its volume's id.
+    pub volume: VolumeId,
+    /// Where its pages go.
+    pub leases: Vec<LeaseTarget>,
+    /// How long a fetch waits for an unreachable lender before it is tried anew.
+    pub patience: Duration,
+    /// Directory of the host's certificate, for leases over TLS.
+    pub identity: Option<PathBuf>,
+}
+
+impl RegionSpec {
+    /// Workers unless told otherwise.
+    pub const DEFAULT_WORKERS: usize = 2;
+}
+
+/// The files of a region.
+#[derive(Clone, Debug)]
+pub struct Files {
+    directory: PathBuf,
+    name: String,
+}
+
+impl Files {
+    /// Of the region `name`, whose file is to be in `directory`. Names are 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', and start with a
+    /// letter or digit.
+    ///
+    /// # Errors
+    /// [`RegionError::Misuse`] for another name.
+    pub fn new(directory: &Path, name: &str) -> Result<Self, RegionError> {
+        let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_');
+        let starts_well = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
+        if !starts_well || name.len() > 63 || !name.bytes().all(good) {
+            return Err(RegionError::Misuse(format!(
+                "'{name}' cannot be a region's name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit"
+            )));
+        }
+        Ok(Self { directory: directory.to_owned(), name: name.to_owned() })
+    }
+
+    /// Those of all regions in a directory.
+    pub(super) fn all(directory: &Path) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name();
+            let name = name.to_str().and_then(|name| name.strip_prefix('.'));
+            all.extend(
+                name.and_then(|name| Self::new(directory, name).ok()).filter(|files| files.record().exists()),
+            );
+        }
+        all.sort_by(|one, two| one.name.cmp(&two.name));
+        Ok(all)
+    }
+
+    /// The region's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What programs map.
+    pub fn region(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn beside(&self, file: &str) -> PathBuf {
+        self.directory.join(format!(".{}", self.name)).join(file)
+    }
+
+    pub(super) fn table(&self) -> PathBuf {
+        self.beside("table")
+    }
+
+    pub(super) fn mapped(&self) -> PathBuf {
+        self.beside("mapped")
+    }
+
+    pub(super) fn places(&self) -> PathBuf {
+        self.beside("places")
+    }
+
+    /// The socket for programs.
+    pub fn programs(&self) -> PathBuf {
+        self.beside("programs")
+    }
+
+    pub(super) fn control(&self) -> PathBuf {
+        self.beside("control")
+    }
+
+    pub(super) fn record(&self) -> PathBuf {
+        self.beside("record.json")
+    }
+
+    /// What the engines have to say.
+    pub fn log(&self) -> PathBuf {
+        self.beside("log")
+    }
+
+    /// Makes all of them, for root only.
+    pub(super) fn create(&self, spec: &RegionSpec) -> Result<(), RegionError> {
+        let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
+        let beside = self.beside("");
+        match fs::DirBuilder::new().mode(0o700).create(&beside) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(RegionError::Exists(self.name.clone()));
+            }
+            made => made.map_err(fail(&beside))?,
+        }
+        let made = self.fill(spec);
+        if made.is_err() {
+            self.remove();
+        }
+        made
+    }
+
+    fn fill(&self, spec: &RegionSpec) -> Result<(), RegionError> {
+        let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
+        for (path, size) in
+            [(self.region(), spec.size.0), (self.table(), spec.size.pages()), (self.places(), 0)]
+        {
+            let mut options = OpenOptions::new();
+            let file = options.write(true).create_new(true).mode(0o600).open(&path).map_err(fail(&path))?;
+            file.set_len(size).map_err(fail(&path))?;
+        }
+        self.write(spec)
+    }
+
+    /// Writes the record anew.
+    pub(super) fn write(&self, spec: &RegionSpec) -> Result<(), RegionError> {
+        let new = self.beside("record.new");
+        let text = serde_json::to_vec(spec).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, self.record()))
+            .map_err(RegionError::io(format!("cannot write {}", self.record().display())))
+    }
+
+    pub(super) fn read(&self) -> Result<RegionSpec, RegionError> {
+        match fs::read(self.record()).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(RegionError::Unknown(self.name.clone()))
+            }
+            read => read.map_err(RegionError::io(format!("cannot read {}", self.record().display()))),
+        }
+    }
+
+    pub(super) fn open(path: &Path) -> Result<File, RegionError> {
+        let file = OpenOptions::new().read(true).write(true).open(path);
+        file.map_err(RegionError::io(format!("cannot open {}", path.display())))
+    }
+
+    /// Removes them.
+    pub(super) fn remove(&self) {
+        // What is not there needs no removing.
+        let _ = fs::remove_file(self.region());
+        let _ = fs::remove_dir_all(self.beside(""));
+    }
+}

@@ -1,0 +1,76 @@
+//! What an engine is asked and what it answers, over its control socket: one JSON object a line, one request a connection.
+
+use aquifer_page::Bytes;
+use aquifer_pool::VolumeStatus;
+use serde::{Deserialize, Serialize};
+
+use super::RegionSpec;
+use crate::counters::{Counts, Times};
+use crate::engine::Usage;
+
+/// What an engine is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub(super) enum Request {
+    Status,
+    ResizeCache {
+        cache: Bytes,
+    },
+    /// Make all of it read as zeroes.
+    Drop,
+    /// Discard all, and end.
+    Remove,
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub(super) enum Response {
+    Status(Box<Status>),
+    Done,
+    InUse { programs: String },
+    Failed { error: String },
+}
+
+/// Everything about a region.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// What it was made with, its cache as it is now.
+    pub spec: RegionSpec,
+    /// The engine's process.
+    pub pid: u32,
+    /// The programs that have it mapped.
+    pub programs: Vec<String>,
+    /// What is where.
+    pub usage: Usage,
+    /// Faults that wait for a lender now, and are tried again.
+    pub waiting: u64,
+    /// Since the engine started.
+    pub counts: Counts,
+    /// Of remote faults, since the engine started.
+    pub latency: Latency,
+    /// Milliseconds for which it has been running.
+    pub uptime_ms: u64,
+    /// Where its pages are.
+    pub volume: VolumeStatus,
+}
+
+/// How long remote faults took, in microseconds, from when the engine knew of them until the page was there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// How many there were.
+    pub faults: u64,
+    /// The median.
+    pub p50_us: f64,
+    /// Of a hundred, the slowest but one.
+    pub p99_us: f64,
+    /// Of a thousand, the slowest but one.
+    pub p999_us: f64,
+}
+
+impl From<&Times> for Latency {
+    fn from(times: &Times) -> Self {
+        let at = |share| times.at(share).as_nanos() as f64 / 1000.0;
+        Self { faults: times.count(), p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999) }
+    }
+}

@@ -1,0 +1,23 @@
+//! The processes of a region: its engine, and one that starts another engine when that dies.
+//!
+//! [`client::create`] starts them from any program, by running it again under a hidden subcommand ([`SUBCOMMAND`]) that calls
+//! [`run()`]. They outlive their starter. The files of region `NAME`, all on a tmpfs of their own, which is there while there are regions:
+//!
+//! | `NAME` | what programs map: the pages that are here |
+//! |---|---|
+//! | `.NAME/table`, `.NAME/places` | what is known of each page, and where the extents of the volume are |
+//! | `.NAME/mapped` | which programs have it mapped |
+//! | `.NAME/record.json` | what it was made with; locked while an engine lives |
+//! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
+//! | `.NAME/log` | what the engines have to say |
+
+pub mod client;
+mod control;
+mod files;
+mod message;
+mod run;
+mod tmpfs;
+
+pub use files::{Files, RegionSpec};
+pub use message::{Latency, Status};
+pub use run::{SUBCOMMAND, run};

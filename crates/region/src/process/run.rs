@@ -1,0 +1,179 @@
+use std::fs::{File, TryLockError};
+use std::io::{self, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::tls::Identity;
+use aquifer_mapping::{Listener, Reply, Request};
+use aquifer_pool::VolumeConfig;
+
+use super::control::{Control, Serving};
+use super::files::{Files, RegionSpec};
+use super::message::Response;
+use crate::engine::{Engine, EngineConfig};
+use crate::error::RegionError;
+
+/// The hidden subcommand of the program that a region's processes are: its `main` must hand what follows it to [`run()`].
+pub const SUBCOMMAND: &str = "region-serve";
+
+/// After how long an engine that died as it started is followed by the next.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How an engine ends that has never served.
+const REFUSED: u8 = 3;
+
+/// The body of the hidden subcommand: `keeper` starts engines, `engine` is one.
+pub fn run(role: &str, directory: &Path, name: &str) -> ExitCode {
+    let result = Files::new(directory, name).and_then(|files| match role {
+        "engine" => engine(&files),
+        _ => keep(&files),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            say(&Response::Failed { error: error.to_string() });
+            ExitCode::from(REFUSED)
+        }
+    }
+}
+
+fn say(response: &Response) {
+    let mut out = io::stdout().lock();
+    // The starter may be gone.
+    let _ = serde_json::to_writer(&mut out, response)
+        .map_err(io::Error::from)
+        .and_then(|()| out.write_all(b"\n"));
+    let _ = out.flush();
+}
+
+/// Starts an engine, and another when that dies, until one ends in order.
+fn keep(files: &Files) -> Result<(), RegionError> {
+    let fail = || RegionError::io("cannot keep an engine running");
+    rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
+    std::env::set_current_dir("/").map_err(fail())?;
+    let program = std::env::current_exe().map_err(fail())?;
+    let mut first = true;
+    loop {
+        let began = Instant::now();
+        let mut command = Command::new(&program);
+        command.args([SUBCOMMAND, "engine"]).arg(files.directory()).arg(files.name()).stdin(Stdio::null());
+        if !first {
+            command.stdout(Stdio::null());
+        }
+        let mut child = command.spawn().map_err(fail())?;
+        if first {
+            // Whoever waits for the first engine's first line finds the end of it there.
+            rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
+        }
+        let end = child.wait().map_err(fail())?;
+        if end.success() || (first && end.code() == Some(i32::from(REFUSED))) {
+            return Ok(());
+        }
+        first = false;
+        tracing::error!(
+            code = end.code(),
+            signal = end.signal(),
+            "the engine of region '{}' ended: starting another",
+            files.name()
+        );
+        if began.elapsed() < PAUSE {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Serves the region until it is removed.
+fn engine(files: &Files) -> Result<(), RegionError> {
+    let spec = files.read()?;
+    let record = Files::open(&files.record())?;
+    let fail = || RegionError::io("cannot start the engine");
+    match record.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(RegionError::Misuse(format!("region '{}' has an engine already", files.name())));
+        }
+        Err(TryLockError::Error(error)) => return Err(fail()(error)),
+    }
+    let engine = Arc::new(open(files, &spec)?);
+    let threads = engine.start().map_err(fail())?;
+    let listener = Listener::bind(&files.programs()).map_err(fail())?;
+    let serving = Arc::new(Serving::new(files.clone(), spec, engine.clone()));
+    let control = Control::bind(serving.clone()).map_err(fail())?;
+    let programs = engine.clone();
+    thread::Builder::new()
+        .name("programs".to_owned())
+        .spawn(move || welcome(&programs, &listener))
+        .map_err(fail())?;
+    tracing::info!(region = files.name(), "serving");
+    say(&Response::Status(Box::new(serving.status())));
+    rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
+    control.serve_until_removed();
+    engine.end();
+    threads.into_iter().for_each(|thread| _ = thread.join());
+    drop(record);
+    Ok(())
+}
+
+fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
+    let config =
+        EngineConfig { cache: spec.cache, policy: spec.policy, scheme: spec.scheme, workers: spec.workers };
+    let volume = VolumeConfig {
+        id: spec.volume,
+        capacity: spec.size,
+        workers: 0,
+        patience: spec.patience,
+        tls: spec.identity.as_deref().map(Identity::load).transpose()?,
+        spill: None,
+        ledger: None,
+    };
+    let paths = [files.region(), files.table(), files.places()];
+    let [region, table, places] = &paths;
+    let open = |path: &Path| -> Result<File, RegionError> { Files::open(path) };
+    let opened = [
+        (region.as_path(), open(region)?),
+        (table.as_path(), open(table)?),
+        (places.as_path(), open(places)?),
+    ];
+    Engine::open(&config, volume, &spec.leases, opened, files.mapped())
+}
+
+/// Takes in programs, each on a thread of its own.
+fn welcome(engine: &Arc<Engine>, listener: &Listener) {
+    while let Ok(connection) = listener.accept() {
+        let engine = engine.clone();
+        let started = thread::Builder::new().name("program".to_owned()).spawn(move || {
+            if let Err(error) = converse(&engine, connection) {
+                tracing::warn!("a program was not served: {error}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!("cannot start a thread for a program: {error}");
+        }
+    }
+}
+
+fn converse(engine: &Engine, connection: aquifer_mapping::Connection) -> io::Result<()> {
+    while let Some((request, descriptor)) = connection.receive()? {
+        match (request, descriptor) {
+            (Request::Attach(attach), Some(userfault)) => {
+                return engine.attend(&attach, userfault, connection);
+            }
+            (Request::Attach(_), None) => {
+                connection.send(&Reply::Refused("no userfaultfd came with the mapping".to_owned()), None)?;
+            }
+            (Request::Discard(pages), _) => {
+                let reply = match engine.discard(pages) {
+                    Ok(()) => Reply::Done,
+                    Err(error) => Reply::Refused(error.to_string()),
+                };
+                connection.send(&reply, None)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! A program that has the region mapped, as its engine sees it.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use aquifer_mapping::{Attach, Connection, Order, Reply, Run, Userfault};
+use aquifer_page::PAGE_SIZE;
+
+use crate::{lock, sys};
+
+/// Runs in one order: what fits a message with room to spare.
+const RUNS_PER_ORDER: usize = 512;
+
+/// One mapping of the region in one program.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) id: u64,
+    pub(crate) pid: u32,
+    pub(crate) userfault: Userfault,
+    address: u64,
+    pages: Run,
+    pagemap: File,
+    orders: Connection,
+    /// Held from an order until its answer.
+    ordering: Mutex<()>,
+    gone: AtomicBool,
+}
+
+impl Program {
+    pub(crate) fn new(
+        id: u64,
+        attach: &Attach,
+        userfault: Userfault,
+        orders: Connection,
+    ) -> io::Result<Self> {
+        let pid = orders.peer()?;
+        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        let (address, pages) = (attach.address, attach.pages);
+        let (ordering, gone) = (Mutex::new(()), AtomicBool::new(false));
+        Ok(Self { id, pid, userfault, address, pages, pagemap, orders, ordering, gone })
+    }
+
+    /// Tells it that it is taken care of, and has `known` be done before anything is asked of it.
+    pub(crate) fn accept(&self, known: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let _ordering = lock(&self.ordering);
+        known()?;
+        self.orders.send(&Reply::Done, None)
+    }
+
+    /// Its name, as the kernel has it.
+    pub(crate) fn name(&self) -> String {
+        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+        format!("{} (process {})", name.trim(), self.pid)
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.orders
+    }
+
+    /// The page of the region at an address; none where that is not the region.
+    pub(crate) fn page(&self, address: u64) -> Option<u64> {
+        let page = address.checked_sub(self.address)? / PAGE_SIZE as u64;
+        (page < self.pages.count).then_some(self.pages.first + page)
+    }
+
+    /// Where these pages are in the program, as far as they are in its mapping.
+    fn addresses(&self, pages: &Range<u64>) -> Range<u64> {
+        let at = |page: u64| {
+            let page = page.clamp(self.pages.first, self.pages.end()) - self.pages.first;
+            self.address + page * PAGE_SIZE as u64
+        };
+        at(pages.start)..at(pages.end)
+    }
+
+    /// Has whoever waits for these pages try again.
+    pub(crate) fn wake(&self, pages: &Range<u64>) {
+        let Range { start, end } = self.addresses(pages);
+        if start < end {
+            // Nobody waits in a program that is gone.
+            let _ = self.userfault.wake(start, end - start);
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.wake(&(self.pages.first..self.pages.end()));
+    }
+
+    /// Takes the pages out of its page table. A program that is gone has no page table.
+    pub(crate) fn unmap(&self, runs: &[Range<u64>]) -> io::Result<()> {
+        let _ordering = lock(&self.ordering);
+        for runs in runs.chunks(RUNS_PER_ORDER) {
+            if self.gone.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let runs = runs.iter().map(|run| Run { first: run.start, count: run.end - run.start }).collect();
+            let reply = self.orders.send(&Order::Unmap(runs), None).and_then(|()| self.orders.receive());
+            match reply {
+                Ok(Some((Reply::Done, _))) => {}
+                Ok(Some((Reply::Refused(why), _))) => return Err(io::Error::other(why)),
+                // It ended, or let go of the mapping: both have taken the pages out.
+                Ok(None) | Err(_) => self.gone.store(true, Ordering::Relaxed),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds those of the pages, none of which is in the page table, that it has not written to since they were last put there clean.
+    pub(crate) fn unwritten(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
+        let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; 64];
+        for run in runs {
+            let Range { mut start, end } = self.addresses(run);
+            while start < end && !self.gone.load(Ordering::Relaxed) {
+                let (count, walked) = sys::scan(&self.pagemap, start, end, sys::UNWRITTEN, &mut found)?;
+                for region in &found[..count] {
+                    into.extend(
+                        self.page(region.start)
+                            .into_iter()
+                            .flat_map(|first| first..first + (region.end - region.start) / PAGE_SIZE as u64),
+                    );
+                }
+                if walked <= start {
+                    break;
+                }
+                start = walked;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! A region with its engine in this process, over a lender of ours.
+
+// Each test program uses the part of it that it needs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+#[path = "../../../pool/tests/common/mod.rs"]
+pub mod pool;
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use aquifer_mapping::{Listener, Region, Reply, Request};
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_pool::VolumeConfig;
+use aquifer_region::{Engine, EngineConfig, PolicyKind, Scheme};
+use pool::OurLender;
+use tempfile::TempDir;
+
+pub const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A region's files and its lender.
+pub struct Setting {
+    pub lender: OurLender,
+    pub directory: TempDir,
+    pages: u64,
+}
+
+/// An engine in this process.
+pub struct Serving {
+    pub engine: Arc<Engine>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Setting {
+    pub fn new(pages: u64) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::create_dir(directory.path().join(".region")).unwrap();
+        let extents = (pages * PAGE).div_ceil(aquifer_page::EXTENT_SIZE);
+        Self { lender: OurLender::start(extents), directory, pages }
+    }
+
+    pub fn region(&self) -> PathBuf {
+        self.directory.path().join("region")
+    }
+
+    pub fn map(&self) -> Region {
+        Region::map(&self.region()).unwrap()
+    }
+
+    pub fn serve(&self, frames: u64, policy: PolicyKind, scheme: Scheme) -> Serving {
+        let beside = |name: &str| self.directory.path().join(".region").join(name);
+        let open = |path: &Path, size: u64| {
+            let file =
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+            file.set_len(size).unwrap();
+            file
+        };
+        let config = EngineConfig { cache: Bytes(frames * PAGE), policy, scheme, workers: 2 };
+        let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
+        let paths = [self.region(), beside("table"), beside("places")];
+        let sizes = [self.pages * PAGE, self.pages, 0];
+        let files = std::array::from_fn(|at| (paths[at].as_path(), open(&paths[at], sizes[at])));
+        let leases = [self.lender.lease(1)];
+        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside("mapped")).unwrap());
+        let threads = engine.start().unwrap();
+        let listener = Listener::bind(&beside("programs")).unwrap();
+        let programs = engine.clone();
+        // Ends with the test.
+        thread::spawn(move || {
+            while let Ok(connection) = listener.accept() {
+                let engine = programs.clone();
+                thread::spawn(move || converse(&engine, connection));
+            }
+        });
+        Serving { engine, threads }
+    }
+}
+
+fn converse(engine: &Engine, connection: aquifer_mapping::Connection) {
+    while let Ok(Some((request, descriptor))) = connection.receive() {
+        match request {
+            Request::Attach(attach) => {
+                engine.attend(&attach, descriptor.unwrap(), connection).unwrap();
+                return;
+            }
+            Request::Discard(pages) => {
+                engine.discard(pages).unwrap();
+                connection.send(&Reply::Done, None).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.engine.end();
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The calls that a program makes of the C library, as far as they are ours.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::ops::Range;
+
+use crate::{regions, sys};
+
+fn result(done: io::Result<()>) -> c_int {
+    match done {
+        Ok(()) => 0,
+        Err(error) => {
+            sys::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+            -1
+        }
+    }
+}
+
+fn pointer(done: io::Result<usize>) -> *mut c_void {
+    match done {
+        Ok(address) => std::ptr::with_exposed_provenance_mut(address),
+        Err(error) => {
+            sys::set_errno(error.raw_os_error().unwrap_or(libc::EIO));
+            libc::MAP_FAILED
+        }
+    }
+}
+
+fn range(address: *const c_void, length: usize) -> Range<usize> {
+    let start = address.expose_provenance();
+    start..start.saturating_add(length)
+}
+
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let at = address.expose_provenance();
+    // Only these have the kernel read a file later.
+    let file = if flags & libc::MAP_ANONYMOUS == 0 { regions::region(fd) } else { None };
+    let map = || match file {
+        // SAFETY: the caller's promise.
+        Some(socket) => unsafe { regions::map(at, length, protection, flags, (fd, offset), socket) },
+        // SAFETY: the caller's promise.
+        None => unsafe { sys::mmap(at, length, protection, flags, fd, offset) },
+    };
+    let replaces =
+        flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+    pointer(if replaces { regions::release(&range(address, length), map) } else { map() })
+}
+
+/// # Safety
+/// As mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { mmap(address, length, protection, flags, fd, offset) }
+}
+
+/// # Safety
+/// As munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let unmap = || unsafe { sys::munmap(address.expose_provenance(), length) };
+    result(regions::release(&range(address, length), unmap))
+}
+
+/// # Safety
+/// As mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    old: usize,
+    new: usize,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    if regions::touches(&range(address, old)) {
+        // The kernel would serve faults at the new place without the engine: with zeroes.
+        sys::set_errno(libc::EINVAL);
+        return libc::MAP_FAILED;
+    }
+    // SAFETY: the caller's promise.
+    let map = || unsafe { sys::mremap(address.expose_provenance(), old, new, flags, to.expose_provenance()) };
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    pointer(if fixed { regions::release(&range(to, new), map) } else { map() })
+}
+
+/// # Safety
+/// As madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    let range = range(address, length);
+    match advice {
+        libc::MADV_REMOVE => match regions::discard(&range) {
+            Ok(true) => return 0,
+            Ok(false) => {}
+            Err(error) => return result(Err(error)),
+        },
+        // What comes and goes by single pages is better off without huge ones; what children must not see, they must not see; and
+        // the engine brings pages when they are touched, not before.
+        libc::MADV_HUGEPAGE
+        | libc::MADV_DOFORK
+        | libc::MADV_WILLNEED
+        | libc::MADV_POPULATE_READ
+        | libc::MADV_POPULATE_WRITE
+            if regions::touches(&range) =>
+        {
+            return 0;
+        }
+        _ => {}
+    }
+    // SAFETY: the caller's promise.
+    result(unsafe { sys::madvise(range.start, length, advice) })
+}
+
+/// As fallocate(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
+    let Some(socket) = regions::region(fd) else { return result(sys::fallocate(fd, mode, offset, length)) };
+    let frees = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+    if mode & frees != 0 {
+        return result(regions::discard_in_file(&socket, offset, length));
+    }
+    if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+        sys::set_errno(libc::EOPNOTSUPP);
+        return -1;
+    }
+    // All of a region is there for who wants to write to it.
+    0
+}
+
+/// As fallocate(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn fallocate64(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
+    fallocate(fd, mode, offset, length)
+}
+
+/// As posix_fallocate(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int {
+    if fallocate(fd, 0, offset, length) == 0 {
+        return 0;
+    }
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// As posix_fallocate(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn posix_fallocate64(fd: c_int, offset: i64, length: i64) -> c_int {
+    posix_fallocate(fd, offset, length)
+}
+
+/// As ftruncate(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
+    if regions::region(fd).is_none() {
+        return result(sys::ftruncate(fd, length));
+    }
+    if sys::size(fd) == Some(length) {
+        return 0;
+    }
+    regions::tell(&format!("a region keeps its size: make one of {length} bytes"));
+    sys::set_errno(libc::EINVAL);
+    -1
+}
+
+/// As ftruncate(2).
+#[unsafe(no_mangle)]
+pub extern "C" fn ftruncate64(fd: c_int, length: i64) -> c_int {
+    ftruncate(fd, length)
+}

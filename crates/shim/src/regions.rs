@@ -1,0 +1,119 @@
+//! The regions that this program has mapped.
+
+use std::ffi::c_int;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock};
+
+use aquifer_mapping::{Mapping, Run, socket_of};
+use aquifer_page::PAGE_SIZE;
+
+use crate::sys;
+
+static MAPPINGS: RwLock<Vec<Mapping>> = RwLock::new(Vec::new());
+
+/// Those that have some of these addresses. Allocates nothing where there are none: allocators map and unmap, too.
+fn mappings(range: &Range<usize>) -> Vec<Mapping> {
+    let all = MAPPINGS.read().unwrap_or_else(PoisonError::into_inner);
+    all.iter().filter(|mapping| mapping.part_of(range).is_some()).cloned().collect()
+}
+
+/// The engine's socket, if the open file is a region.
+pub(crate) fn region(fd: c_int) -> Option<PathBuf> {
+    if fd < 0 {
+        return None;
+    }
+    let path = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    socket_of(&path).filter(|socket| socket.exists())
+}
+
+/// Maps a part of a region. What anybody touches meanwhile is nobody's yet.
+///
+/// # Safety
+/// As mmap.
+pub(crate) unsafe fn map(
+    address: usize,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    (fd, offset): (c_int, i64),
+    socket: PathBuf,
+) -> io::Result<usize> {
+    if flags & libc::MAP_TYPE == libc::MAP_PRIVATE {
+        tell("a region can only be mapped shared: what is not here would read as zeroes");
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let whole = length.next_multiple_of(PAGE_SIZE);
+    let flags = flags & !(libc::MAP_POPULATE | libc::MAP_LOCKED);
+    // SAFETY: the caller's promise. Without protection not even a program that locks all its memory touches a page.
+    let mapped = unsafe { sys::mmap(address, length, libc::PROT_NONE, flags, fd, offset) }?;
+    // SAFETY: it is a new shared mapping of the region, of all that was asked for, and unmapped by way of this module only.
+    let adopted = unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket) };
+    match adopted {
+        Ok(mapping) => {
+            MAPPINGS.write().unwrap_or_else(PoisonError::into_inner).push(mapping);
+            // SAFETY: it is this program's.
+            unsafe { sys::open_up(mapped, whole, protection) }?;
+            Ok(mapped)
+        }
+        Err(error) => {
+            tell(&error.to_string());
+            // SAFETY: it was mapped just now.
+            let _ = unsafe { sys::munmap(mapped, whole) };
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        }
+    }
+}
+
+/// Has `unmap` unmap or replace these addresses, whoever's they are.
+pub(crate) fn release<T>(range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
+    let here = mappings(range);
+    if here.is_empty() {
+        return unmap();
+    }
+    let done = nested(&here, range, unmap);
+    MAPPINGS.write().unwrap_or_else(PoisonError::into_inner).retain(Mapping::is_mapped);
+    done
+}
+
+fn nested<T>(mappings: &[Mapping], range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
+    match mappings.split_first() {
+        None => unmap(),
+        Some((first, rest)) => first.release(range, || nested(rest, range, unmap)),
+    }
+}
+
+/// Whether any of these addresses is of a region.
+pub(crate) fn touches(range: &Range<usize>) -> bool {
+    !mappings(range).is_empty()
+}
+
+/// Discards what of these addresses is of regions. False where nothing is.
+pub(crate) fn discard(range: &Range<usize>) -> io::Result<bool> {
+    let mut any = false;
+    for mapping in mappings(range) {
+        if let Some(part) = mapping.part_of(range) {
+            mapping.discard_at(&part)?;
+            any = true;
+        }
+    }
+    Ok(any)
+}
+
+/// Discards whole pages within these bytes of a region.
+pub(crate) fn discard_in_file(socket: &Path, offset: i64, length: i64) -> io::Result<()> {
+    let page = PAGE_SIZE as u64;
+    let (first, end) = ((offset as u64).div_ceil(page), (offset as u64).saturating_add(length as u64) / page);
+    let Some(mapping) = mappings(&(0..usize::MAX)).into_iter().find(|mapping| mapping.socket() == socket)
+    else {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    };
+    if first >= end { Ok(()) } else { mapping.discard(Run { first, count: end - first }) }
+}
+
+/// Says something where the program's operator may see it.
+pub(crate) fn tell(message: &str) {
+    eprintln!("aquifer: {message}");
+}

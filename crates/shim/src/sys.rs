@@ -1,0 +1,99 @@
+//! The kernel's calls themselves, as the C library's would be ours again. The only module of this crate, beside the exported functions,
+//! with `unsafe`.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::io;
+
+fn check(result: c_long) -> io::Result<c_long> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(error: c_int) {
+    // SAFETY: the C library says where this thread's is.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// `mmap(2)`.
+///
+/// # Safety
+/// As mmap.
+pub(crate) unsafe fn mmap(
+    address: usize,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> io::Result<usize> {
+    // SAFETY: the caller's promise.
+    let mapped = unsafe { libc::syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset) };
+    check(mapped).map(|address| address as usize)
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// As munmap.
+pub(crate) unsafe fn munmap(address: usize, length: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_munmap, address, length) }).map(|_| ())
+}
+
+/// `mremap(2)`.
+///
+/// # Safety
+/// As mremap.
+pub(crate) unsafe fn mremap(
+    from: usize,
+    old: usize,
+    new: usize,
+    flags: c_int,
+    to: usize,
+) -> io::Result<usize> {
+    // SAFETY: the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_mremap, from, old, new, flags, to) })
+        .map(|address| address as usize)
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// As madvise.
+pub(crate) unsafe fn madvise(address: usize, length: usize, advice: c_int) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) }).map(|_| ())
+}
+
+/// `fallocate(2)`.
+pub(crate) fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> io::Result<()> {
+    // SAFETY: numbers only.
+    check(unsafe { libc::syscall(libc::SYS_fallocate, fd, mode, offset, length) }).map(|_| ())
+}
+
+/// `ftruncate(2)`.
+pub(crate) fn ftruncate(fd: c_int, length: i64) -> io::Result<()> {
+    // SAFETY: numbers only.
+    check(unsafe { libc::syscall(libc::SYS_ftruncate, fd, length) }).map(|_| ())
+}
+
+/// Makes a mapping that nobody may touch one that may be: not locked, for locked pages cannot leave, and with this protection.
+///
+/// # Safety
+/// The range must be a mapping of the caller's.
+pub(crate) unsafe fn open_up(address: usize, length: usize, protection: c_int) -> io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut::<c_void>(address);
+    // SAFETY: the caller's promise.
+    unsafe {
+        check(libc::munlock(start, length).into())?;
+        check(libc::mprotect(start, length, protection).into())?;
+    }
+    Ok(())
+}
+
+/// The size of an open file.
+pub(crate) fn size(fd: c_int) -> Option<i64> {
+    let mut is = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the kernel fills it when it says so.
+    unsafe { (libc::fstat(fd, is.as_mut_ptr()) == 0).then(|| is.assume_init().st_size) }
+}
