@@ -73,6 +73,12 @@ impl Times {
         self.0.len()
     }
 
+    /// How many took longer than `from`, and up to `to`.
+    pub fn between(&self, from: Duration, to: Duration) -> u64 {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.0.count_between(nanos(from) + 1, nanos(to))
+    }
+
     /// The time that this share of them took at most, as 0.5 for half.
     pub fn at(&self, share: f64) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(share))

@@ -1,14 +1,16 @@
 //! `aquifer demo`.
 
+use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use aquifer_page::Bytes;
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
 use super::Common;
-use crate::demo::sharing::{self, Options};
+use crate::demo::{region, sharing};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -23,6 +25,7 @@ pub struct Demo {
 #[derive(Debug, Subcommand)]
 enum What {
     Sharing(Sharing),
+    Region(Region),
 }
 
 /// Two hosts, one overloaded: memory moves between them, then the roles switch
@@ -41,12 +44,27 @@ struct Sharing {
     picture: Option<PathBuf>,
 }
 
+/// memcached with its items in a region, four times as large as its local cache
+///
+/// A real client writes values and reads them all back, and compares every byte, while three quarters of memcached's memory
+/// are with a lender. Beside it, in the same run, memcached with all of it in local RAM. Takes about a minute.
+#[derive(Debug, Args)]
+struct Region {
+    /// Local RAM of the region
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    cache: Bytes,
+    /// Where to save the picture (PNG)
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
             "aquifer demo sharing --picture sharing.png",
             "With the picture of RAM and swap of both hosts over time",
         ),
+        ("aquifer demo region --picture region.png", "With a histogram of how long fetches took"),
         ("aquifer demo sharing --json", "One object with the figures"),
     ],
     notes: &[(
@@ -61,29 +79,65 @@ pub(super) const MANUAL: Manual = Manual {
 /// The smallest host that has an extent to lend and something to do with it.
 const LEAST: Bytes = Bytes::mib(192);
 
+/// memcached wants some memory to have started at all.
+const LEAST_CACHE: Bytes = Bytes::mib(32);
+
 impl Demo {
     /// Runs a demo to its end.
     ///
     /// # Errors
     /// What this machine lacks, or which step failed. Lost pages are a failure too.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        let What::Sharing(Sharing { memory, picture }) = self.what;
+        match self.what {
+            What::Sharing(demo) => demo.run(common),
+            What::Region(demo) => demo.run(common),
+        }
+    }
+}
+
+impl Sharing {
+    fn run(self, common: &Common) -> Result<ExitCode> {
+        let Self { memory, picture } = self;
         if memory < LEAST {
             return Err(Failure::new(format!("playing hosts of {memory}"), format!("the least is {LEAST}")));
         }
-        let outcome = sharing::run(&Options { memory, run_dir: common.run_dir.clone() })?;
-        if let Some(path) = &picture {
-            fs::write(path, &outcome.picture)
-                .or_fail(|| format!("saving the picture as {}", path.display()))?;
+        let outcome = sharing::run(&sharing::Options { memory, run_dir: common.run_dir.clone() })?;
+        show(common, &outcome.summary, &outcome.picture, picture)?;
+        match outcome.summary.pages_lost {
+            0 => Ok(ExitCode::SUCCESS),
+            lost => Err(Failure::new("sharing memory", format!("{lost} pages were lost"))),
         }
-        output::answer(common.json, &outcome.summary, |summary| match &picture {
-            Some(path) => format!("{summary}Picture: {}", path.display()),
-            None => summary.to_string().trim_end().to_owned(),
-        })?;
-        let lost = outcome.summary.pages_lost;
-        if lost > 0 {
-            return Err(Failure::new("sharing memory", format!("{lost} pages were lost")));
-        }
-        Ok(ExitCode::SUCCESS)
     }
+}
+
+impl Region {
+    fn run(self, common: &Common) -> Result<ExitCode> {
+        let Self { cache, picture } = self;
+        if cache < LEAST_CACHE {
+            return Err(Failure::new(format!("a cache of {cache}"), format!("the least is {LEAST_CACHE}")));
+        }
+        let run_dir = std::path::absolute(&common.run_dir).or_fail(|| "finding the run directory")?;
+        let outcome = region::run(&region::Options { cache, run_dir })?;
+        show(common, &outcome.summary, &outcome.picture, picture)?;
+        match outcome.summary.values_wrong {
+            0 => Ok(ExitCode::SUCCESS),
+            wrong => Err(Failure::new("keeping values in a region", format!("{wrong} are wrong"))),
+        }
+    }
+}
+
+/// Saves the picture where that is wanted, and prints the figures.
+fn show(
+    common: &Common,
+    summary: &(impl Serialize + Display),
+    drawn: &[u8],
+    picture: Option<PathBuf>,
+) -> Result<()> {
+    if let Some(path) = &picture {
+        fs::write(path, drawn).or_fail(|| format!("saving the picture as {}", path.display()))?;
+    }
+    output::answer(common.json, summary, |summary| match &picture {
+        Some(path) => format!("{summary}Picture: {}", path.display()),
+        None => summary.to_string().trim_end().to_owned(),
+    })
 }

@@ -21,6 +21,7 @@ use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
 use exec::Exec;
+pub(crate) use exec::with_shim;
 use show::{Listed, listed};
 
 /// Memory of programs that is in the pool, with local RAM as its cache

@@ -7,4 +7,5 @@ pub mod load;
 pub mod loader;
 pub mod netns;
 pub mod picture;
+pub mod region;
 pub mod sharing;

@@ -22,15 +22,16 @@ impl Engine {
             return Err(RegionError::Misuse("the pages are not all in the region".to_owned()));
         }
         let mut first = pages.first;
+        let mut reachable = true;
         while first < pages.end() {
             let end = pages.end().min(first + CHUNK);
-            self.discard_chunk(first, end)?;
+            self.discard_chunk(first, end, &mut reachable)?;
             first = end;
         }
         Ok(())
     }
 
-    fn discard_chunk(&self, first: u64, end: u64) -> Result<(), RegionError> {
+    fn discard_chunk(&self, first: u64, end: u64, reachable: &mut bool) -> Result<(), RegionError> {
         let mut next = first;
         while next < end {
             let mut cache = lock(&self.cache);
@@ -62,21 +63,25 @@ impl Engine {
                 continue;
             }
             drop(cache);
-            self.take_out(&framed, &stored)?;
+            self.take_out(&framed, &stored, reachable)?;
         }
         Ok(())
     }
 
-    fn take_out(&self, framed: &[u64], stored: &[u64]) -> Result<(), RegionError> {
+    fn take_out(&self, framed: &[u64], stored: &[u64], reachable: &mut bool) -> Result<(), RegionError> {
         for run in runs(framed.iter().copied()) {
             self.file.punch(&run).map_err(RegionError::io("cannot take pages out of the region's file"))?;
         }
         for run in runs(stored.iter().copied()) {
+            if !*reachable {
+                break;
+            }
             let bytes = bytes(&run);
             let discarded = self.volume.discard(self.control_worker(), bytes.start, bytes.end - bytes.start);
-            // The lender keeps what nobody will ask for, until it is written to or the region goes.
+            // The lender keeps what nobody will ask for until it is written to or the lease ends. Its patience is waited for once.
             if let Err(error) = discarded {
                 tracing::warn!("cannot give back discarded pages: {error}");
+                *reachable = false;
             }
         }
         let mut all: Vec<_> = framed.iter().chain(stored).copied().collect();

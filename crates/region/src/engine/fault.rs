@@ -1,6 +1,7 @@
 //! Serving faults.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use aquifer_mapping::{Fault, Filled};
@@ -134,7 +135,9 @@ impl Engine {
     ) -> Result<(), RegionError> {
         let remote = is.place == Place::Remote;
         let filled = if remote {
+            self.fetching.fetch_add(1, Ordering::Relaxed);
             let fetched = self.volume.read(worker, page * PAGE_SIZE as u64, buffer);
+            self.fetching.fetch_sub(1, Ordering::Relaxed);
             fetched.map_err(RegionError::from).and_then(|()| {
                 program
                     .userfault

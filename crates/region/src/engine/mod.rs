@@ -24,7 +24,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -116,6 +116,7 @@ pub struct Engine {
     next_program: AtomicU64,
     faults: OwnedFd,
     stalled: Mutex<Vec<(u64, u64)>>,
+    fetching: AtomicUsize,
     counters: Counters,
     ended: AtomicBool,
 }
@@ -168,6 +169,7 @@ impl Engine {
             next_program: AtomicU64::new(0),
             faults: create.map_err(RegionError::io("cannot make an epoll"))?,
             stalled: Mutex::default(),
+            fetching: AtomicUsize::new(0),
             counters: Counters::default(),
             ended: AtomicBool::new(false),
         };
@@ -305,9 +307,9 @@ impl Engine {
         self.counters.times()
     }
 
-    /// Faults that wait for a lender, or for room with one.
-    pub fn waiting(&self) -> usize {
-        lock(&self.stalled).len()
+    /// Faults that wait to be tried again, and faults whose page is being fetched just now.
+    pub fn waiting(&self) -> [usize; 2] {
+        [lock(&self.stalled).len(), self.fetching.load(Ordering::Relaxed)]
     }
 
     /// What is where.

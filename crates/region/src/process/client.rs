@@ -120,13 +120,12 @@ pub fn drop_pages(files: &Files) -> Result<(), RegionError> {
 /// [`RegionError`].
 pub fn remove(files: &Files) -> Result<(), RegionError> {
     done(files, &Request::Remove)?;
-    // The engine has answered, and ends.
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while UnixStream::connect(files.control()).is_ok() && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(5));
-    }
+    // The engine has answered, and ends; until then it has the files mapped.
     files.remove();
-    tmpfs::release(files.directory());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !tmpfs::release(files.directory()) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
     Ok(())
 }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use aquifer_mapping::Run;
 use aquifer_page::Bytes;
+use aquifer_pool::LeaseState;
 
 use super::files::{Files, RegionSpec};
-use super::message::{Latency, Request, Response, Status};
+use super::message::{Bucket, Latency, Request, Response, Status};
 use crate::engine::Engine;
 use crate::error::RegionError;
 use crate::lock;
@@ -34,16 +35,21 @@ impl Serving {
     }
 
     pub(super) fn status(&self) -> Status {
+        let times = self.engine.times();
+        let volume = self.engine.volume().status();
+        let away = volume.leases.iter().any(|lease| matches!(lease.state, LeaseState::Unreachable { .. }));
+        let [stalled, fetching] = self.engine.waiting();
         Status {
             spec: lock(&self.spec).clone(),
             pid: std::process::id(),
             programs: self.engine.mapped_by(),
             usage: self.engine.usage(),
-            waiting: self.engine.waiting() as u64,
+            waiting: (stalled + if away { fetching } else { 0 }) as u64,
             counts: self.engine.counts(),
-            latency: Latency::from(&self.engine.times()),
+            latency: Latency::from(&times),
+            histogram: Bucket::of(&times),
             uptime_ms: self.since.elapsed().as_millis() as u64,
-            volume: self.engine.volume().status(),
+            volume,
         }
     }
 

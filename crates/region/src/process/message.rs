@@ -1,5 +1,7 @@
 //! What an engine is asked and what it answers, over its control socket: one JSON object a line, one request a connection.
 
+use std::time::Duration;
+
 use aquifer_page::Bytes;
 use aquifer_pool::VolumeStatus;
 use serde::{Deserialize, Serialize};
@@ -43,12 +45,14 @@ pub struct Status {
     pub programs: Vec<String>,
     /// What is where.
     pub usage: Usage,
-    /// Faults that wait for a lender now, and are tried again.
+    /// Faults that wait for a lender that cannot be reached, or for room with one.
     pub waiting: u64,
     /// Since the engine started.
     pub counts: Counts,
     /// Of remote faults, since the engine started.
     pub latency: Latency,
+    /// The same as a histogram, without empty ends.
+    pub histogram: Vec<Bucket>,
     /// Milliseconds for which it has been running.
     pub uptime_ms: u64,
     /// Where its pages are.
@@ -72,5 +76,30 @@ impl From<&Times> for Latency {
     fn from(times: &Times) -> Self {
         let at = |share| times.at(share).as_nanos() as f64 / 1000.0;
         Self { faults: times.count(), p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999) }
+    }
+}
+
+/// How many remote faults took longer than those of the bucket before, and up to so long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The longest of them, in microseconds: a power of two.
+    pub up_to_us: f64,
+    /// How many.
+    pub faults: u64,
+}
+
+impl Bucket {
+    /// All buckets from the first to the last that has any.
+    pub(super) fn of(times: &Times) -> Vec<Self> {
+        let buckets = (0..27).map(|power| {
+            let up_to = Duration::from_micros(1 << power);
+            let longer_than = if power == 0 { Duration::ZERO } else { up_to / 2 };
+            Self { up_to_us: f64::from(1_u32 << power), faults: times.between(longer_than, up_to) }
+        });
+        let mut buckets: Vec<_> = buckets.skip_while(|bucket| bucket.faults == 0).collect();
+        while buckets.last().is_some_and(|bucket| bucket.faults == 0) {
+            buckets.pop();
+        }
+        buckets
     }
 }

@@ -19,5 +19,5 @@ mod run;
 mod tmpfs;
 
 pub use files::{Files, RegionSpec};
-pub use message::{Latency, Status};
+pub use message::{Bucket, Latency, Status};
 pub use run::{SUBCOMMAND, run};

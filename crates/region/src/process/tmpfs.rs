@@ -26,11 +26,12 @@ pub(super) fn ensure(directory: &Path) -> io::Result<()> {
     Ok(mount("aquifer-regions", directory, "tmpfs", flags, options.as_c_str())?)
 }
 
-/// Takes it away if nothing is in it.
-pub(super) fn release(directory: &Path) {
+/// Takes it away if nothing is in it. False if it should be gone and is not: somebody still has one of its files open.
+pub(super) fn release(directory: &Path) -> bool {
     let empty = fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none());
-    if empty && is_mounted(directory).unwrap_or(false) {
-        // Somebody may have made a region meanwhile: then it is busy, and stays.
-        let _ = unmount(directory, UnmountFlags::NOFOLLOW);
+    if !empty || !is_mounted(directory).unwrap_or(false) {
+        return true;
     }
+    // Somebody may have made a region meanwhile: then it is busy, and stays.
+    unmount(directory, UnmountFlags::NOFOLLOW).is_ok()
 }

@@ -1,0 +1,339 @@
+//! `aquifer demo region`: memcached with its items in a region four times as large as its local cache, beside memcached with all of them
+//! in local RAM.
+//!
+//! Everything is real: Debian's memcached, unmodified; an exporting process that lends; a client that speaks memcached's
+//! protocol and compares every byte of every value.
+
+mod memcache;
+mod picture;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, EXTENT_SIZE, VolumeId};
+use aquifer_pool::VolumeConfig;
+use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
+use aquifer_region::{PolicyKind, RegionError, Scheme};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+
+use crate::commands::region::with_shim;
+use crate::failure::{Failure, OrFail, Result};
+use crate::instance::Instance;
+use crate::lender::{Lender, Trust};
+use crate::progress::Progress;
+use crate::sys;
+use memcache::{Client, Load, Read};
+
+/// What a demo is told.
+#[derive(Debug)]
+pub struct Options {
+    /// The local cache; the region is four times as large.
+    pub cache: Bytes,
+    /// Where marks, sockets and logs are kept while it runs.
+    pub run_dir: PathBuf,
+}
+
+/// What is left of a demo.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures.
+    pub summary: Summary,
+    /// The picture, as PNG.
+    pub picture: Vec<u8>,
+}
+
+/// What `aquifer demo region --json` prints. Faults and latencies are those of the region's engine while the values were read back.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Values written to memcached, and read back, each once in an order by chance.
+    pub values_written: u64,
+    /// Of these, how many came back as they were written, byte for byte.
+    pub values_verified: u64,
+    /// How many did not, or not at all.
+    pub values_wrong: u64,
+    /// Local RAM that the region may have.
+    pub local_bytes: Bytes,
+    /// The region's size.
+    pub region_bytes: Bytes,
+    /// Pages of the region that were with the lender when reading began.
+    pub remote_bytes: Bytes,
+    /// Faults that fetched a page.
+    pub faults: u64,
+    /// Of reads of values by chance, made one by one after that, how many had no page fetched. One value has its share of two
+    /// pages at times, and memcached touches others when it keeps its lists.
+    pub hit_rate: f64,
+    /// Half of the fetches took no longer, in microseconds.
+    pub fault_p50_us: f64,
+    /// Of a hundred, ninety-nine.
+    pub fault_p99_us: f64,
+    /// Values read a second.
+    pub reads_per_s: f64,
+    /// The same of memcached with all in local RAM.
+    pub local_reads_per_s: f64,
+    /// The first beside the second.
+    pub throughput_ratio: f64,
+    /// How many fetches took up to so long.
+    pub histogram: Vec<Bucket>,
+}
+
+/// Marks of demos have this kind.
+const KIND: &str = "region-demo";
+const REGION: &str = "items";
+
+/// Values that are read to tell how many reads need no fetch.
+const SAMPLES: u64 = 1000;
+
+/// How long memcached may take until it listens.
+const START: Duration = Duration::from_secs(10);
+
+/// Runs the demo from nothing to nothing.
+///
+/// # Errors
+/// What this machine lacks, or which step failed.
+pub fn run(options: &Options) -> Result<Outcome> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
+    }
+    clean_up_dead(&options.run_dir)?;
+    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
+    let stage = Stage { dir: options.run_dir.join(instance.name()) };
+    fs::create_dir_all(&stage.dir).or_fail(|| format!("making {}", stage.dir.display()))?;
+    let size = Bytes(options.cache.0 * 4);
+    let load = Load::filling(size);
+
+    let progress = Progress::spinner("memcached with all in local RAM");
+    let memcached = stage.memcached(size, None)?;
+    let (local, _) = exercise(&stage, &load, &interrupted, || Ok(()))?;
+    drop((memcached, progress));
+
+    let _progress = Progress::spinner(format!("memcached with {} of {size} in local RAM", options.cache));
+    let _lender = stage.lender(size)?;
+    let region = stage.region(size, options.cache)?;
+    let status = || client::status(&region.0).or_fail(|| "asking the region's engine");
+    let _memcached = stage.memcached(size, Some(&region.0))?;
+    let (read, before) = exercise(&stage, &load, &interrupted, status)?;
+    let after = status()?;
+    let hit_rate = hit_rate(&stage, &load, &interrupted, || Ok(status()?.counts.remote_faults))?;
+    let summary = Summary::new(&load, [&read, &local], [&before, &after], hit_rate);
+    let picture = picture::png(&summary)?;
+    Ok(Outcome { summary, picture })
+}
+
+/// Writes all values and reads them back; in between `written` is asked.
+fn exercise<T>(
+    stage: &Stage,
+    load: &Load,
+    interrupted: &AtomicBool,
+    written: impl FnOnce() -> Result<T>,
+) -> Result<(Read, T)> {
+    let mut client = Client::connect(&stage.socket(), START)?;
+    client.write(load, interrupted)?;
+    let asked = written()?;
+    Ok((client.read(load, interrupted)?, asked))
+}
+
+/// Reads values one by one, and counts those for which nothing was fetched.
+fn hit_rate(
+    stage: &Stage,
+    load: &Load,
+    interrupted: &AtomicBool,
+    fetched: impl Fn() -> Result<u64>,
+) -> Result<f64> {
+    let mut client = Client::connect(&stage.socket(), START)?;
+    let mut before = fetched()?;
+    let mut hits = 0;
+    for _ in 0..SAMPLES {
+        client.read_one(load, interrupted)?;
+        let after = fetched()?;
+        hits += u64::from(after == before);
+        before = after;
+    }
+    Ok(hits as f64 / SAMPLES as f64)
+}
+
+impl Summary {
+    fn new(load: &Load, [read, local]: [&Read; 2], [before, after]: [&Status; 2], hit_rate: f64) -> Self {
+        let faults = after.counts.remote_faults - before.counts.remote_faults;
+        let per_second = |read: &Read| read.values as f64 / read.took.as_secs_f64();
+        Self {
+            values_written: load.values,
+            values_verified: read.right,
+            values_wrong: load.values - read.right,
+            local_bytes: after.usage.cache,
+            region_bytes: after.usage.size,
+            remote_bytes: before.usage.remote,
+            faults,
+            hit_rate,
+            fault_p50_us: after.latency.p50_us,
+            fault_p99_us: after.latency.p99_us,
+            reads_per_s: per_second(read),
+            local_reads_per_s: per_second(local),
+            throughput_ratio: per_second(read) / per_second(local),
+            histogram: after.histogram.clone(),
+        }
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            f,
+            "{} values written, {} verified byte by byte, {} wrong",
+            self.values_written, self.values_verified, self.values_wrong
+        )?;
+        writeln!(
+            f,
+            "memcached's memory: {}, of which {} at most in local RAM; {} were with the lender",
+            self.region_bytes, self.local_bytes, self.remote_bytes
+        )?;
+        writeln!(f, "reads without a fetch: {:.1} %", self.hit_rate * 100.0)?;
+        let (p50, p99) = (self.fault_p50_us, self.fault_p99_us);
+        writeln!(f, "fetches: {}, half within {p50:.0} us, 99 % within {p99:.0} us", self.faults)?;
+        for bucket in &self.histogram {
+            let most = self.histogram.iter().map(|bucket| bucket.faults).max().unwrap_or(1).max(1);
+            let bar = "#".repeat((bucket.faults * 50 / most) as usize);
+            writeln!(f, "  up to {:>8.0} us {:>8} {bar}", bucket.up_to_us, bucket.faults)?;
+        }
+        writeln!(
+            f,
+            "throughput: {:.0} reads a second, {:.2} of the {:.0} with all in local RAM",
+            self.reads_per_s, self.throughput_ratio, self.local_reads_per_s
+        )
+    }
+}
+
+/// Where it happens. Dropping it takes everything away, once the processes are gone.
+#[derive(Debug)]
+struct Stage {
+    dir: PathBuf,
+}
+
+/// A process that ends with this one.
+#[derive(Debug)]
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command, what: &str) -> Result<Self> {
+        sys::signal_with_parent(command, Signal::KILL);
+        command.spawn().map(Self).or_fail(|| format!("starting {what}"))
+    }
+}
+
+impl Drop for Process {
+    /// A lender takes its pages with it when it is asked to end.
+    fn drop(&mut self) {
+        let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let deadline = Instant::now() + START;
+        while asked.is_ok() && matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        // One that has ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Stage {
+    fn socket(&self) -> PathBuf {
+        self.dir.join("memcached")
+    }
+
+    fn regions(&self) -> PathBuf {
+        self.dir.join("regions")
+    }
+
+    /// An exporting process on this machine.
+    fn lender(&self, size: Bytes) -> Result<Process> {
+        let what = "starting a lender";
+        let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
+        let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
+        command
+            .args(["--json", "export", &room, "--nbd"])
+            .arg(format!("unix:{}", self.dir.join("lender").display()));
+        command.env("AQUIFER_RUN_DIR", &self.dir).stdout(Stdio::piped());
+        let mut lender = Process::start(&mut command, "a lender")?;
+        let mut line = String::new();
+        let output = lender.0.stdout.take().ok_or_else(|| Failure::new(what, "it has no output"))?;
+        BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
+        if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
+    }
+
+    fn region(&self, size: Bytes, cache: Bytes) -> Result<Served> {
+        let what = || "making the region";
+        let uri = format!("nbd+unix:///?socket={}", self.dir.join("lender").display());
+        let uri = uri.parse().or_fail(what)?;
+        let lender = Lender::find(&uri, &Trust::default(), None)?;
+        let spec = RegionSpec {
+            name: REGION.to_owned(),
+            size,
+            cache,
+            policy: PolicyKind::default(),
+            scheme: Scheme::default(),
+            workers: RegionSpec::DEFAULT_WORKERS,
+            volume: VolumeId::random(),
+            leases: vec![lender.lease],
+            patience: VolumeConfig::DEFAULT_PATIENCE,
+            identity: lender.identity,
+        };
+        let exe = std::env::current_exe().or_fail(what)?;
+        client::create(&exe, &self.regions(), &spec).or_fail(what)?;
+        Files::new(&self.regions(), REGION).map(Served).or_fail(what)
+    }
+
+    /// memcached with that much memory, in a region or not.
+    fn memcached(&self, size: Bytes, region: Option<&Files>) -> Result<Process> {
+        let _ = fs::remove_file(self.socket());
+        let mut command = Command::new("memcached");
+        command.args(["-u", "root", "-t", "2", "-m", &(size.0 / Bytes::mib(1).0).to_string(), "-s"]);
+        command.arg(self.socket()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some(region) = region {
+            command.arg("-e").arg(region.region());
+            with_shim(&mut command)?;
+        }
+        Process::start(&mut command, "memcached").map_err(|failure| failure.help("apt-get install memcached"))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        clear(&self.dir);
+    }
+}
+
+/// A region that goes when it is dropped.
+#[derive(Debug)]
+struct Served(Files);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // memcached, which had it mapped, ended a moment ago.
+        let deadline = Instant::now() + START;
+        while matches!(client::remove(&self.0), Err(RegionError::InUse { .. })) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Removes what is in a demo's directory, and the directory.
+fn clear(dir: &Path) {
+    for region in client::list(&dir.join("regions")).unwrap_or_default() {
+        drop(Served(region));
+    }
+    let _ = fs::remove_dir_all(dir);
+}
+
+/// Removes what demos left that were killed. Their memcached and lender went with them.
+fn clean_up_dead(run_dir: &Path) -> Result<()> {
+    for dead in Instance::dead(run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
+        clear(&run_dir.join(dead.name()));
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! The picture that remains: how long fetches took, and throughput beside memcached with all in local RAM.
+
+use kuva::backend::raster::RasterBackend;
+use kuva::plot::BarPlot;
+use kuva::render::figure::Figure;
+use kuva::render::layout::Layout;
+use kuva::render::plots::Plot;
+
+use super::Summary;
+use crate::failure::{Failure, Result};
+
+const FETCHES: &str = "#3b7dd8";
+const LOCAL: &str = "#999999";
+
+/// Draws it, as PNG.
+pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
+    let fetches = summary.histogram.iter().fold(BarPlot::new().with_color(FETCHES), |bars, bucket| {
+        bars.with_bar(format!("{:.0}", bucket.up_to_us), bucket.faults as f64)
+    });
+    let fetches = vec![Plot::Bar(fetches)];
+    let throughput =
+        BarPlot::new().with_color(LOCAL).with_bar("all in local RAM", summary.local_reads_per_s).with_bar(
+            format!("{} of {} in local RAM", summary.local_bytes, summary.region_bytes),
+            summary.reads_per_s,
+        );
+    let throughput = vec![Plot::Bar(throughput)];
+    let layouts = vec![
+        Layout::auto_from_plots(&fetches)
+            .with_title("How long fetches of a page took")
+            .with_x_label("up to so many microseconds")
+            .with_y_label("fetches"),
+        Layout::auto_from_plots(&throughput)
+            .with_title("Values read a second")
+            .with_y_label("reads a second"),
+    ];
+    let figure = Figure::new(1, 2)
+        .with_title("memcached with its items in a region")
+        .with_title_size(22)
+        .with_figure_size(1280.0, 520.0)
+        .with_plots(vec![fetches, throughput])
+        .with_layouts(layouts);
+    RasterBackend::new()
+        .render_scene(&figure.render())
+        .map_err(|why| Failure::new("drawing the picture", why))
+}

@@ -1,0 +1,302 @@
+//! `aquifer region` as a program, with unmodified programs that map regions.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Output, Stdio};
+
+use common::{Export, aquifer, eventually, stderr, stdout};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Maps the region, and does what it is told: `write SEED` all pages, `check SEED`, `punch FIRST COUNT`, `zero FIRST COUNT`, `fork`.
+/// One page of 64 is all zeroes. Pages are visited by chance.
+const PROGRAM: &str = r#"
+import ctypes, mmap, os, random, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open(sys.argv[1], os.O_RDWR)
+size = os.fstat(fd).st_size
+memory = mmap.mmap(fd, size, mmap.MAP_SHARED)
+pages = list(range(size // 4096))
+def content(seed, page):
+    return bytes(4096) if page % 64 == 7 else (b"%08d %08d." % (seed, page) * 256)[:4096]
+print("ready", flush=True)
+for line in sys.stdin:
+    order, *numbers = line.split()
+    numbers = [int(number) for number in numbers]
+    wrong = 0
+    random.shuffle(pages)
+    if order == "write":
+        for page in pages:
+            memory[page * 4096:page * 4096 + 4096] = content(numbers[0], page)
+    elif order == "check":
+        wrong = sum(memory[page * 4096:page * 4096 + 4096] != content(numbers[0], page) for page in pages)
+    elif order == "punch":
+        first, count = numbers
+        call = libc.fallocate64
+        call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        wrong = call(fd, 3, first * 4096, count * 4096)
+    elif order == "zero":
+        first, count = numbers
+        wrong = sum(memory[page * 4096:page * 4096 + 4096] != bytes(4096) for page in range(first, first + count))
+    elif order == "fork":
+        child = os.fork()
+        if child == 0:
+            try:
+                memory[0]
+            finally:
+                os._exit(0)
+        wrong = 0 if os.WIFSIGNALED(os.waitpid(child, 0)[1]) else 1
+    print(order, wrong, flush=True)
+"#;
+
+/// A lender, and a directory in which regions are made; all of them are gone at the end.
+struct Setting {
+    dir: tempfile::TempDir,
+    lender: Export,
+}
+
+struct Program {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+fn lacks_regions() -> bool {
+    let lacks = !rustix::process::geteuid().is_root();
+    if lacks {
+        eprintln!("skipped: needs root");
+    }
+    lacks
+}
+
+impl Setting {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = format!("unix:{}", dir.path().join("lender").display());
+        let lender = Export::start(dir.path(), &["128M", "--nbd", &socket]);
+        Self { dir, lender }
+    }
+
+    fn aquifer(&self, words: &[&str]) -> Output {
+        aquifer(self.dir.path()).args(words).output().unwrap()
+    }
+
+    /// A command that works; what it answers.
+    fn done(&self, words: &[&str]) -> Value {
+        let output = self.aquifer(&[&["--json"], words].concat());
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    fn create(&self, name: &str, more: &[&str]) -> PathBuf {
+        let words =
+            ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", self.lender.uri()];
+        let created = self.done(&[&words, more].concat());
+        PathBuf::from(created["file"].as_str().unwrap())
+    }
+
+    fn show(&self, name: &str) -> Value {
+        self.done(&["region", "show", name])
+    }
+
+    fn start(&self, region: &Path) -> Program {
+        let mut child = aquifer(self.dir.path())
+            .args(["region", "exec", "--", "python3", "-c", PROGRAM])
+            .arg(region)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut program = Program { child, orders, answers };
+        assert_eq!(program.answer(), "ready");
+        program
+    }
+
+    fn mounts(&self) -> usize {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        mounts.lines().filter(|line| line.contains(self.dir.path().to_str().unwrap())).count()
+    }
+
+    fn remove(&self, name: &str) {
+        eventually("nobody maps it", || self.show(name)["programs"].as_array().unwrap().is_empty());
+        self.done(&["region", "rm", name]);
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let list = self.aquifer(&["--json", "region", "list"]);
+        let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
+        for region in list.as_array().into_iter().flatten() {
+            let _ = self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
+        }
+    }
+}
+
+impl Program {
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    /// What it does without finding anything wrong.
+    fn does(&mut self, order: &str) {
+        self.order(order);
+        let name = order.split(' ').next().unwrap();
+        assert_eq!(self.answer(), format!("{name} 0"), "{order}");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn kill(pid: &Value) {
+    kill_process(Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn an_unmodified_program_has_its_memory_in_the_pool() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let region = setting.create("one", &[]);
+    let mut program = setting.start(&region);
+    program.does("write 1");
+    program.does("check 1");
+    let status = setting.show("one");
+    let bytes = |of: &str| status["usage"][of].as_u64().unwrap();
+    assert!(bytes("resident") <= 8 << 20 && bytes("remote") > 20 << 20, "{status}");
+    assert!(status["programs"][0].as_str().unwrap().starts_with("python3"), "{status}");
+    assert!(status["counts"]["remote_faults"].as_u64().unwrap() > 1000, "{status}");
+
+    // In use, it stays.
+    let refused = setting.aquifer(&["region", "rm", "one"]);
+    assert!(
+        !refused.status.success() && stderr(&refused).contains("in use by python3"),
+        "{}",
+        stderr(&refused)
+    );
+
+    // The limit changes while it is in use.
+    setting.done(&["region", "resize-cache", "one", "4M"]);
+    assert!(setting.show("one")["usage"]["resident"].as_u64().unwrap() <= 4 << 20);
+    program.does("check 1");
+
+    // What the program discards is discarded.
+    program.does("punch 100 5000");
+    program.does("zero 100 5000");
+    // Its children would see zeroes, so they see nothing.
+    program.does("fork");
+
+    // What is in a region outlives the program.
+    program.does("write 2");
+    kill(&Value::from(program.child.id()));
+    drop(program);
+    let mut program = setting.start(&region);
+    program.does("check 2");
+    drop(program);
+    setting.remove("one");
+    eventually("the tmpfs is gone", || setting.mounts() == 0);
+    eventually("the lender has its memory back", || {
+        let files =
+            fs::read_dir(setting.lender.pages()).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+        files.map(|file| std::os::unix::fs::MetadataExt::blocks(&file) * 512).sum::<u64>() < 1 << 20
+    });
+}
+
+#[test]
+fn engines_that_are_killed_under_load_lose_nothing() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    for (number, policy) in ["clock", "sieve", "random"].into_iter().enumerate() {
+        let region = setting.create(policy, &["--policy", policy]);
+        let mut program = setting.start(&region);
+        for round in 0..4 {
+            program.order(&format!("write {}", 10 * number + round));
+            for _ in 0..3 {
+                let pid = setting.show(policy)["pid"].clone();
+                std::thread::sleep(std::time::Duration::from_millis(60));
+                kill(&pid);
+                eventually("another serves", || {
+                    let shown = setting.aquifer(&["--json", "region", "show", policy]);
+                    serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != pid)
+                });
+            }
+            assert_eq!(program.answer(), "write 0");
+            program.does(&format!("check {}", 10 * number + round));
+        }
+        drop(program);
+        setting.remove(policy);
+    }
+}
+
+#[test]
+fn a_program_waits_for_a_lender_that_is_away() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let region = setting.create("away", &[]);
+    let mut program = setting.start(&region);
+    program.does("write 5");
+    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    program.order("check 5");
+    eventually("it is shown that faults wait", || {
+        stdout(&setting.aquifer(&["region", "show", "away"])).contains("WAITING")
+    });
+    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    assert_eq!(program.answer(), "check 0");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let uri = setting.lender.uri().to_owned();
+    let says = |words: &[&str], what: &str| {
+        let output = setting.aquifer(words);
+        assert!(!output.status.success() && stderr(&output).contains(what), "{words:?}: {}", stderr(&output));
+    };
+    let create = |name: &'static str, size: &'static str| {
+        ["region", "create", name, "--size", size, "--cache", "4M", "--lender"]
+    };
+    says(&[&create("big", "1G")[..], &[&uri]].concat(), "less than it could need");
+    says(&[&create("../x", "16M")[..], &[&uri]].concat(), "cannot be a region's name");
+    says(&[&create("away", "16M")[..], &["nbd+unix:///?socket=/nowhere"]].concat(), "/nowhere");
+    says(&["region", "show", "none"], "there is no region 'none'");
+    setting.create("twice", &[]);
+    says(&[&create("twice", "16M")[..], &[&uri]].concat(), "there is a region 'twice' already");
+    // Without the shim a program sees the file, and what is not here as zeroes: only root may.
+    let mode = fs::metadata(setting.dir.path().join("regions")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
+    // A private mapping would see zeroes.
+    let region = setting.dir.path().join("regions/twice");
+    let output = aquifer(setting.dir.path())
+        .args(["region", "exec", "--", "python3", "-c"])
+        .arg("import mmap,os,sys; mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0, mmap.MAP_PRIVATE)")
+        .arg(&region)
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("mapped shared"), "{}", stderr(&output));
+    setting.remove("twice");
+}
