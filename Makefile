@@ -5,11 +5,12 @@
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
 
-demo: ## two hosts, one overloaded: build, then run `aquifer demo sharing`
+demo: ## build, then show two hosts sharing memory and memcached in a region: `aquifer demo sharing`, `aquifer demo region`
 	scripts/need-root demo
 	scripts/install-packages demo
 	cargo build --release --locked
 	target/release/aquifer demo sharing --picture sharing.png
+	target/release/aquifer demo region --picture region.png
 
 test: ## everything: format, lints, licences, docs, unit, interoperation and VM tests
 	scripts/need-root test
@@ -40,8 +41,9 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked
 
-install: build ## copy the binary to /usr/local/bin
+install: build ## copy the binary to /usr/local/bin, the library for regions to /usr/local/lib
 	install -m 755 target/release/aquifer /usr/local/bin/aquifer
+	install -m 755 target/release/libaquifer_shim.so /usr/local/lib/libaquifer_shim.so
 
 clean: ## remove what was built
 	cargo clean

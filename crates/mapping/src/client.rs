@@ -105,7 +105,7 @@ impl Mapping {
             pages,
             socket: socket.to_owned(),
             userfault,
-            live: Mutex::new(vec![address..address + length]),
+            live: Mutex::new(std::iter::once(address..address + length).collect()),
             asking: Mutex::new(None),
             orders: Mutex::new(Arc::new(orders)),
         });

@@ -19,13 +19,13 @@ pub(crate) const CONTINUE_WP: u64 = 2;
 
 /// A structure that is the argument of one request of userfaultfd, and of no other.
 pub(crate) trait Argument {
-    const REQUEST: u32;
+    const REQUEST: libc::Ioctl;
 }
 
 macro_rules! arguments {
     ($($structure:ident: $request:ident,)*) => {
         $(impl Argument for $structure {
-            const REQUEST: u32 = linux_raw_sys::ioctl::$request;
+            const REQUEST: libc::Ioctl = linux_raw_sys::ioctl::$request as libc::Ioctl;
         })*
     };
 }
@@ -52,7 +52,7 @@ pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
 /// `uffdio_continue` must be for a mapping in whose memory pages may appear, which is what registering it said.
 pub(crate) unsafe fn userfault<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> io::Result<()> {
     // SAFETY: the request is the one that takes a pointer to this structure; the rest is the caller's promise.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), A::REQUEST as _, ptr::from_mut(argument)) };
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), A::REQUEST, ptr::from_mut(argument)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

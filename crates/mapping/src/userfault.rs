@@ -53,7 +53,7 @@ impl Userfault {
     /// Without the right to serve faults in system calls (root, or `vm.unprivileged_userfaultfd`), and on kernels before 6.7.
     pub fn new() -> io::Result<Self> {
         let this = Self(sys::userfaultfd()?);
-        let mut api = sys::uffdio_api { api: raw::UFFD_API as u64, features: FEATURES, ioctls: 0 };
+        let mut api = sys::uffdio_api { api: u64::from(raw::UFFD_API), features: FEATURES, ioctls: 0 };
         // SAFETY: this only settles what the descriptor can do.
         unsafe { sys::userfault(this.as_fd(), &mut api) }?;
         Ok(this)

@@ -65,7 +65,7 @@ impl Drop for Map {
 /// last put there clean.
 pub(crate) const UNWRITTEN: u64 = 1 << 4;
 
-const PAGEMAP_SCAN: u32 = 0xc060_6610;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);
 
 /// Which parts of a process's addresses `start..end` are of this category; as many of them as there is room for. Says how many, and
@@ -93,6 +93,6 @@ pub(crate) fn scan(
     };
     // SAFETY: the request takes this structure, whose vector is ours and as long as it says.
     let found =
-        unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN as _, ptr::from_mut(&mut argument)) };
+        unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut argument)) };
     if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
 }

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// [`RegionError`].
 pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
     let files = Files::new(directory, &spec.name)?;
-    if spec.size.0 == 0 || spec.size.0 % aquifer_page::PAGE_SIZE as u64 != 0 {
+    if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
     }
     tmpfs::ensure(directory).map_err(RegionError::io(format!(

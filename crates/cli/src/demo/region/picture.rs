@@ -9,25 +9,22 @@ use kuva::render::plots::Plot;
 use super::Summary;
 use crate::failure::{Failure, Result};
 
-const FETCHES: &str = "#3b7dd8";
-const LOCAL: &str = "#999999";
-
 /// Draws it, as PNG.
 pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
-    let fetches = summary.histogram.iter().fold(BarPlot::new().with_color(FETCHES), |bars, bucket| {
-        bars.with_bar(format!("{:.0}", bucket.up_to_us), bucket.faults as f64)
-    });
+    let fetches = summary
+        .histogram
+        .iter()
+        .fold(BarPlot::new(), |bars, bucket| bars.with_bar(label(bucket.up_to_us), bucket.faults as f64));
     let fetches = vec![Plot::Bar(fetches)];
-    let throughput =
-        BarPlot::new().with_color(LOCAL).with_bar("all in local RAM", summary.local_reads_per_s).with_bar(
-            format!("{} of {} in local RAM", summary.local_bytes, summary.region_bytes),
-            summary.reads_per_s,
-        );
+    let throughput = BarPlot::new().with_bar("all in local RAM", summary.local_reads_per_s).with_bar(
+        format!("{} of {} in local RAM", summary.local_bytes, summary.region_bytes),
+        summary.reads_per_s,
+    );
     let throughput = vec![Plot::Bar(throughput)];
     let layouts = vec![
         Layout::auto_from_plots(&fetches)
             .with_title("How long fetches of a page took")
-            .with_x_label("up to so many microseconds")
+            .with_x_label("up to")
             .with_y_label("fetches"),
         Layout::auto_from_plots(&throughput)
             .with_title("Values read a second")
@@ -42,4 +39,9 @@ pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
     RasterBackend::new()
         .render_scene(&figure.render())
         .map_err(|why| Failure::new("drawing the picture", why))
+}
+
+/// A power of two of microseconds, for people.
+fn label(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1024.0) }
 }
