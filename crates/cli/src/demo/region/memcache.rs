@@ -26,6 +26,7 @@ pub(super) struct Load {
 pub(super) struct Read {
     pub(super) values: u64,
     pub(super) right: u64,
+    pub(super) missing: u64,
     pub(super) took: Duration,
 }
 
@@ -40,7 +41,8 @@ fn mix(number: u64) -> u64 {
 impl Load {
     /// As many as fill most of a memcached of this size: it needs some for itself, and drops values rather than grow.
     pub(super) fn filling(size: Bytes) -> Self {
-        Self { values: size.0 / 10 * 7 / (SHORTEST + SPREAD / 2 + 64) }
+        let room = size.saturating_sub(Bytes::mib(24));
+        Self { values: room.0 / 10 * 7 / (SHORTEST + SPREAD / 2 + 64) }
     }
 
     fn value(&self, number: u64, into: &mut Vec<u8>) {
@@ -111,15 +113,16 @@ impl Client {
     /// Reads all values and compares every byte.
     pub(super) fn read(&mut self, load: &Load, interrupted: &AtomicBool) -> Result<Read> {
         let (mut should, mut is) = (Vec::new(), Vec::new());
-        let mut right = 0;
+        let (mut right, mut missing) = (0, 0);
         let began = Instant::now();
         for number in load.shuffled() {
             go_on(interrupted)?;
             load.value(number, &mut should);
             let found = self.get(number, &mut is).or_fail(|| "reading from memcached")?;
             right += u64::from(found && is == should);
+            missing += u64::from(!found);
         }
-        Ok(Read { values: load.values, right, took: began.elapsed() })
+        Ok(Read { values: load.values, right, missing, took: began.elapsed() })
     }
 
     /// Reads one value, by chance, and has no look at it.

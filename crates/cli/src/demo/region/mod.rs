@@ -58,6 +58,8 @@ pub struct Summary {
     pub values_verified: u64,
     /// How many did not, or not at all.
     pub values_wrong: u64,
+    /// Of these, those that memcached did not have: it drops values when its memory is full.
+    pub values_missing: u64,
     /// Local RAM that the region may have.
     pub local_bytes: Bytes,
     /// The region's size.
@@ -167,6 +169,7 @@ impl Summary {
             values_written: load.values,
             values_verified: read.right,
             values_wrong: load.values - read.right,
+            values_missing: read.missing,
             local_bytes: after.usage.cache,
             region_bytes: after.usage.size,
             remote_bytes: before.usage.remote,
@@ -186,8 +189,8 @@ impl std::fmt::Display for Summary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(
             f,
-            "{} values written, {} verified byte by byte, {} wrong",
-            self.values_written, self.values_verified, self.values_wrong
+            "{} values written, {} verified byte by byte, {} wrong ({} missing)",
+            self.values_written, self.values_verified, self.values_wrong, self.values_missing
         )?;
         writeln!(
             f,
