@@ -16,6 +16,11 @@ const PAGES: u64 = 4096;
 const FRAMES: u64 = 512;
 const WORDS: usize = PAGE_SIZE / 8;
 
+/// By each of four threads, with each policy and scheme. `AQUIFER_OPERATIONS` says otherwise.
+fn operations() -> u64 {
+    std::env::var("AQUIFER_OPERATIONS").map_or(5_000, |number| number.parse().unwrap())
+}
+
 struct Random(u64);
 
 impl Random {
@@ -100,7 +105,7 @@ fn is_memory(policy: PolicyKind, scheme: Scheme) {
             }
         });
         let exercised = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            exercise(&region, 4, 20_000, 99);
+            exercise(&region, 4, operations(), 99);
         }));
         done.store(true, Ordering::Relaxed);
         exercised.unwrap();

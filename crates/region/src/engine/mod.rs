@@ -247,17 +247,26 @@ impl Engine {
         let mapped = Mapped::new(orders.peer()?, attach.address)?;
         let id = self.next_program.fetch_add(1, Ordering::Relaxed);
         let program = Arc::new(Program::new(id, attach, userfault, orders)?);
+        if let Err(error) = self.take_care(&program, mapped) {
+            self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
+            lock(&self.expected).remove(&mapped);
+            return Err(error);
+        }
+        tracing::info!(program = program.name(), pages = count, "mapped");
+        Ok((program, mapped))
+    }
+
+    fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
         // Where an engine before this one took care of it, no page may leave before both are done.
         program.accept(|| {
             self.programs_mut().push(program.clone());
             lock(&self.expected).add(mapped)
         })?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&self.faults, &program.userfault, epoll::EventData::new_u64(id), flags)?;
+        epoll::add(&self.faults, &program.userfault, epoll::EventData::new_u64(program.id), flags)?;
         // Whoever an engine before this one was told of and did not serve.
         program.wake_all();
-        tracing::info!(program = program.name(), pages = count, "mapped");
-        Ok((program, mapped))
+        Ok(())
     }
 
     fn detach(&self, program: &Arc<Program>) {

@@ -2,55 +2,67 @@ use super::Policy;
 
 /// CLOCK: the hand goes over the pages by address; what is touched after it came by stays until it comes again.
 #[derive(Debug)]
-pub(super) struct Clock(Hand);
+pub(super) struct Clock {
+    hand: Hand,
+    looks_twice: bool,
+}
 
 impl Clock {
     pub(super) fn new(pages: u64) -> Self {
-        Self(Hand::new(pages))
+        Self { hand: Hand::new(pages), looks_twice: true }
+    }
+
+    /// One whose hand spares nothing.
+    pub(super) fn blind(pages: u64) -> Self {
+        Self { looks_twice: false, ..Self::new(pages) }
     }
 }
 
 impl Policy for Clock {
     fn came(&mut self, page: u64) {
-        self.0.add(page);
+        self.hand.add(page);
     }
 
     fn went(&mut self, page: u64) {
-        self.0.remove(page);
+        self.hand.remove(page);
     }
 
     fn victim(&mut self) -> Option<u64> {
-        self.0.next()
+        self.hand.next()
+    }
+
+    fn looks_twice(&self) -> bool {
+        self.looks_twice
     }
 }
 
 /// The pages that are there, a bit each, and a hand that goes round.
 #[derive(Debug)]
-pub(super) struct Hand {
+struct Hand {
     bits: Vec<u64>,
     count: u64,
     at: u64,
 }
 
 impl Hand {
-    pub(super) fn new(pages: u64) -> Self {
+    fn new(pages: u64) -> Self {
         Self { bits: vec![0; pages.div_ceil(64) as usize], count: 0, at: 0 }
     }
 
-    pub(super) fn add(&mut self, page: u64) {
+    fn add(&mut self, page: u64) {
         let (word, bit) = (&mut self.bits[(page / 64) as usize], 1 << (page % 64));
         self.count += u64::from(*word & bit == 0);
         *word |= bit;
     }
 
-    pub(super) fn remove(&mut self, page: u64) {
+    fn remove(&mut self, page: u64) {
         let (word, bit) = (&mut self.bits[(page / 64) as usize], 1 << (page % 64));
         self.count -= u64::from(*word & bit != 0);
         *word &= !bit;
     }
 
     /// The next one, which is taken out.
-    pub(super) fn next(&mut self) -> Option<u64> {
+    fn next(&mut self) -> Option<u64> {
         if self.count == 0 {
             return None;
         }

@@ -69,7 +69,7 @@ impl PolicyKind {
     /// One for a region of so many pages, none of which is there.
     pub fn make(self, pages: u64) -> Box<dyn Policy> {
         match self {
-            Self::RoundRobin => Box::new(round_robin::RoundRobin::new(pages)),
+            Self::RoundRobin => Box::new(round_robin::round_robin(pages)),
             Self::Clock => Box::new(clock::Clock::new(pages)),
             Self::Fifo => Box::new(fifo::Fifo::new(pages)),
             Self::Random => Box::new(random::Random::new(pages)),

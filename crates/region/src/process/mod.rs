@@ -5,9 +5,9 @@
 //!
 //! | `NAME` | what programs map: the pages that are here |
 //! |---|---|
-//! | `.NAME/table`, `.NAME/places` | what is known of each page, and where the extents of the volume are |
+//! | `.NAME/table`, `.NAME/places` | what is known of each page (locked while an engine lives), and where the extents of the volume are |
 //! | `.NAME/mapped` | which programs have it mapped |
-//! | `.NAME/record.json` | what it was made with; locked while an engine lives |
+//! | `.NAME/record.json` | what it was made with |
 //! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
 //! | `.NAME/log` | what the engines have to say |
 

@@ -90,9 +90,9 @@ fn keep(files: &Files) -> Result<(), RegionError> {
 /// Serves the region until it is removed.
 fn engine(files: &Files) -> Result<(), RegionError> {
     let spec = files.read()?;
-    let record = Files::open(&files.record())?;
+    let lock = Files::open(&files.table())?;
     let fail = || RegionError::io("cannot start the engine");
-    match record.try_lock() {
+    match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(RegionError::Misuse(format!("region '{}' has an engine already", files.name())));
@@ -115,7 +115,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     control.serve_until_removed();
     engine.end();
     threads.into_iter().for_each(|thread| _ = thread.join());
-    drop(record);
+    drop(lock);
     Ok(())
 }
 
