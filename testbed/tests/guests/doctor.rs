@@ -190,6 +190,8 @@ fn truth(name: &str) -> Result<String> {
                 .to_owned()
         }
         "locked memory" => format!("test $(ulimit -l) = unlimited || test $(($({CAPABLE}) >> 14 & 1)) = 1"),
+        // What a region needs came with Linux 6.7.
+        "regions" => "test $(id -u) = 0 && uname -r | grep -E '^6[.]12[.]'".to_owned(),
         "overcommit" => "test $(cat /proc/sys/vm/overcommit_memory) != 2".to_owned(),
         "swap" => "test -e /proc/swaps".to_owned(),
         "block device" => format!("{ATTACH} {DETACH}"),

@@ -39,9 +39,12 @@ pub struct Region {
 enum What {
     Create(Create),
     List(List),
+    /// What is where in a region, who maps it, and how long faults took
     Show(Which),
     ResizeCache(ResizeCache),
+    /// Makes all of a region read as zeroes, and gives back what it took, here and with lenders
     Drop(Which),
+    /// Takes a region away that nobody maps, with all that is in it
     Rm(Which),
     Exec(Exec),
 }
@@ -85,8 +88,9 @@ enum SchemeName {
 #[derive(Debug, Args)]
 pub struct List {}
 
-/// One region: create, show, drop and rm take it by its name
+// Its help is that of the command that takes it.
 #[derive(Debug, Args)]
+#[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
     /// The region
     name: String,

@@ -9,7 +9,7 @@ use super::{Check, read};
 use crate::cgroup::{Hierarchy, Version};
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), swap()]
+    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), swap(), regions()]
 }
 
 fn cgroup() -> Check {
@@ -35,6 +35,18 @@ fn swap_accounting() -> Check {
             NAME,
             "the kernel does not count swap by cgroup: 'aquifer run --remote' cannot limit it",
             "boot with swapaccount=1",
+        ),
+    }
+}
+
+/// Memory of programs in the pool.
+fn regions() -> Check {
+    match aquifer_mapping::Userfault::new() {
+        Ok(_) => Check::ok("regions", "page faults can be served (userfaultfd)"),
+        Err(error) => Check::missing(
+            "regions",
+            format!("page faults cannot be served as 'aquifer region' needs it: {error}"),
+            "use Linux 6.7 or later, as root",
         ),
     }
 }
