@@ -9,8 +9,8 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -66,7 +66,11 @@ impl Watch {
         let mut ballast = Ballast::new(File::open("/proc/meminfo")?)?;
         let ended = Arc::new(AtomicBool::new(false));
         let end = ended.clone();
+        // A thread allocates as it starts, which is not to be when requests come.
+        let running = Arc::new(Barrier::new(2));
+        let runs = running.clone();
         let body = move || {
+            runs.wait();
             let mut before = None;
             while !end.load(Ordering::Relaxed) {
                 thread::park_timeout(LOOK);
@@ -80,6 +84,7 @@ impl Watch {
             }
         };
         let thread = thread::Builder::new().name("ballast".to_owned()).spawn(body)?;
+        running.wait();
         Ok(Self { thread: thread.thread().clone(), ended })
     }
 }
