@@ -249,6 +249,23 @@ fn engines_that_are_killed_under_load_lose_nothing() {
 }
 
 #[test]
+fn what_killed_processes_left_can_be_removed() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    setting.create("left", &[]);
+    let engine = setting.show("left")["pid"].clone();
+    let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();
+    let keeper = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
+    [Value::from(keeper), engine].iter().for_each(kill);
+    eventually("nothing serves it", || !setting.aquifer(&["region", "show", "left"]).status.success());
+    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("nothing serves it"));
+    setting.done(&["region", "rm", "left"]);
+    eventually("the tmpfs is gone", || setting.mounts() == 0);
+}
+
+#[test]
 fn a_program_waits_for_a_lender_that_is_away() {
     if lacks_regions() {
         return;

@@ -20,6 +20,9 @@ use crate::error::RegionError;
 /// How long an engine may think about an answer: shrinking a large cache takes its time.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// How long it takes at most until an engine that died is followed by the next.
+const RESTART: Duration = Duration::from_secs(3);
+
 /// Makes a region in `directory` and starts its processes, with `program`, whose [`SUBCOMMAND`] must come to call
 /// [`super::run()`]. When this fails nothing is left of it.
 ///
@@ -114,12 +117,23 @@ pub fn drop_pages(files: &Files) -> Result<(), RegionError> {
     done(files, &Request::Drop)
 }
 
-/// Removes a region that no program has mapped, with all that was in it.
+/// Removes a region that no program has mapped, with all that was in it; of one whose processes were killed, what they left here. (Its
+/// lenders keep its pages until their leases end.)
 ///
 /// # Errors
 /// [`RegionError`].
 pub fn remove(files: &Files) -> Result<(), RegionError> {
-    done(files, &Request::Remove)?;
+    // Where an engine died, another one is about to serve.
+    let deadline = Instant::now() + RESTART;
+    loop {
+        match done(files, &Request::Remove) {
+            Err(RegionError::Unserved { .. }) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            Err(RegionError::Unserved { .. }) if !files.is_served() => break,
+            removed => break removed?,
+        }
+    }
     // The engine has answered, and ends; until then it has the files mapped.
     files.remove();
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -1,4 +1,4 @@
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -178,6 +178,12 @@ impl Files {
             }
             read => read.map_err(RegionError::io(format!("cannot read {}", self.record().display()))),
         }
+    }
+
+    /// Whether an engine has it.
+    pub(super) fn is_served(&self) -> bool {
+        Self::open(&self.table())
+            .is_ok_and(|table| matches!(table.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
     pub(super) fn open(path: &Path) -> Result<File, RegionError> {

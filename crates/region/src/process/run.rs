@@ -71,7 +71,8 @@ fn keep(files: &Files) -> Result<(), RegionError> {
             rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
         }
         let end = child.wait().map_err(fail())?;
-        if end.success() || (first && end.code() == Some(i32::from(REFUSED))) {
+        let is_gone = !files.record().exists();
+        if end.success() || is_gone || (first && end.code() == Some(i32::from(REFUSED))) {
             return Ok(());
         }
         first = false;
