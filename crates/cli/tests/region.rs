@@ -8,6 +8,8 @@ use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
 use common::{Export, aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
@@ -123,6 +125,15 @@ impl Setting {
         mounts.lines().filter(|line| line.contains(self.dir.path().to_str().unwrap())).count()
     }
 
+    /// Removes all regions that are left. False if that could not be.
+    fn removes_all(&self) -> bool {
+        let list = self.aquifer(&["--json", "region", "list"]);
+        let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
+        let mut regions = list.as_array().into_iter().flatten();
+        let removed = |region: &Value| self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
+        regions.all(|region| removed(region).status.success()) && self.mounts() == 0
+    }
+
     fn remove(&self, name: &str) {
         eventually("nobody maps it", || self.show(name)["programs"].as_array().unwrap().is_empty());
         self.done(&["region", "rm", name]);
@@ -131,11 +142,14 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        let list = self.aquifer(&["--json", "region", "list"]);
-        let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
-        for region in list.as_array().into_iter().flatten() {
-            let _ = self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
-        }
+        // That a program is gone is noticed after a moment.
+        let removed = (0..500).any(|_| {
+            self.removes_all() || {
+                sleep(Duration::from_millis(20));
+                false
+            }
+        });
+        assert!(removed || std::thread::panicking(), "regions are left in {}", self.dir.path().display());
     }
 }
 
@@ -233,7 +247,7 @@ fn engines_that_are_killed_under_load_lose_nothing() {
             program.order(&format!("write {}", 10 * number + round));
             for _ in 0..3 {
                 let pid = setting.show(policy)["pid"].clone();
-                std::thread::sleep(std::time::Duration::from_millis(60));
+                sleep(Duration::from_millis(60));
                 kill(&pid);
                 eventually("another serves", || {
                     let shown = setting.aquifer(&["--json", "region", "show", policy]);

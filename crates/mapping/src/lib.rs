@@ -18,4 +18,5 @@ pub use client::{AdoptError, Mapping};
 pub use connection::{Connection, Listener};
 pub use message::{Attach, Order, Reply, Request, Run, VERSION};
 pub use region::{Region, socket_of};
+pub use sys::FileMap;
 pub use userfault::{Fault, Filled, Userfault};

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -10,7 +11,7 @@ use aquifer_page::PAGE_SIZE;
 
 use crate::client::{AdoptError, Mapping};
 use crate::message::Run;
-use crate::sys::Shared;
+use crate::sys::FileMap;
 
 /// Where the engine of the region in this file listens.
 pub fn socket_of(region: &Path) -> Option<PathBuf> {
@@ -30,7 +31,8 @@ pub fn socket_of(region: &Path) -> Option<PathBuf> {
 /// ```
 #[derive(Debug)]
 pub struct Region {
-    memory: Shared,
+    /// There until this is dropped.
+    memory: ManuallyDrop<FileMap>,
     mapping: Mapping,
 }
 
@@ -44,12 +46,12 @@ impl Region {
         let file =
             OpenOptions::new().read(true).write(true).open(path).map_err(system("cannot open the region"))?;
         let length = file.metadata().map_err(system("cannot look at the region"))?.len() as usize;
-        let memory = Shared::new(&file, length).map_err(system("cannot map the region"))?;
+        let memory = FileMap::new(&file, length).map_err(system("cannot map the region"))?;
         let socket =
             socket_of(path).ok_or(io::ErrorKind::InvalidInput.into()).map_err(system("this is no region"))?;
         // SAFETY: it is a shared mapping of all of the file, and nobody else has it yet.
         let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket) }?;
-        Ok(Self { memory, mapping })
+        Ok(Self { memory: ManuallyDrop::new(memory), mapping })
     }
 
     /// Its bytes. They are atomic because others may have the region mapped, too.
@@ -74,7 +76,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let all = self.memory.address()..self.memory.address() + self.memory.bytes().len();
-        self.mapping.release(&all, || self.memory.unmap());
+        // SAFETY: nobody uses it after this, as this is the end of what holds it.
+        self.mapping.release(&all, || unsafe { ManuallyDrop::drop(&mut self.memory) });
     }
 }
 

@@ -138,19 +138,22 @@ pub(crate) fn restore_signals(before: &libc::sigset_t) {
 
 /// A file in this process's memory, shared with whoever else has it.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub struct FileMap {
     start: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: it is only an address and a length; what is there is read and written as atomics.
-unsafe impl Send for Shared {}
+unsafe impl Send for FileMap {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for FileMap {}
 
-impl Shared {
-    /// Maps the file's first `length` bytes. They stay mapped until [`unmap`](Self::unmap).
-    pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
+impl FileMap {
+    /// Maps the file's first `length` bytes.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    pub fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
         // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
         let start = unsafe {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -163,20 +166,22 @@ impl Shared {
         self.start.as_ptr().expose_provenance()
     }
 
-    pub(crate) fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: it is mapped while this can be borrowed, and atomics may be changed by others.
+    /// All of it, as bytes that anybody may change at any time.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: it stays mapped for as long as the borrow, and atomics may be changed by others.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length) }
     }
 
-    pub(crate) fn words(&self) -> &[AtomicU64] {
+    /// The same by words of 64 bits.
+    pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: as above, and a mapping is aligned to pages.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }
     }
+}
 
-    /// Unmaps it, by whoever is about to drop it.
-    pub(crate) fn unmap(&mut self) {
-        // SAFETY: nobody borrows it, and without a length nobody can any more.
+impl Drop for FileMap {
+    fn drop(&mut self) {
+        // SAFETY: it is ours, and nothing borrows it any more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
-        self.length = 0;
     }
 }

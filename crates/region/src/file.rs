@@ -4,23 +4,24 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
+use aquifer_mapping::FileMap;
 use aquifer_page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::sys::Map;
+use crate::sys;
 
 /// The file and the engine's own view of it.
 #[derive(Debug)]
 pub(crate) struct RegionFile {
     file: File,
-    map: Map,
+    map: FileMap,
 }
 
 impl RegionFile {
     /// A file that has its size already.
     pub(crate) fn new(file: File) -> io::Result<Self> {
         let length = file.metadata()?.len() as usize;
-        Ok(Self { map: Map::new(&file, length)?, file })
+        Ok(Self { map: FileMap::new(&file, length)?, file })
     }
 
     pub(crate) fn pages(&self) -> u64 {
@@ -29,7 +30,7 @@ impl RegionFile {
 
     /// Pages that are in the file and that nobody can write to meanwhile.
     pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
-        self.map.frozen(pages.start, pages.end - pages.start)
+        sys::frozen(&self.map, pages.start, pages.end - pages.start)
     }
 
     /// Takes pages out of the file, and out of all page tables.

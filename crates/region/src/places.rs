@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use aquifer_mapping::FileMap;
 use aquifer_page::LeaseId;
 use aquifer_pool::Ledger;
-
-use crate::sys::Map;
 
 /// One extent: which of two notes counts (1 byte; 0: neither), and from byte 8 on the two notes: the slot (4 bytes, padded to 8), the
 /// lease (16). Whoever dies while it writes a note leaves the other one.
@@ -16,13 +15,13 @@ const NOTE: usize = 24;
 
 /// The ledger of a region's volume.
 #[derive(Debug)]
-pub(crate) struct Places(Map);
+pub(crate) struct Places(FileMap);
 
 impl Places {
     pub(crate) fn new(file: &File, extents: u64) -> io::Result<Self> {
         let length = extents as usize * ENTRY;
         file.set_len(length as u64)?;
-        Map::new(file, length).map(Self)
+        FileMap::new(file, length).map(Self)
     }
 
     fn entry(&self, extent: usize) -> &[AtomicU8] {

@@ -2,68 +2,29 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::slice;
-use std::sync::atomic::AtomicU8;
 
+use aquifer_mapping::FileMap;
 use aquifer_page::PAGE_SIZE;
-use rustix::mm::{MapFlags, ProtFlags};
 
 pub(crate) use linux_raw_sys::general::page_region;
 use linux_raw_sys::general::pm_scan_arg;
 
-/// A file in this process's memory, shared with whoever else has it.
-#[derive(Debug)]
-pub(crate) struct Map {
-    start: NonNull<u8>,
-    length: usize,
+/// Some pages of a mapped file, as bytes that do not change.
+///
+/// Only for pages that nobody can write to meanwhile: those that are in the file, and in no page table but ours.
+pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
+    let (start, length) = (first as usize * PAGE_SIZE, count as usize * PAGE_SIZE);
+    let bytes = &map.bytes()[start..start + length];
+    // SAFETY: the same bytes, borrowed for as long. The engine hands out pages only while it has them taken out of the
+    // programs' page tables and serves no fault on them.
+    unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), length) }
 }
 
-// SAFETY: it is only an address and a length; what is there is read and written under the rules of its methods.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
-impl Map {
-    /// Maps the file's first `length` bytes.
-    pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
-        // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
-        let start = unsafe {
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, length })
-    }
-
-    /// All of it, as bytes that anybody may change at any time.
-    pub(crate) fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: it stays mapped for as long as the borrow, and atomics may be changed by others.
-        unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length) }
-    }
-
-    /// Some pages of it.
-    ///
-    /// Only for pages that nobody can write to meanwhile: those that are in the file, and in no page table but ours.
-    pub(crate) fn frozen(&self, first: u64, count: u64) -> &[u8] {
-        let (start, length) = (first as usize * PAGE_SIZE, count as usize * PAGE_SIZE);
-        assert!(start + length <= self.length, "pages {first}+{count} are not in the region");
-        // SAFETY: within the mapping, which outlives the borrow. The engine hands out pages only while it has them taken out of
-        // the program's page tables and serves no fault on them.
-        unsafe { slice::from_raw_parts(self.start.as_ptr().add(start), length) }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: it is ours, and nothing borrows it any more.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
-    }
-}
-
-/// `PAGE_IS_SWAPPED` of `linux/fs.h`: for a page that is not in the page table, that it is marked as not written to since it was
-/// last put there clean.
-pub(crate) const UNWRITTEN: u64 = 1 << 4;
+/// `PAGE_IS_WPALLOWED` and `PAGE_IS_SWAPPED` of `linux/fs.h`: for a page that is not in the page table, that it is marked as not written
+/// to since it was last put there clean. (Without the first it could be somebody else's page, which was swapped out.)
+pub(crate) const UNWRITTEN: u64 = 1 | 1 << 4;
 
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);

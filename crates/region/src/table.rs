@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use crate::sys::Map;
+use aquifer_mapping::FileMap;
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +82,12 @@ impl Page {
 
 /// All pages of a region. Changes are made under the lock of the engine's cache.
 #[derive(Debug)]
-pub(crate) struct Table(Map);
+pub(crate) struct Table(FileMap);
 
 impl Table {
     /// That of a region of so many pages; a new file says that all are zero.
     pub(crate) fn new(file: &File, pages: u64) -> io::Result<Self> {
-        Map::new(file, pages as usize).map(Self)
+        FileMap::new(file, pages as usize).map(Self)
     }
 
     pub(crate) fn pages(&self) -> u64 {

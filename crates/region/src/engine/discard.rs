@@ -69,9 +69,7 @@ impl Engine {
     }
 
     fn take_out(&self, framed: &[u64], stored: &[u64], reachable: &mut bool) -> Result<(), RegionError> {
-        for run in runs(framed.iter().copied()) {
-            self.file.punch(&run).map_err(RegionError::io("cannot take pages out of the region's file"))?;
-        }
+        let (gone, stuck) = self.punch(framed);
         for run in runs(stored.iter().copied()) {
             if !*reachable {
                 break;
@@ -84,23 +82,16 @@ impl Engine {
                 *reachable = false;
             }
         }
-        let mut all: Vec<_> = framed.iter().chain(stored).copied().collect();
+        let mut all: Vec<_> = gone.iter().chain(stored).copied().collect();
         all.sort_unstable();
         all.dedup();
-        let mut cache = lock(&self.cache);
-        let mut wanted = Vec::new();
-        for page in &all {
-            let is = self.table.get(*page);
-            if is.wanted {
-                wanted.push(*page);
-            }
-            self.table.set(*page, is.without_frame());
-        }
-        cache.frames -= framed.len() as u64;
-        drop(cache);
+        let failed = stuck.map(|(pages, error)| {
+            all.retain(|page| pages.binary_search(page).is_err());
+            self.stay(pages);
+            error
+        });
         add(&self.counters.discarded, all.len());
-        self.wake(&wanted);
-        self.settled.notify_all();
-        Ok(())
+        self.have_left(&all, gone.len());
+        failed.map_or(Ok(()), Err)
     }
 }

@@ -4,9 +4,11 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
+use std::thread;
 use std::time::Duration;
 
-use aquifer_page::{PAGE_SIZE, is_zero};
+use aquifer_page::is_zero;
+use aquifer_pool::PoolError;
 
 use super::{Cache, Engine, Scheme, bytes};
 use crate::counters::add;
@@ -14,6 +16,9 @@ use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
+
+/// How long it is waited before pages that could not leave are tried again.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Pages that are unmapped, written and taken out together: enough that what a call costs does not matter.
 pub(super) const BATCH: usize = 64;
@@ -25,17 +30,18 @@ impl Cache {
 
     /// Frames that are kept free for faults to come.
     fn reserve(&self) -> u64 {
-        (self.limit / 16).min(4 * BATCH as u64)
+        match self.scheme {
+            Scheme::OnDemand => 0,
+            Scheme::PreEvict => (self.limit / 16).min(4 * BATCH as u64),
+        }
     }
 
-    /// Victims that stay in the cache for a while, so that a touch is seen.
-    fn cooled(&self) -> usize {
-        if self.policy.looks_twice() { (self.limit / 16).min(16 * BATCH as u64) as usize } else { 0 }
+    /// Whether pages should leave before they must, and nobody sees to it yet.
+    pub(super) fn is_short(&self) -> bool {
+        !self.making_room && self.free() < self.reserve() / 2
     }
-}
 
-impl Engine {
-    /// How many pages a fault that finds no frame has leave.
+    /// How many pages a fault that finds no frame has leave: what it cannot do without, or some for those that come after it.
     pub(super) fn evicted_at_once(&self) -> usize {
         match self.scheme {
             Scheme::OnDemand => 1,
@@ -43,32 +49,26 @@ impl Engine {
         }
     }
 
-    /// Whether pages should leave before they must.
-    pub(super) fn is_short(&self, cache: &Cache) -> bool {
-        match self.scheme {
-            Scheme::OnDemand => cache.frames > cache.limit,
-            Scheme::PreEvict => cache.free() < cache.reserve() / 2,
-        }
+    /// Victims that stay in the cache for a while, so that a touch is seen.
+    fn cooled(&self) -> usize {
+        if self.policy.looks_twice() { (self.limit / 16) as usize } else { 0 }
     }
+}
 
+impl Engine {
     /// Keeps frames free, until the end.
     pub(super) fn keep_room(&self) {
-        let worker = self.workers;
         while !self.has_ended() {
-            let cache = lock(&self.cache);
-            if !self.is_short(&cache) {
-                // Whoever makes it short says so; the look after a while is for the end only.
-                let timeout = Duration::from_millis(200);
-                drop(self.short.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
-                continue;
+            let mut cache = lock(&self.cache);
+            cache.making_room = false;
+            let enough = |cache: &mut Cache| cache.free() >= cache.reserve() && !self.has_ended();
+            self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner).making_room = true;
+            if self.has_ended() {
+                return;
             }
-            let reserve = cache.reserve();
-            drop(cache);
-            while !self.has_ended() && lock(&self.cache).free() < reserve {
-                if let Err(error) = self.evict(worker, BATCH) {
-                    tracing::warn!("the local cache is full and nothing can leave it: {error}");
-                    std::thread::sleep(Duration::from_millis(250));
-                }
+            if let Err(error) = self.evict(self.workers, BATCH) {
+                self.is_in_trouble(&error);
+                thread::sleep(PAUSE);
             }
         }
     }
@@ -129,8 +129,7 @@ impl Engine {
             }
         }
         drop(cache);
-        self.wake(&wanted);
-        self.settled.notify_all();
+        self.arrived(&wanted);
         unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
     }
 
@@ -172,80 +171,98 @@ impl Engine {
 
     /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
     fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
-        let (kept, failed) = self.write_back(worker, pages);
-        let mut cache = lock(&self.cache);
-        let (mut going, mut wanted) = (Vec::new(), Vec::new());
-        for (page, stored) in kept {
+        let (written, mut failed) = self.write_back(worker, pages);
+        let (mut going, mut staying) = (Vec::new(), Vec::new());
+        let cache = lock(&self.cache);
+        for (page, stored) in written {
             let is = self.table.get(page);
-            let is = match stored {
-                Some(stored) => Page { stored, dirty: false, ..is },
-                None => is,
-            };
-            if is.wanted || stored.is_none() {
-                // It stays. With nothing but zeroes in it, it is dirty again: the volume has nothing.
-                let dirty = is.dirty || !is.stored;
-                self.table.set(page, Page { dirty, wanted: false, ..is.at(Place::Unmapped) });
-                cache.cooling.push_back(page);
-                if is.wanted {
-                    wanted.push(page);
-                }
-            } else {
-                self.table.set(page, is);
-                going.push(page);
+            if let Some(stored) = stored {
+                self.table.set(page, Page { stored, dirty: false, ..is });
             }
+            if is.wanted || stored.is_none() { staying.push(page) } else { going.push(page) }
         }
         drop(cache);
-        for run in runs(going.iter().copied()) {
-            self.file.punch(&run).map_err(RegionError::io("cannot take pages out of the region's file"))?;
+        let (gone, stuck) = self.punch(&going);
+        add(&self.counters.evicted, gone.len());
+        self.have_left(gone, gone.len());
+        if let Some((pages, error)) = stuck {
+            failed = Some(error);
+            staying.extend(pages);
         }
-        let mut cache = lock(&self.cache);
-        for page in &going {
-            let is = self.table.get(*page);
-            if is.wanted {
-                wanted.push(*page);
-            }
-            self.table.set(*page, is.without_frame());
-        }
-        cache.frames -= going.len() as u64;
-        drop(cache);
-        add(&self.counters.evicted, going.len());
-        self.wake(&wanted);
-        self.settled.notify_all();
+        self.stay(&staying);
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes pages, in ascending order, out of the file. Says which are gone, and which are not and why.
+    pub(super) fn punch<'a>(&self, pages: &'a [u64]) -> (&'a [u64], Option<(&'a [u64], RegionError)>) {
+        let mut gone = 0;
+        for run in runs(pages.iter().copied()) {
+            if let Err(error) = self.file.punch(&run) {
+                let error = RegionError::io("cannot take pages out of the region's file")(error);
+                return (&pages[..gone], Some((&pages[gone..], error)));
+            }
+            gone += (run.end - run.start) as usize;
+        }
+        (pages, None)
+    }
+
+    /// These pages, which were leaving, stay in the file.
+    pub(super) fn stay(&self, pages: &[u64]) {
+        let mut cache = lock(&self.cache);
+        let wanted = pages.iter().copied().filter(|page| {
+            let is = self.table.get(*page);
+            // With nothing but zeroes in it, it is dirty again: the volume has nothing.
+            let dirty = is.dirty || !is.stored;
+            self.table.set(*page, Page { dirty, wanted: false, ..is.at(Place::Unmapped) });
+            cache.cooling.push_back(*page);
+            is.wanted
+        });
+        let wanted: Vec<_> = wanted.collect();
+        drop(cache);
+        self.arrived(&wanted);
+    }
+
+    /// These pages, which were leaving, are not in the file any more, where they took so many frames.
+    pub(super) fn have_left(&self, pages: &[u64], frames: usize) {
+        let mut cache = lock(&self.cache);
+        let wanted = pages.iter().copied().filter(|page| {
+            let is = self.table.get(*page);
+            self.table.set(*page, is.without_frame());
+            is.wanted
+        });
+        let wanted: Vec<_> = wanted.collect();
+        cache.frames -= frames as u64;
+        drop(cache);
+        self.arrived(&wanted);
     }
 
     /// Sees to it that the volume has the pages. Says of each whether it has now, or that it could not be written.
     fn write_back(&self, worker: usize, pages: &[u64]) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
-        let mut kept: Vec<_> = pages.iter().map(|page| (*page, Some(self.table.get(*page).stored))).collect();
-        let mut failed = None;
         let is_dirty = |page: &u64| {
             let is = self.table.get(*page);
             is.dirty || !is.stored
         };
         let is_full = |page: &u64| !is_zero(self.file.frozen(&(*page..*page + 1)));
-        let (full, empty): (Vec<_>, Vec<_>) = pages.iter().copied().filter(is_dirty).partition(is_full);
-        let mut note = |run: &Range<u64>, result: Result<(), aquifer_pool::PoolError>, stored| {
-            let result = match result {
-                Ok(()) => Some(stored),
-                Err(error) => {
-                    failed = Some(error.into());
-                    None
-                }
-            };
-            for (_, kept) in kept.iter_mut().filter(|(page, _)| run.contains(page)) {
-                *kept = result;
-            }
+        let (dirty, clean): (Vec<_>, Vec<_>) = pages.iter().copied().partition(is_dirty);
+        let (full, empty): (Vec<_>, Vec<_>) = dirty.into_iter().partition(is_full);
+        let mut written: Vec<_> = clean.into_iter().map(|page| (page, Some(true))).collect();
+        let mut failed = None;
+        let mut note = |run: Range<u64>, result: Result<(), PoolError>, stored| {
+            let stored = result.map(|()| stored).map_err(|error| failed = Some(error.into())).ok();
+            written.extend(run.map(|page| (page, stored)));
         };
         for run in runs(full.iter().copied()) {
-            let data = self.file.frozen(&run);
-            note(&run, self.volume.write(worker, run.start * PAGE_SIZE as u64, data), true);
+            let result = self.volume.write(worker, bytes(&run).start, self.file.frozen(&run));
+            note(run, result, true);
         }
         for run in runs(empty.iter().copied()) {
             let bytes = bytes(&run);
-            note(&run, self.volume.discard(worker, bytes.start, bytes.end - bytes.start), false);
+            let result = self.volume.discard(worker, bytes.start, bytes.end - bytes.start);
+            note(run, result, false);
         }
         add(&self.counters.written_back, full.len());
         add(&self.counters.found_zero, empty.len());
-        (kept, failed)
+        written.sort_unstable();
+        (written, failed)
     }
 }

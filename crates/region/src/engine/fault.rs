@@ -2,11 +2,12 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_mapping::{Fault, Filled};
 use aquifer_page::PAGE_SIZE;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 
 use super::Engine;
 use crate::counters::add;
@@ -18,8 +19,13 @@ use crate::table::{Page, Place};
 /// How often faults that could not be served are tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// How long a worker sleeps at most, so that it notices the end.
-const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// A page that a thread of a program waits for.
+struct Touch<'a> {
+    program: &'a Program,
+    fault: Fault,
+    page: u64,
+    began: Instant,
+}
 
 impl Engine {
     /// Serves faults, as the worker of this number, until the end.
@@ -28,12 +34,10 @@ impl Engine {
         let mut events = Vec::with_capacity(1);
         while !self.has_ended() {
             events.clear();
-            let waited =
-                epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), Some(&LOOK_UP));
-            if waited.is_err() {
-                continue;
-            }
+            // A signal interrupts it, which means nothing here.
+            let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
+                // What is no program's is the end.
                 let Some(program) = self.program(event.data.u64()) else { continue };
                 while let Ok(Some(fault)) = program.userfault.next() {
                     self.serve(worker, &program, fault, &mut buffer);
@@ -44,22 +48,17 @@ impl Engine {
 
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
-        if let Err(error) = self.try_serve(worker, program, page, fault, buffer) {
+        let touch = Touch { program, fault, page, began: Instant::now() };
+        if let Err(error) = self.try_serve(worker, &touch, buffer) {
             add(&self.counters.stalled_faults, 1);
-            tracing::warn!(page, "a fault waits: {error}");
+            self.is_in_trouble(&error);
             lock(&self.stalled).push((program.id, page));
+            self.stall.notify_one();
         }
     }
 
-    fn try_serve(
-        &self,
-        worker: usize,
-        program: &Program,
-        page: u64,
-        fault: Fault,
-        buffer: &mut [u8],
-    ) -> Result<(), RegionError> {
-        let began = Instant::now();
+    fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
+        let (program, page) = (touch.program, touch.page);
         loop {
             let mut cache = lock(&self.cache);
             let is = self.table.get(page);
@@ -70,7 +69,7 @@ impl Engine {
                     self.table.set(page, Page { wanted: true, ..is });
                     return Ok(());
                 }
-                Place::Resident | Place::Unmapped if !fault.minor => {
+                Place::Resident | Place::Unmapped if !touch.fault.minor => {
                     drop(cache);
                     add(&self.counters.late_faults, 1);
                     program.wake(&(page..page + 1));
@@ -79,25 +78,30 @@ impl Engine {
                 Place::Resident | Place::Unmapped => {
                     self.table.set(page, is.at(Place::Filling));
                     drop(cache);
-                    return self.map(program, page, is, fault);
+                    return self.map(touch, is);
                 }
                 Place::Zero | Place::Remote if cache.frames < cache.limit => {
                     cache.frames += 1;
                     self.table.set(page, is.at(Place::Filling));
-                    if self.is_short(&cache) {
+                    if cache.is_short() {
+                        cache.making_room = true;
                         self.short.notify_one();
                     }
                     drop(cache);
-                    return self.fill(worker, program, page, is, fault, buffer, began);
+                    return self.fill(worker, touch, is, buffer);
                 }
-                Place::Zero | Place::Remote => drop(cache),
+                Place::Zero | Place::Remote => {
+                    let count = cache.evicted_at_once();
+                    drop(cache);
+                    self.evict(worker, count)?;
+                }
             }
-            self.evict(worker, self.evicted_at_once())?;
         }
     }
 
     /// Puts a page that is in the file back into the page table.
-    fn map(&self, program: &Program, page: u64, is: Page, fault: Fault) -> Result<(), RegionError> {
+    fn map(&self, touch: &Touch<'_>, is: Page) -> Result<(), RegionError> {
+        let Touch { program, fault, page, .. } = *touch;
         let cooled = is.place == Place::Unmapped;
         // A page that was in a page table already, that of another mapping or one that is gone, may have been written to there.
         let dirty = is.dirty || fault.write || !cooled;
@@ -122,27 +126,13 @@ impl Engine {
     }
 
     /// Puts a page into the file and the page table; a frame is taken for it.
-    #[expect(clippy::too_many_arguments)]
-    fn fill(
-        &self,
-        worker: usize,
-        program: &Program,
-        page: u64,
-        is: Page,
-        fault: Fault,
-        buffer: &mut [u8],
-        began: Instant,
-    ) -> Result<(), RegionError> {
+    fn fill(&self, worker: usize, touch: &Touch<'_>, is: Page, buffer: &mut [u8]) -> Result<(), RegionError> {
+        let Touch { program, fault, page, began } = *touch;
         let remote = is.place == Place::Remote;
         let filled = if remote {
-            self.fetching.fetch_add(1, Ordering::Relaxed);
-            let fetched = self.volume.read(worker, page * PAGE_SIZE as u64, buffer);
-            self.fetching.fetch_sub(1, Ordering::Relaxed);
-            fetched.map_err(RegionError::from).and_then(|()| {
-                program
-                    .userfault
-                    .fill(fault.address, buffer, !fault.write)
-                    .map_err(|error| cannot_map(page, error))
+            self.fetch(worker, page, buffer).and_then(|()| {
+                let filled = program.userfault.fill(fault.address, buffer, !fault.write);
+                filled.map_err(|error| cannot_map(page, error))
             })
         } else {
             program.userfault.fill_zero(fault.address).map_err(|error| cannot_map(page, error))
@@ -151,9 +141,17 @@ impl Engine {
             Page { place: Place::Resident, dirty: !remote || fault.write, wanted: false, stored: is.stored };
         match filled {
             Ok(Filled::Now) => self.settle(page, there, false),
-            Ok(Filled::Before) => {
-                self.settle(page, Page { dirty: true, ..there }, false);
+            Ok(Filled::Before) if !remote => {
+                self.settle(page, there, false);
                 program.wake(&(page..page + 1));
+            }
+            Ok(Filled::Before) => {
+                self.unsettle(page, is);
+                // Nobody but an engine puts pages there. What it is, nobody knows.
+                return Err(cannot_map(
+                    page,
+                    io::Error::other("there is one in the region's file that is not its own"),
+                ));
             }
             Ok(Filled::Gone) => self.unsettle(page, is),
             Err(error) => {
@@ -169,6 +167,15 @@ impl Engine {
         Ok(())
     }
 
+    fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
+        self.fetching.fetch_add(1, Ordering::Relaxed);
+        let fetched = self.volume.read(worker, page * PAGE_SIZE as u64, buffer);
+        self.fetching.fetch_sub(1, Ordering::Relaxed);
+        fetched?;
+        self.is_out_of_trouble();
+        Ok(())
+    }
+
     /// The page has arrived.
     fn settle(&self, page: u64, is: Page, touched: bool) {
         let mut cache = lock(&self.cache);
@@ -179,7 +186,10 @@ impl Engine {
             Place::Resident => cache.policy.came(page),
             _ => cache.cooling.push_back(page),
         }
-        self.arrived(cache, page, wanted);
+        drop(cache);
+        if wanted {
+            self.arrived(&[page]);
+        }
     }
 
     /// The page could not be brought, and is where it was.
@@ -188,26 +198,37 @@ impl Engine {
         let wanted = self.table.get(page).wanted;
         self.table.set(page, is);
         cache.frames -= 1;
-        self.arrived(cache, page, wanted);
-    }
-
-    fn arrived(&self, cache: std::sync::MutexGuard<'_, super::Cache>, page: u64, wanted: bool) {
         drop(cache);
         if wanted {
-            self.wake(&[page]);
-            self.settled.notify_all();
+            self.arrived(&[page]);
         }
     }
 
     /// Has faults that could not be served tried again, until the end.
     pub(super) fn retry_stalled(&self) {
         while !self.has_ended() {
-            std::thread::sleep(RETRY);
+            let none = lock(&self.stalled);
+            let some = self.stall.wait_while(none, |stalled| stalled.is_empty() && !self.has_ended());
+            drop(some);
+            thread::sleep(RETRY);
             for (id, page) in std::mem::take(&mut *lock(&self.stalled)) {
                 if let Some(program) = self.program(id) {
                     program.wake(&(page..page + 1));
                 }
             }
+        }
+    }
+
+    /// Says so, if it is new.
+    pub(super) fn is_in_trouble(&self, error: &RegionError) {
+        if !self.trouble.swap(true, Ordering::Relaxed) {
+            tracing::warn!("programs wait: {error}");
+        }
+    }
+
+    fn is_out_of_trouble(&self) {
+        if self.trouble.load(Ordering::Relaxed) && self.trouble.swap(false, Ordering::Relaxed) {
+            tracing::info!("pages can be fetched again");
         }
     }
 }

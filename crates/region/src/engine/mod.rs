@@ -94,6 +94,9 @@ struct Cache {
     /// Frames taken: by pages in the file, or on their way into it.
     frames: u64,
     policy: Box<dyn Policy>,
+    scheme: Scheme,
+    /// The thread that keeps frames free is at it.
+    making_room: bool,
     /// Victims that are out of the page tables, the oldest first. Those that were touched since are still listed.
     cooling: VecDeque<u64>,
 }
@@ -104,7 +107,6 @@ pub struct Engine {
     file: RegionFile,
     table: Table,
     volume: Volume,
-    scheme: Scheme,
     workers: usize,
     cache: Mutex<Cache>,
     /// A frame is free, or a page that was on its way has arrived.
@@ -114,8 +116,14 @@ pub struct Engine {
     programs: RwLock<Vec<Arc<Program>>>,
     expected: Mutex<Expected>,
     next_program: AtomicU64,
+    /// The programs' userfaultfds, and what says that it is the end.
     faults: OwnedFd,
+    end: OwnedFd,
+    /// Faults that are to be tried again: of which program, on which page.
     stalled: Mutex<Vec<(u64, u64)>>,
+    stall: Condvar,
+    /// Something could not be fetched or written, and the log says so.
+    trouble: AtomicBool,
     fetching: AtomicUsize,
     counters: Counters,
     ended: AtomicBool,
@@ -146,20 +154,21 @@ impl Engine {
         for lease in leases {
             volume.add_lease(lease.clone())?;
         }
-        let create = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io::Error::from);
+        let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let expected = Mutex::new(Expected::open(programs).map_err(fail)?);
         let cache = Cache {
             limit: (config.cache.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES),
             frames: 0,
             policy: config.policy.make(pages),
+            scheme: config.scheme,
+            making_room: false,
             cooling: VecDeque::new(),
         };
         let engine = Self {
             file,
             table,
             volume,
-            scheme: config.scheme,
             workers: config.workers,
             cache: Mutex::new(cache),
             settled: Condvar::new(),
@@ -167,8 +176,11 @@ impl Engine {
             programs: RwLock::default(),
             expected,
             next_program: AtomicU64::new(0),
-            faults: create.map_err(RegionError::io("cannot make an epoll"))?,
+            faults,
+            end,
             stalled: Mutex::default(),
+            stall: Condvar::new(),
+            trouble: AtomicBool::new(false),
             fetching: AtomicUsize::new(0),
             counters: Counters::default(),
             ended: AtomicBool::new(false),
@@ -201,7 +213,14 @@ impl Engine {
     /// Has the threads end.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
+        // Each under the lock under which it is looked whether to sleep. Where the first fails, there was an end before.
+        let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
+        let cache = lock(&self.cache);
         self.short.notify_all();
+        drop(cache);
+        let stalled = lock(&self.stalled);
+        self.stall.notify_all();
+        drop(stalled);
     }
 
     fn has_ended(&self) -> bool {
@@ -375,8 +394,9 @@ impl Engine {
         drop(self.settled.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Has everybody who waits for these pages try again.
-    fn wake(&self, pages: &[u64]) {
+    /// Pages are where they were going: has everybody who waits for these, which are wanted, try again.
+    fn arrived(&self, pages: &[u64]) {
+        self.settled.notify_all();
         if pages.is_empty() {
             return;
         }
@@ -384,6 +404,17 @@ impl Engine {
             pages.iter().for_each(|page| program.wake(&(*page..*page + 1)));
         }
     }
+}
+
+/// No program has this number.
+const NO_PROGRAM: u64 = u64::MAX;
+
+/// Where faults are waited for, and what has all who wait there wake up.
+fn events() -> io::Result<(OwnedFd, OwnedFd)> {
+    let faults = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    epoll::add(&faults, &end, epoll::EventData::new_u64(NO_PROGRAM), epoll::EventFlags::IN)?;
+    Ok((faults, end))
 }
 
 /// How many threads use the volume at a time.
