@@ -3,7 +3,6 @@
 use std::fmt;
 use std::fs::File;
 use std::net::Ipv4Addr;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,12 +11,13 @@ use anyhow::{Context as _, Result, bail};
 use crate::accelerator::Accelerator;
 use crate::console::Console;
 use crate::kernel::Prepared;
-use crate::process::{Output, Process};
+use crate::process::Process;
 use crate::qemu::{Machine, Power};
+use crate::shell::Shell;
 use crate::spec::Spec;
 use crate::switch::Switch;
 
-/// How long a command may take where nothing is said, and how long a boot: for hangs, on a machine that has other things to do.
+/// How long a boot may take: for hangs, on a machine that has other things to do.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How often a host may be powered on until it is up.
@@ -69,99 +69,6 @@ impl Host {
     /// Its address on the switch.
     pub fn address(&self) -> Ipv4Addr {
         address(self.port)
-    }
-
-    /// Runs a shell command to its end and returns what it has left, whatever it ended with.
-    ///
-    /// # Errors
-    /// If it has not ended after two minutes, or the host is not running; the error shows the host's console.
-    pub fn run(&self, command: &str) -> Result<Output> {
-        self.run_within(command, PATIENCE)
-    }
-
-    /// The same with another limit.
-    ///
-    /// # Errors
-    /// As [`Self::run`].
-    pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
-        let process = self.spawn(command)?;
-        process.end_input();
-        process.output(limit)
-    }
-
-    /// Runs a shell command that must succeed, and returns what it wrote to standard output.
-    ///
-    /// # Errors
-    /// As [`Self::run`], and if it ends with something else than 0: then with what it said.
-    pub fn sh(&self, command: &str) -> Result<String> {
-        self.sh_within(command, PATIENCE)
-    }
-
-    /// The same with another limit.
-    ///
-    /// # Errors
-    /// As [`Self::sh`].
-    pub fn sh_within(&self, command: &str, limit: Duration) -> Result<String> {
-        let process = self.spawn(command)?;
-        process.end_input();
-        Ok(String::from_utf8_lossy(&process.bytes(limit)?).into_owned())
-    }
-
-    /// Starts a shell command, and lets it run beside others.
-    ///
-    /// # Errors
-    /// If the host is not running.
-    pub fn spawn(&self, command: &str) -> Result<Process> {
-        match &*self.power() {
-            Some(power) => Ok(Process::start(&power.line, &self.console, command)),
-            None => bail!("host {} is switched off: boot it before '{command}'", self.name()),
-        }
-    }
-
-    /// Writes a file in the host, and the folders above it.
-    ///
-    /// # Errors
-    /// If that fails there.
-    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
-        let path = quoted(path);
-        let process = self.spawn(&format!("mkdir -p \"$(dirname {path})\" && cat >{path}"))?;
-        process.write(content);
-        process.end_input();
-        process.bytes(PATIENCE).map(|_| ())
-    }
-
-    /// Reads a file of the host.
-    ///
-    /// # Errors
-    /// If that fails there.
-    pub fn read(&self, path: &str) -> Result<Vec<u8>> {
-        self.spawn(&format!("cat {}", quoted(path)))?.bytes(PATIENCE)
-    }
-
-    /// Copies a file or a folder of this machine to the host, as `there`, with its permissions but for the owner.
-    ///
-    /// # Errors
-    /// If it cannot be read here or written there.
-    pub fn push(&self, here: &Path, there: &str) -> Result<()> {
-        if !here.is_dir() {
-            let content = std::fs::read(here).with_context(|| format!("cannot read {}", here.display()))?;
-            return self.write(there, content);
-        }
-        let mut tar = std::process::Command::new("tar");
-        let packed = crate::command::bytes(tar.args(["-c", "-C"]).arg(here).arg("."))?;
-        let there = quoted(there);
-        let process = self.spawn(&format!("mkdir -p {there} && tar -x -C {there}"))?;
-        process.write(packed);
-        process.end_input();
-        process.bytes(PATIENCE).map(|_| ())
-    }
-
-    /// Copies a file of the host to this machine.
-    ///
-    /// # Errors
-    /// If it cannot be read there or written here.
-    pub fn pull(&self, there: &str, here: &Path) -> Result<()> {
-        std::fs::write(here, self.read(there)?).with_context(|| format!("cannot write {}", here.display()))
     }
 
     /// Cuts its link: no frame reaches it or leaves it; it is not told.
@@ -257,6 +164,15 @@ impl Host {
     }
 }
 
+impl Shell for Host {
+    fn spawn(&self, command: &str) -> Result<Process> {
+        match &*self.power() {
+            Some(power) => Ok(Process::start(&power.line, &self.console, command)),
+            None => bail!("host {} is switched off: boot it before '{command}'", self.name()),
+        }
+    }
+}
+
 impl Drop for Host {
     fn drop(&mut self) {
         // Before QEMU goes, so that no frame waits for it.
@@ -273,9 +189,4 @@ impl fmt::Display for Host {
 /// The address of the host at a port.
 pub(crate) fn address(port: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, u8::try_from(port + 1).unwrap_or(u8::MAX))
-}
-
-/// A word that a shell takes as it is.
-pub fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
 }

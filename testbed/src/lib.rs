@@ -18,12 +18,14 @@
 mod accelerator;
 mod command;
 mod console;
+mod guest;
 mod host;
 mod image;
 mod kernel;
 mod line;
 mod process;
 mod qemu;
+mod shell;
 mod spawner;
 mod spec;
 mod switch;
@@ -37,10 +39,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-pub use host::{Host, quoted};
+pub use guest::Guest;
+pub use host::Host;
 pub use kernel::{Kernel, Prepared};
 pub use process::{Output, Process};
-pub use spec::Spec;
+pub use shell::{Shell, quoted};
+pub use spec::{Parts, Spec};
 pub use testbed::Testbed;
 pub use wait::{wait_for, wait_until};
 

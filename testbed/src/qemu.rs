@@ -18,11 +18,11 @@ use crate::wire::PORT;
 use crate::{spawner, sys};
 
 /// What the kernel is told. The root file system is one that cannot be swapped out.
-const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
+pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
 /// Emulated processors are too slow for the kernel's checks of its timers.
-const EMULATED: &str = " tsc=reliable no_timer_check";
+pub(crate) const EMULATED: &str = " tsc=reliable no_timer_check";
 
 /// The machine to be powered on.
 #[derive(Debug)]

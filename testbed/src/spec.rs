@@ -1,12 +1,41 @@
 //! What a host is to be like.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Seek as _};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use aquifer_page::Bytes;
 
-use crate::image::Contents;
+use crate::image::{self, Contents};
 use crate::kernel::Kernel;
+use crate::qemu::{EMULATED, KERNEL_LINE};
+use crate::wire::PORT;
+
+/// What a guest boots from, emulated.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// Its first file system.
+    pub initrd: PathBuf,
+    /// What it is told.
+    pub append: String,
+}
+
+impl Parts {
+    /// QEMU's arguments for the way by which a [`crate::Guest`] is told commands: a socket at `line`.
+    pub fn arguments(&self, line: &Path) -> [String; 6] {
+        [
+            "-device".to_owned(),
+            "virtio-serial-pci".to_owned(),
+            "-chardev".to_owned(),
+            format!("socket,id=line,server=on,wait=off,path={}", line.display()),
+            "-device".to_owned(),
+            format!("virtserialport,chardev=line,name={PORT}"),
+        ]
+    }
+}
 
 /// A host to be started. What is not said is: kernel 6.12, 256 MiB, two CPUs, no disk, nothing but busybox.
 #[derive(Clone, Debug)]
@@ -85,6 +114,20 @@ impl Spec {
     #[must_use]
     pub fn live_console(self, live_console: bool) -> Self {
         Self { live_console, ..self }
+    }
+
+    /// What a QEMU that something else starts boots this host's system from: with a file in `dir`.
+    ///
+    /// # Errors
+    /// If a kernel, a module or a file cannot be had.
+    pub fn parts(&self, dir: &Path) -> Result<Parts> {
+        let kernel = self.kernel.prepare()?;
+        let mut image = image::build(&self.contents, &kernel)?;
+        image.rewind()?;
+        let initrd = dir.join("initrd");
+        let mut file = File::create(&initrd).with_context(|| format!("cannot make {}", initrd.display()))?;
+        io::copy(&mut image, &mut file)?;
+        Ok(Parts { kernel: kernel.vmlinux().to_owned(), initrd, append: KERNEL_LINE.to_owned() + EMULATED })
     }
 
     /// # Errors

@@ -12,6 +12,7 @@ use crate::accelerator::Accelerator;
 use crate::host::{Ground, Host, address};
 use crate::image::{self, Contents};
 use crate::kernel::{Kernel, Prepared};
+use crate::shell::Shell as _;
 use crate::spec::Spec;
 use crate::switch::Switch;
 

@@ -312,7 +312,7 @@ fn what_cannot_be_is_refused_with_the_reason() {
         ["region", "create", name, "--size", size, "--cache", "4M", "--lender"]
     };
     says(&[&create("big", "1G")[..], &[&uri]].concat(), "less than it could need");
-    says(&[&create("../x", "16M")[..], &[&uri]].concat(), "cannot be a region's name");
+    says(&[&create("../x", "16M")[..], &[&uri]].concat(), "cannot be a region name");
     says(&[&create("away", "16M")[..], &["nbd+unix:///?socket=/nowhere"]].concat(), "/nowhere");
     says(&["region", "show", "none"], "there is no region 'none'");
     setting.create("twice", &[]);

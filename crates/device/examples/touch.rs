@@ -1,8 +1,8 @@
 //! A load for swap: fills memory with checked content, then reads, checks and rewrites pages at random.
 //!
 //! `touch SIZE COUNT [SEED]` prints one JSON line when memory is filled and one when `COUNT` random accesses are
-//! done, then reads lines from its input: `verify` checks all pages and prints a JSON line; anything else, or the
-//! end of the input, ends it. The exit status is 1 if any page was not what it must be.
+//! done, then reads lines from its input: `verify` checks all pages and prints a JSON line, `access` makes `COUNT` random accesses
+//! more; anything else, or the end of the input, ends it. The exit status is 1 if any page was not what it must be.
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
@@ -54,6 +54,28 @@ impl Load {
         self.write(page);
         u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX)
     }
+
+    /// Accesses so many pages at random, and reports how long that took.
+    fn accesses(&mut self, count: usize, seed: u64, mut out: impl Write) -> io::Result<()> {
+        let pages = self.generations.len();
+        let mut times = Vec::with_capacity(count);
+        let start = Instant::now();
+        for step in 0..count {
+            let page = mix(seed << 40 | step as u64) as usize % pages;
+            times.push(self.access(page));
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        times.sort_unstable();
+        let percentile = |share: usize| f64::from(times.get(count * share / 100).copied().unwrap_or(0)) / 1e3;
+        writeln!(
+            out,
+            r#"{{"accesses":{count},"seconds":{seconds:.3},"us_per_access":{:.2},"p50_us":{:.2},"p99_us":{:.2},"wrong":{}}}"#,
+            seconds * 1e6 / count.max(1) as f64,
+            percentile(50),
+            percentile(99),
+            self.wrong,
+        )
+    }
 }
 
 /// A good enough hash of a number (the finaliser of splitmix64).
@@ -88,38 +110,27 @@ fn main() -> ExitCode {
 }
 
 /// Does the whole of it on this process's input and output; returns how many pages were wrong.
-pub fn run(size: Bytes, count: usize, seed: u64) -> io::Result<u64> {
+pub fn run(size: Bytes, count: usize, mut seed: u64) -> io::Result<u64> {
     let mut out = io::stdout();
     let start = Instant::now();
     let mut load = Load::fill(size);
     let pages = load.generations.len();
     writeln!(out, r#"{{"filled_pages":{pages},"seconds":{:.3}}}"#, start.elapsed().as_secs_f64())?;
 
-    let mut times = Vec::with_capacity(count);
-    let start = Instant::now();
-    for step in 0..count {
-        let page = mix(seed << 40 | step as u64) as usize % pages;
-        times.push(load.access(page));
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    times.sort_unstable();
-    let percentile = |share: usize| f64::from(times.get(count * share / 100).copied().unwrap_or(0)) / 1e3;
-    writeln!(
-        out,
-        r#"{{"accesses":{count},"seconds":{seconds:.3},"us_per_access":{:.2},"p50_us":{:.2},"p99_us":{:.2},"wrong":{}}}"#,
-        seconds * 1e6 / count.max(1) as f64,
-        percentile(50),
-        percentile(99),
-        load.wrong,
-    )?;
-
+    load.accesses(count, seed, &mut out)?;
     for line in io::stdin().lock().lines() {
-        if line? != "verify" {
-            break;
+        match line?.as_str() {
+            "verify" => {
+                // From the end, which was filled last: from the start each page would be swapped out just before its turn.
+                (0..pages).rev().for_each(|page| load.check(page));
+                writeln!(out, r#"{{"verified_pages":{pages},"wrong":{}}}"#, load.wrong)?;
+            }
+            "access" => {
+                seed += 1;
+                load.accesses(count, seed, &mut out)?;
+            }
+            _ => break,
         }
-        // From the end, which was filled last: from the start each page would be swapped out just before its turn.
-        (0..pages).rev().for_each(|page| load.check(page));
-        writeln!(out, r#"{{"verified_pages":{pages},"wrong":{}}}"#, load.wrong)?;
     }
     Ok(load.wrong)
 }

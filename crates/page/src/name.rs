@@ -134,6 +134,11 @@ name!(
     Group,
     "group"
 );
+name!(
+    /// The name of a region and of its file; that of a VM is its region's.
+    RegionName,
+    "region"
+);
 id!(
     /// A lender's promise of extents to one borrower.
     LeaseId,

@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use aquifer_page::RegionName;
 use aquifer_pool::PoolError;
 
 /// Why a region could not be made, served or changed.
@@ -22,15 +23,15 @@ pub enum RegionError {
     Tls(#[from] aquifer_fabric::tls::TlsError),
     /// There is one of that name.
     #[error("there is a region '{0}' already: choose another name, or 'aquifer region rm {0}' first")]
-    Exists(String),
+    Exists(RegionName),
     /// There is none of that name.
     #[error("there is no region '{0}': 'aquifer region list' shows those that there are")]
-    Unknown(String),
+    Unknown(RegionName),
     /// Nothing serves it.
     #[error("region '{name}' is there but nothing serves it; its log is {log}", log = .log.display())]
     Unserved {
         /// The region.
-        name: String,
+        name: RegionName,
         /// What its engines had to say.
         log: PathBuf,
     },
@@ -38,7 +39,7 @@ pub enum RegionError {
     #[error("region '{name}' is in use by {programs}; end that first")]
     InUse {
         /// The region.
-        name: String,
+        name: RegionName,
         /// Who.
         programs: String,
     },

@@ -1,6 +1,6 @@
 //! The calls that a program makes of the C library, as far as they are ours.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::ops::Range;
 
@@ -184,4 +184,109 @@ pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ftruncate64(fd: c_int, length: i64) -> c_int {
     ftruncate(fd, length)
+}
+
+/// As openat(2), but what is opened is not for direct I/O: the kernel would hand the page that is there now to a device, which would
+/// then read into a page that has left the region meanwhile. Through the page cache it copies, and a copy has faults like any other
+/// touch. (Without a mode in the call there is something else in its place, which the kernel does not look at.)
+///
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { sys::openat(directory, path, flags & !libc::O_DIRECT, mode) }
+}
+
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(directory, path, flags, mode) }
+}
+
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// `open` without a mode, as programs call it that are built with `_FORTIFY_SOURCE`.
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
+}
+
+/// As [`__open_2`].
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
+}
+
+/// As [`__open_2`].
+///
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __openat_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(directory, path, flags, 0) }
+}
+
+/// As [`__open_2`].
+///
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { openat(directory, path, flags, 0) }
+}
+
+/// As fcntl(2), but a file that is open does not come to be for direct I/O either: see [`openat`].
+///
+/// # Safety
+/// As fcntl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    let argument = if command == libc::F_SETFL { argument & !(libc::O_DIRECT as usize) } else { argument };
+    // SAFETY: the caller's promise.
+    unsafe { sys::fcntl(fd, command, argument) }
+}
+
+/// # Safety
+/// As fcntl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { fcntl(fd, command, argument) }
 }

@@ -1,8 +1,9 @@
 //! The kernel's calls themselves, as the C library's would be ours again. The only module of this crate, beside the exported functions,
 //! with `unsafe`.
 
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
 use std::io;
+use std::sync::OnceLock;
 
 fn check(result: c_long) -> io::Result<c_long> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -75,6 +76,44 @@ pub(crate) fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> io:
 pub(crate) fn ftruncate(fd: c_int, length: i64) -> io::Result<()> {
     // SAFETY: numbers only.
     check(unsafe { libc::syscall(libc::SYS_ftruncate, fd, length) }).map(|_| ())
+}
+
+/// `openat(2)`: a descriptor, or -1 and `errno`.
+///
+/// # Safety
+/// As openat.
+pub(crate) unsafe fn openat(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) as c_int }
+}
+
+type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
+
+/// `fcntl(2)`, by the C library, which knows which answers are errors.
+///
+/// # Safety
+/// As fcntl.
+pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    static NEXT: OnceLock<Option<Fcntl>> = OnceLock::new();
+    let next = NEXT.get_or_init(|| {
+        // SAFETY: the name ends with a zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"fcntl".as_ptr()) };
+        // SAFETY: a function's address or none, and the C library's function of this name is of this type.
+        unsafe { std::mem::transmute::<*mut c_void, Option<Fcntl>>(found) }
+    });
+    match next {
+        // SAFETY: the caller's promise.
+        Some(next) => unsafe { next(fd, command, argument) },
+        None => {
+            set_errno(libc::ENOSYS);
+            -1
+        }
+    }
 }
 
 /// Makes a mapping that nobody may touch one that may be: not locked, for locked pages cannot leave, and with this protection.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Kernel, Process, Spec, Testbed, wait_until};
+use aquifer_testbed::{Host, Kernel, Process, Shell as _, Spec, Testbed, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Kernel, Spec, Testbed, quoted};
+use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, quoted};
 use serde_json::Value;
 
 use crate::support::{PATIENCE, aquifer, step, tool};

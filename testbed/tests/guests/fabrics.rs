@@ -4,7 +4,7 @@
 use anyhow::Result;
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Kernel, Spec, Testbed, wait_until};
+use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, wait_until};
 
 use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
 use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, SOFT_ROCE, member, step, tool};

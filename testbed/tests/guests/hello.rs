@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Kernel, Spec, Testbed};
+use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 use rustix::process::Signal;
 
 const SOON: Duration = Duration::from_secs(30);

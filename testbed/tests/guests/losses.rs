@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use aquifer_page::Bytes;
-use aquifer_testbed::Host;
+use aquifer_testbed::{Host, Shell as _};
 
 use crate::sharing::{MEMORY, SETTINGS, SURPLUS, overloaded};
 use crate::support::{Aquifer as _, Cluster, member, step};

@@ -15,3 +15,4 @@ mod nvme_target;
 mod out_of_memory;
 mod sharing;
 mod support;
+mod vm;

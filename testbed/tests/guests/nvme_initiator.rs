@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Kernel, Spec, Testbed};
+use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 
 use crate::support::{aquifer, example, with_script};
 

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result};
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_testbed::{Host, Kernel, wait_until};
+use aquifer_testbed::{Host, Kernel, Shell as _, wait_until};
 
 use crate::support::{Aquifer as _, Load, PATIENCE, member, with_admitted};
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Testbed, wait_until};
+use aquifer_testbed::{Host, Shell as _, Testbed, wait_until};
 
 use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, member, step};
 

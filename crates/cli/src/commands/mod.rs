@@ -16,6 +16,8 @@ pub mod region_serve;
 pub mod return_;
 pub mod run;
 pub mod status;
+pub mod vm;
+pub mod vm_serve;
 pub mod volume_serve;
 
 use std::ffi::OsString;
@@ -83,12 +85,14 @@ pub enum Command {
     Return(return_::Return),
     Run(run::Run),
     Region(region::Region),
+    Vm(vm::Vm),
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
     VolumeServe(volume_serve::VolumeServe),
     RegionServe(region_serve::RegionServe),
+    VmServe(vm_serve::VmServe),
 }
 
 impl Cli {
@@ -110,12 +114,14 @@ impl Cli {
             Command::Return(command) => command.run(common),
             Command::Run(command) => command.run(common),
             Command::Region(command) => command.run(common),
+            Command::Vm(command) => command.run(common),
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
             Command::VolumeServe(command) => command.run(),
             Command::RegionServe(command) => command.run(),
+            Command::VmServe(command) => command.run(),
         }
     }
 }
@@ -134,6 +140,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("detach", &detach::MANUAL),
     ("run", &run::MANUAL),
     ("region", &region::MANUAL),
+    ("vm", &vm::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),
 ];

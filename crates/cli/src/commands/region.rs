@@ -1,27 +1,26 @@
 //! `aquifer region`.
 
+mod cached;
 mod exec;
 mod show;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, VolumeId};
-use aquifer_pool::VolumeConfig;
-use aquifer_region::process::{Files, RegionSpec, Status, client};
-use aquifer_region::{PolicyKind, Scheme};
-use clap::{Args, Subcommand, ValueEnum};
+use aquifer_page::{Bytes, RegionName};
+use aquifer_region::process::{Files, Status, client};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::Common;
-use crate::failure::{Failure, OrFail, Result};
-use crate::lender::{Lender, Trust};
-use crate::lender_uri::LenderUri;
+use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
+pub(crate) use cached::Cached;
 use exec::Exec;
-pub(crate) use exec::with_shim;
+pub(crate) use exec::{shim, with_shim};
+pub(crate) use show::text;
 use show::{Listed, listed};
 
 /// Memory of programs that is in the pool, with local RAM as its cache
@@ -53,35 +52,12 @@ enum What {
 #[derive(Debug, Args)]
 pub struct Create {
     /// The region's name, and that of its file
-    name: String,
+    name: RegionName,
     /// Its size
     #[arg(long, value_name = "SIZE")]
     size: Bytes,
-    /// How much of it may be in local RAM
-    #[arg(long, value_name = "SIZE")]
-    cache: Bytes,
-    /// Where its pages go, as in 'aquifer attach'; can be given several times
-    #[arg(long = "lender", value_name = "URI", required = true)]
-    lenders: Vec<LenderUri>,
-    /// Which pages leave: round-robin, clock, fifo, random or sieve
-    #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
-    policy: PolicyKind,
-    /// When they leave
-    #[arg(long, value_name = "SCHEME", default_value = "pre-evict")]
-    scheme: SchemeName,
-    /// Faults that are served at a time
-    #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
-    workers: usize,
     #[command(flatten)]
-    trust: Trust,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SchemeName {
-    /// When a page needs the frame
-    OnDemand,
-    /// Before: a few frames are kept free, so that a fetch does not wait for a page that leaves
-    PreEvict,
+    cached: Cached,
 }
 
 /// The regions of this host
@@ -93,7 +69,7 @@ pub struct List {}
 #[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
     /// The region
-    name: String,
+    name: RegionName,
 }
 
 /// Changes how much of a region may be in local RAM, while it is in use
@@ -102,7 +78,7 @@ pub struct Which {
 #[derive(Debug, Args)]
 pub struct ResizeCache {
     /// The region
-    name: String,
+    name: RegionName,
     /// The new limit
     cache: Bytes,
 }
@@ -131,7 +107,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Needs",
             "Root, and Linux 6.7 or later (userfaultfd with asynchronous write-protection, PAGEMAP_SCAN). Programs must map the \
-             region shared. Their children do not see it. They must not do direct I/O (O_DIRECT) to it.",
+             region shared. Their children do not see it. What they open for direct I/O (O_DIRECT) goes through the page cache, as a \
+             device must not write to a page that may leave.",
         ),
     ],
     files: &[
@@ -154,7 +131,7 @@ struct Created {
 /// What was done to which region.
 #[derive(Debug, Serialize)]
 struct Done {
-    region: String,
+    region: RegionName,
     done: &'static str,
 }
 
@@ -180,7 +157,7 @@ impl Region {
                 let files = which.files(common)?;
                 let status =
                     client::status(&files).or_fail(|| format!("asking for region '{}'", which.name))?;
-                output::answer(common.json, &status, |status| show::text(&files, status))?;
+                output::answer(common.json, &status, |status| text(&files, status))?;
             }
             What::ResizeCache(ResizeCache { name, cache }) => {
                 let files = Which { name: name.clone() }.files(common)?;
@@ -202,50 +179,26 @@ impl Region {
     }
 }
 
-fn done(common: &Common, region: String, done: &'static str) -> Result<()> {
+fn done(common: &Common, region: RegionName, done: &'static str) -> Result<()> {
     output::answer(common.json, &Done { region, done }, |is| format!("{} {}", is.region, is.done))
 }
 
 impl Which {
     fn files(&self, common: &Common) -> Result<Files> {
-        Files::new(&directory(common)?, &self.name).or_fail(|| format!("finding region '{}'", self.name))
+        Ok(Files::new(&directory(common)?, &self.name))
     }
 }
 
 impl Create {
     fn run(self, common: &Common) -> Result<()> {
-        let what = || format!("making region '{}'", self.name);
+        let Self { name, size, cached } = self;
+        let what = || format!("making region '{name}'");
         let _progress = Progress::spinner(what());
-        let mut lenders = Vec::new();
-        let mut missing = self.size.0.next_multiple_of(EXTENT_SIZE);
-        for uri in &self.lenders {
-            let lender = Lender::find(uri, &self.trust, None)?;
-            missing = missing.saturating_sub(lender.lease.capacity.0);
-            lenders.push(lender);
-        }
-        if missing > 0 {
-            let why = format!("its lenders have {} less than it could need", Bytes(missing));
-            return Err(Failure::new(what(), why).help("name another --lender, or a smaller --size"));
-        }
-        let spec = RegionSpec {
-            name: self.name.clone(),
-            size: self.size,
-            cache: self.cache,
-            policy: self.policy,
-            scheme: match self.scheme {
-                SchemeName::OnDemand => Scheme::OnDemand,
-                SchemeName::PreEvict => Scheme::PreEvict,
-            },
-            workers: self.workers.max(1),
-            volume: VolumeId::random(),
-            identity: lenders.iter().find_map(|lender| lender.identity.clone()),
-            leases: lenders.into_iter().map(|lender| lender.lease).collect(),
-            patience: VolumeConfig::DEFAULT_PATIENCE,
-        };
+        let spec = cached.spec(name.clone(), size)?;
         let directory = directory(common)?;
         let exe = std::env::current_exe().or_fail(what)?;
         let status = client::create(&exe, &directory, &spec).or_fail(what)?;
-        let file = Files::new(&directory, &self.name).or_fail(what)?.region();
+        let file = Files::new(&directory, &name).region();
         output::answer(common.json, &Created { file, status }, |created| created.file.display().to_string())
     }
 }

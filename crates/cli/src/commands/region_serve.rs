@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use aquifer_page::RegionName;
 use clap::Args;
 
 use super::volume_serve::log_to_standard_error;
@@ -17,7 +18,7 @@ pub struct RegionServe {
     /// Where regions are
     directory: PathBuf,
     /// Which one
-    name: String,
+    name: RegionName,
 }
 
 impl RegionServe {

@@ -29,7 +29,7 @@ const RESTART: Duration = Duration::from_secs(3);
 /// # Errors
 /// [`RegionError`].
 pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
-    let files = Files::new(directory, &spec.name)?;
+    let files = Files::new(directory, &spec.name);
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
     }
@@ -50,7 +50,7 @@ fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
     let mut keeper = Command::new(program)
         .args([SUBCOMMAND, "keeper"])
         .arg(files.directory())
-        .arg(files.name())
+        .arg(files.name().as_str())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -153,13 +153,13 @@ fn done(files: &Files, request: &Request) -> Result<(), RegionError> {
 fn refusal(files: &Files, response: Response) -> RegionError {
     match response {
         Response::Failed { error } => RegionError::Refused(error),
-        Response::InUse { programs } => RegionError::InUse { name: files.name().to_owned(), programs },
+        Response::InUse { programs } => RegionError::InUse { name: files.name().clone(), programs },
         other => RegionError::Refused(format!("the engine gave an answer to another question: {other:?}")),
     }
 }
 
 fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
-    let name = || files.name().to_owned();
+    let name = || files.name().clone();
     let mut stream = UnixStream::connect(files.control()).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

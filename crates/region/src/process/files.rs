@@ -4,8 +4,8 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, VolumeId};
-use aquifer_pool::LeaseTarget;
+use aquifer_page::{Bytes, RegionName, VolumeId};
+use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Scheme;
@@ -17,7 +17,7 @@ use crate::policy::PolicyKind;
 #[serde(deny_unknown_fields)]
 pub struct RegionSpec {
     /// Its name, and that of its file.
-    pub name: String,
+    pub name: RegionName,
     /// Its size: whole pages.
     pub size: Bytes,
     /// How much of it may be in the local cache.
@@ -41,30 +41,35 @@ pub struct RegionSpec {
 impl RegionSpec {
     /// Workers unless told otherwise.
     pub const DEFAULT_WORKERS: usize = 2;
+
+    /// A region that nobody lends to yet, and of which all else is as usual.
+    pub fn new(name: RegionName, size: Bytes, cache: Bytes) -> Self {
+        Self {
+            name,
+            size,
+            cache,
+            policy: PolicyKind::default(),
+            scheme: Scheme::default(),
+            workers: Self::DEFAULT_WORKERS,
+            volume: VolumeId::random(),
+            leases: Vec::new(),
+            patience: VolumeConfig::DEFAULT_PATIENCE,
+            identity: None,
+        }
+    }
 }
 
 /// The files of a region.
 #[derive(Clone, Debug)]
 pub struct Files {
     directory: PathBuf,
-    name: String,
+    name: RegionName,
 }
 
 impl Files {
-    /// Of the region `name`, whose file is to be in `directory`. Names are 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', and start with a
-    /// letter or digit.
-    ///
-    /// # Errors
-    /// [`RegionError::Misuse`] for another name.
-    pub fn new(directory: &Path, name: &str) -> Result<Self, RegionError> {
-        let good = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_');
-        let starts_well = name.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric());
-        if !starts_well || name.len() > 63 || !name.bytes().all(good) {
-            return Err(RegionError::Misuse(format!(
-                "'{name}' cannot be a region's name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit"
-            )));
-        }
-        Ok(Self { directory: directory.to_owned(), name: name.to_owned() })
+    /// Of the region `name`, whose file is to be in `directory`.
+    pub fn new(directory: &Path, name: &RegionName) -> Self {
+        Self { directory: directory.to_owned(), name: name.clone() }
     }
 
     /// Those of all regions in a directory.
@@ -77,22 +82,21 @@ impl Files {
         for entry in entries {
             let name = entry?.file_name();
             let name = name.to_str().and_then(|name| name.strip_prefix('.'));
-            all.extend(
-                name.and_then(|name| Self::new(directory, name).ok()).filter(|files| files.record().exists()),
-            );
+            let name = name.and_then(|name| name.parse().ok());
+            all.extend(name.map(|name| Self::new(directory, &name)).filter(|files| files.record().exists()));
         }
         all.sort_by(|one, two| one.name.cmp(&two.name));
         Ok(all)
     }
 
     /// The region's name.
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &RegionName {
         &self.name
     }
 
     /// What programs map.
     pub fn region(&self) -> PathBuf {
-        self.directory.join(&self.name)
+        self.directory.join(self.name.as_str())
     }
 
     pub(super) fn directory(&self) -> &Path {

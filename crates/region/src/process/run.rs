@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::tls::Identity;
 use aquifer_mapping::{Listener, Reply, Request};
+use aquifer_page::RegionName;
 use aquifer_pool::VolumeConfig;
 
 use super::control::{Control, Serving};
@@ -27,12 +28,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const REFUSED: u8 = 3;
 
 /// The body of the hidden subcommand: `keeper` starts engines, `engine` is one.
-pub fn run(role: &str, directory: &Path, name: &str) -> ExitCode {
-    let result = Files::new(directory, name).and_then(|files| match role {
-        "engine" => engine(&files),
-        _ => keep(&files),
-    });
-    match result {
+pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
+    let files = Files::new(directory, name);
+    match if role == "engine" { engine(&files) } else { keep(&files) } {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -61,7 +59,11 @@ fn keep(files: &Files) -> Result<(), RegionError> {
     loop {
         let began = Instant::now();
         let mut command = Command::new(&program);
-        command.args([SUBCOMMAND, "engine"]).arg(files.directory()).arg(files.name()).stdin(Stdio::null());
+        command
+            .args([SUBCOMMAND, "engine"])
+            .arg(files.directory())
+            .arg(files.name().as_str())
+            .stdin(Stdio::null());
         if !first {
             command.stdout(Stdio::null());
         }
@@ -110,7 +112,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
         .name("programs".to_owned())
         .spawn(move || welcome(&programs, &listener))
         .map_err(fail())?;
-    tracing::info!(region = files.name(), "serving");
+    tracing::info!(region = %files.name(), "serving");
     say(&Response::Status(Box::new(serving.status())));
     rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
     control.serve_until_removed();

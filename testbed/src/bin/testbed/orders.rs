@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use aquifer_testbed::Testbed;
+use aquifer_testbed::{Shell as _, Testbed};
 
 /// No command is given up on: who ordered it can interrupt.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);

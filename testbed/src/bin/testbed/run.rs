@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-use aquifer_testbed::Testbed;
+use aquifer_testbed::{Shell as _, Testbed};
 use clap::Args;
 
 use crate::specs::Hardware;

@@ -8,12 +8,12 @@ use serde_json::Value;
 
 /// The command `aquifer`.
 pub fn aquifer() -> PathBuf {
-    find(&build(&["build", "--bins", "--examples"]), "cli", "aquifer")
+    find(&build(&["build", "--lib", "--bins", "--examples"]), "cli", "aquifer")
 }
 
 /// The example `name` of the crate in `crates/ROOM`.
 pub fn example(room: &str, name: &str) -> PathBuf {
-    find(&build(&["build", "--bins", "--examples"]), room, name)
+    find(&build(&["build", "--lib", "--bins", "--examples"]), room, name)
 }
 
 /// The test program `name` of the crate in `crates/ROOM`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aquifer_api::status::{Role, Status};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Spec, Testbed, wait_for, wait_until};
+use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 
 use super::picture::drawn;
 use super::{PATIENCE, aquifer, example};

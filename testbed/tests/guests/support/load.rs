@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Host, Output, Process};
+use aquifer_testbed::{Output, Process, Shell};
 
 use super::PATIENCE;
 
@@ -15,13 +15,18 @@ pub struct Load {
 
 impl Load {
     /// Starts one that makes so many random accesses once its memory is filled.
-    pub fn start(host: &Host, bytes: Bytes, accesses: u64) -> Result<Self> {
+    pub fn start(host: &impl Shell, bytes: Bytes, accesses: u64) -> Result<Self> {
         Ok(Self { process: host.spawn(&format!("exec checked-memory {} {accesses}", bytes.0))?, bytes })
     }
 
     /// Waits until all its memory is filled.
     pub fn filled(&self) -> Result<()> {
         self.process.wait_for("filled_pages", PATIENCE).map(|_| ())
+    }
+
+    /// Has it make its random accesses once more.
+    pub fn again(&self) {
+        self.process.write("access\n");
     }
 
     /// Waits until it has made its accesses.

@@ -26,7 +26,7 @@ const SHIM: &str = "libaquifer_shim.so";
 ///
 /// # Errors
 /// If it is in neither.
-fn shim() -> Result<PathBuf> {
+pub(crate) fn shim() -> Result<PathBuf> {
     let what = || format!("looking for {SHIM}");
     let exe = std::env::current_exe().map_err(|error| Failure::new(what(), error))?;
     let beside = exe.parent().unwrap_or(&exe);

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::{Files, RegionSpec, Status, client};
 use serde::Serialize;
 
 /// One region in the list.
 #[derive(Debug, Serialize)]
 pub(super) struct Listed {
-    name: String,
+    name: RegionName,
     /// What it was made with; nothing if that cannot be read.
     spec: Option<RegionSpec>,
     /// How it is; nothing if it is not served.
@@ -18,7 +18,7 @@ pub(super) struct Listed {
 
 impl Listed {
     pub(super) fn of(files: &Files) -> Self {
-        let name = files.name().to_owned();
+        let name = files.name().clone();
         Self { name, spec: client::record(files).ok(), status: client::status(files).ok() }
     }
 }
@@ -34,7 +34,7 @@ pub(super) fn listed(all: &[Listed]) -> String {
         let bytes = |bytes: Option<Bytes>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
         let usage = region.status.as_ref().map(|status| status.usage);
         table.add_row([
-            region.name.clone(),
+            region.name.to_string(),
             bytes(region.spec.as_ref().map(|spec| spec.size)),
             bytes(region.spec.as_ref().map(|spec| spec.cache)),
             bytes(usage.map(|usage| usage.resident)),
@@ -49,7 +49,7 @@ pub(super) fn listed(all: &[Listed]) -> String {
     table.to_string()
 }
 
-pub(super) fn text(files: &Files, status: &Status) -> String {
+pub(crate) fn text(files: &Files, status: &Status) -> String {
     let Status { spec, usage, counts, latency, .. } = status;
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");

@@ -16,10 +16,9 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, VolumeId};
-use aquifer_pool::VolumeConfig;
+use aquifer_page::{Bytes, EXTENT_SIZE, RegionName};
+use aquifer_region::RegionError;
 use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
-use aquifer_region::{PolicyKind, RegionError, Scheme};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
@@ -274,21 +273,12 @@ impl Stage {
         let uri = format!("nbd+unix:///?socket={}", self.dir.join("lender").display());
         let uri = uri.parse().or_fail(what)?;
         let lender = Lender::find(&uri, &Trust::default(), None)?;
-        let spec = RegionSpec {
-            name: REGION.to_owned(),
-            size,
-            cache,
-            policy: PolicyKind::default(),
-            scheme: Scheme::default(),
-            workers: RegionSpec::DEFAULT_WORKERS,
-            volume: VolumeId::random(),
-            leases: vec![lender.lease],
-            patience: VolumeConfig::DEFAULT_PATIENCE,
-            identity: lender.identity,
-        };
+        let name: RegionName = REGION.parse().or_fail(what)?;
+        let leases = vec![lender.lease];
+        let spec = RegionSpec { leases, identity: lender.identity, ..RegionSpec::new(name, size, cache) };
         let exe = std::env::current_exe().or_fail(what)?;
         client::create(&exe, &self.regions(), &spec).or_fail(what)?;
-        Files::new(&self.regions(), REGION).map(Served).or_fail(what)
+        Ok(Served(Files::new(&self.regions(), &spec.name)))
     }
 
     /// memcached with that much memory, in a region or not.

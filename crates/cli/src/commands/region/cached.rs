@@ -1,0 +1,73 @@
+//! What is said of memory in the pool, wherever it is made.
+
+use aquifer_page::{Bytes, EXTENT_SIZE, RegionName};
+use aquifer_region::process::RegionSpec;
+use aquifer_region::{PolicyKind, Scheme};
+use clap::{Args, ValueEnum};
+
+use crate::failure::{Failure, Result};
+use crate::lender::{Lender, Trust};
+use crate::lender_uri::LenderUri;
+
+/// Memory that is in the pool, with local RAM as its cache.
+#[derive(Debug, Args)]
+pub(crate) struct Cached {
+    /// How much of it may be in local RAM
+    #[arg(long, value_name = "SIZE")]
+    cache: Bytes,
+    /// Where its pages go, as in 'aquifer attach'; can be given several times
+    #[arg(long = "lender", value_name = "URI", required = true)]
+    lenders: Vec<LenderUri>,
+    /// Which pages leave: round-robin, clock, fifo, random or sieve
+    #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
+    policy: PolicyKind,
+    /// When they leave
+    #[arg(long, value_name = "SCHEME", default_value = "pre-evict")]
+    scheme: SchemeName,
+    /// Faults that are served at a time
+    #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
+    workers: usize,
+    #[command(flatten)]
+    trust: Trust,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SchemeName {
+    /// When a page needs the frame
+    OnDemand,
+    /// Before: a few frames are kept free, so that a fetch does not wait for a page that leaves
+    PreEvict,
+}
+
+impl Cached {
+    /// The region to make, with all lenders asked for what they have.
+    ///
+    /// # Errors
+    /// If one cannot be reached, or they have too little.
+    pub(crate) fn spec(self, name: RegionName, size: Bytes) -> Result<RegionSpec> {
+        let mut lenders = Vec::new();
+        let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
+        for uri in &self.lenders {
+            let lender = Lender::find(uri, &self.trust, None)?;
+            missing = missing.saturating_sub(lender.lease.capacity.0);
+            lenders.push(lender);
+        }
+        if missing > 0 {
+            let why = format!("its lenders have {} less than it could need", Bytes(missing));
+            return Err(Failure::new(format!("finding room for '{name}'"), why)
+                .help("name another --lender, or a smaller size"));
+        }
+        let scheme = match self.scheme {
+            SchemeName::OnDemand => Scheme::OnDemand,
+            SchemeName::PreEvict => Scheme::PreEvict,
+        };
+        Ok(RegionSpec {
+            policy: self.policy,
+            scheme,
+            workers: self.workers.max(1),
+            identity: lenders.iter().find_map(|lender| lender.identity.clone()),
+            leases: lenders.into_iter().map(|lender| lender.lease).collect(),
+            ..RegionSpec::new(name, size, self.cache)
+        })
+    }
+}

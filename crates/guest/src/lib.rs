@@ -1,0 +1,13 @@
+//! QEMU guests whose memory is a region.
+//!
+//! QEMU is the distribution's, unmodified: it maps the region's file as the guest's memory, with the library of crate `shim` preloaded.
+//! [`VmSpec`] says what a guest is to be like, [`process`] starts one and asks about it, [`Qmp`] speaks with its QEMU.
+
+mod error;
+pub mod process;
+mod qmp;
+mod spec;
+
+pub use error::GuestError;
+pub use qmp::Qmp;
+pub use spec::{Accelerator, VmSpec};

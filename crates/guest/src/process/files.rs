@@ -1,0 +1,150 @@
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use aquifer_page::RegionName;
+use aquifer_region::process::Files as RegionFiles;
+
+use super::message::Record;
+use crate::error::GuestError;
+
+/// The files of a VM: `RUN_DIR/vms/NAME/…`, and those of its region beside.
+#[derive(Clone, Debug)]
+pub struct Files {
+    run_dir: PathBuf,
+    name: RegionName,
+}
+
+/// The longest path that a unix socket can have.
+const LONGEST: usize = 107;
+
+impl Files {
+    /// Of the VM `name`, under the directory where all that runs has its files.
+    pub fn new(run_dir: &Path, name: &RegionName) -> Self {
+        Self { run_dir: run_dir.to_owned(), name: name.clone() }
+    }
+
+    /// Those of all VMs there.
+    pub(super) fn all(run_dir: &Path) -> io::Result<Vec<Self>> {
+        let entries = match fs::read_dir(run_dir.join("vms")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+            all.extend(name.map(|name| Self::new(run_dir, &name)));
+        }
+        all.sort_by(|one, two| one.name.cmp(&two.name));
+        Ok(all)
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &RegionName {
+        &self.name
+    }
+
+    pub(super) fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// Those of the region that is its memory.
+    pub fn region(&self) -> RegionFiles {
+        RegionFiles::new(&self.run_dir.join("regions"), &self.name)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.run_dir.join("vms").join(self.name.as_str()).join(name)
+    }
+
+    /// A monitor for whoever wants one.
+    pub fn qmp(&self) -> PathBuf {
+        self.file("qmp")
+    }
+
+    /// The monitor that this program uses.
+    pub fn control(&self) -> PathBuf {
+        self.file("control")
+    }
+
+    /// The guest's serial port, as a socket.
+    pub fn serial(&self) -> PathBuf {
+        self.file("serial")
+    }
+
+    /// What the guest has said on its serial port.
+    pub fn console(&self) -> PathBuf {
+        self.file("console.log")
+    }
+
+    /// What QEMU has to say.
+    pub fn log(&self) -> PathBuf {
+        self.file("log")
+    }
+
+    fn record(&self) -> PathBuf {
+        self.file("record.json")
+    }
+
+    /// Makes them, for root only.
+    pub(super) fn create(&self, record: &Record) -> Result<(), GuestError> {
+        let directory = self.file("");
+        let fail = || GuestError::io(format!("cannot make {}", directory.display()));
+        if self.control().as_os_str().len() > LONGEST {
+            let why =
+                format!("a socket's path has {LONGEST} bytes at most; choose a shorter name or --run-dir");
+            return Err(fail()(io::Error::other(why)));
+        }
+        fs::create_dir_all(self.run_dir.join("vms")).map_err(fail())?;
+        match fs::DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(GuestError::Exists(self.name.clone()));
+            }
+            made => made.map_err(fail())?,
+        }
+        self.write(record).inspect_err(|_| self.remove())
+    }
+
+    /// Writes the record anew.
+    pub(super) fn write(&self, record: &Record) -> Result<(), GuestError> {
+        let new = self.file("record.new");
+        let text = serde_json::to_vec(record).map_err(io::Error::from);
+        text.and_then(|text| fs::write(&new, text))
+            .and_then(|()| fs::rename(&new, self.record()))
+            .map_err(GuestError::io(format!("cannot write {}", self.record().display())))
+    }
+
+    pub(super) fn read(&self) -> Result<Record, GuestError> {
+        match fs::read(self.record()).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(GuestError::Unknown(self.name.clone()))
+            }
+            read => read.map_err(GuestError::io(format!("cannot read {}", self.record().display()))),
+        }
+    }
+
+    /// Has this process be its keeper, for as long as it holds what it gets.
+    pub(super) fn keep(&self) -> io::Result<File> {
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(self.file("lock"))?;
+        lock.try_lock()?;
+        Ok(lock)
+    }
+
+    /// Whether a keeper has it.
+    pub(super) fn is_kept(&self) -> bool {
+        let lock = File::open(self.file("lock"));
+        lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
+    /// Removes them.
+    pub(super) fn remove(&self) {
+        // What is not there needs no removing.
+        let _ = fs::remove_dir_all(self.file(""));
+    }
+}

@@ -1,0 +1,10 @@
+//! The processes of a VM: QEMU, and a keeper that waits for its end and then takes its region away.
+
+pub mod client;
+mod files;
+mod message;
+mod run;
+
+pub use files::Files;
+pub use message::{State, Status};
+pub use run::{SUBCOMMAND, run};

@@ -1,0 +1,101 @@
+//! QEMU's machine protocol, as its `qmp-spec` has it: a JSON object a line; a greeting, commands, replies, and events in between.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::error::GuestError;
+
+/// A monitor of a QEMU, ready for commands. It has one client at a time; another waits until this one is dropped.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    /// Connects to the monitor at a unix socket, on which every answer may take as long as `patience`.
+    ///
+    /// # Errors
+    /// If nobody is there, or it is no QEMU.
+    pub fn connect(path: &Path, patience: Duration) -> Result<Self, GuestError> {
+        let fail = || GuestError::io(format!("cannot speak with QEMU at {}", path.display()));
+        let stream = UnixStream::connect(path).map_err(fail())?;
+        stream.set_read_timeout(Some(patience)).map_err(fail())?;
+        let mut qmp = Self { stream: BufReader::new(stream) };
+        let greeting = qmp.receive().map_err(fail())?;
+        if greeting["QMP"].is_null() {
+            return Err(fail()(io::Error::other(format!("it says '{greeting}'"))));
+        }
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Has QEMU execute a command; what it returns.
+    ///
+    /// # Errors
+    /// [`GuestError::Refused`], or that it cannot be reached any more.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, GuestError> {
+        let fail = || GuestError::io(format!("QEMU does not answer '{command}'"));
+        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes()).map_err(fail())?;
+        loop {
+            let mut message = self.receive().map_err(fail())?;
+            if !message["return"].is_null() {
+                return Ok(message["return"].take());
+            }
+            if !message["error"].is_null() {
+                let why = message["error"]["desc"].as_str().unwrap_or("it does not say why").to_owned();
+                return Err(GuestError::Refused { command: command.to_owned(), why });
+            }
+            // What is left is an event.
+        }
+    }
+
+    fn receive(&mut self) -> io::Result<Value> {
+        let mut line = String::new();
+        if self.stream.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn events_between_a_command_and_its_reply_are_no_reply() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let mut say = |text: &str| writeln!(stream, "{text}").unwrap();
+            say(r#"{"QMP": {"version": {}, "capabilities": []}}"#);
+            assert_eq!(lines.next().unwrap().unwrap(), r#"{"arguments":{},"execute":"qmp_capabilities"}"#);
+            say(r#"{"return": {}}"#);
+            lines.next();
+            say(r#"{"event": "STOP", "timestamp": {}}"#);
+            say(r#"{"return": {"status": "paused"}}"#);
+            lines.next();
+            say(r#"{"error": {"class": "GenericError", "desc": "no such thing"}}"#);
+        });
+        let mut qmp = Qmp::connect(&path, Duration::from_secs(20)).unwrap();
+        assert_eq!(qmp.execute("query-status", json!({})).unwrap()["status"], "paused");
+        let refused = qmp.execute("nothing", json!({})).unwrap_err();
+        assert_eq!(refused.to_string(), "QEMU refuses 'nothing': no such thing");
+        qemu.join().unwrap();
+        assert!(matches!(qmp.execute("query-status", json!({})), Err(GuestError::Io { .. })));
+    }
+}
