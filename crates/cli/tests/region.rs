@@ -15,10 +15,11 @@ use common::{Export, aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Maps the region, and does what it is told: `write SEED` all pages, `check SEED`, `punch FIRST COUNT`, `zero FIRST COUNT`, `fork`.
+/// Maps the region, and does what it is told: `write SEED` all pages, `check SEED`, `punch FIRST COUNT`, `zero FIRST COUNT`, `fork`,
+/// `direct SEED`: a disk reads all pages into the region, while another thread has pages leave.
 /// One page of 64 is all zeroes. Pages are visited by chance.
 const PROGRAM: &str = r#"
-import ctypes, mmap, os, random, sys
+import ctypes, mmap, os, random, sys, threading
 libc = ctypes.CDLL(None, use_errno=True)
 fd = os.open(sys.argv[1], os.O_RDWR)
 size = os.fstat(fd).st_size
@@ -45,6 +46,23 @@ for line in sys.stdin:
     elif order == "zero":
         first, count = numbers
         wrong = sum(memory[page * 4096:page * 4096 + 4096] != bytes(4096) for page in range(first, first + count))
+    elif order == "direct":
+        with open(sys.argv[2], "wb") as disk:
+            for page in range(len(pages)):
+                disk.write(content(numbers[0], page))
+        disk = os.open(sys.argv[2], os.O_RDONLY | os.O_DIRECT)
+        reading = True
+        def touch():
+            while reading:
+                memory[random.randrange(len(pages)) * 4096]
+        toucher = threading.Thread(target=touch)
+        toucher.start()
+        view = memoryview(memory)
+        for first in range(0, len(pages), 32):
+            os.preadv(disk, [view[first * 4096:(first + 32) * 4096]], first * 4096)
+        view.release()
+        reading = False
+        toucher.join()
     elif order == "fork":
         child = os.fork()
         if child == 0:
@@ -109,7 +127,7 @@ impl Setting {
     fn start(&self, region: &Path) -> Program {
         let mut child = aquifer(self.dir.path())
             .args(["region", "exec", "--", "python3", "-c", PROGRAM])
-            .arg(region)
+            .args([region, &self.dir.path().join("disk")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -217,6 +235,10 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     program.does("zero 100 5000");
     // Its children would see zeroes, so they see nothing.
     program.does("fork");
+
+    // A disk reads into what leaves meanwhile.
+    program.does("direct 3");
+    program.does("check 3");
 
     // What is in a region outlives the program.
     program.does("write 2");
