@@ -320,6 +320,51 @@ fn a_program_waits_for_a_lender_that_is_away() {
 }
 
 #[test]
+fn a_program_that_is_not_to_wait_is_told_so() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let region = setting.create("short", &["--give-up", "300ms", "--prefetch", "off"]);
+    let mut program = setting.start(&region);
+    program.does("write 6");
+    setting.done(&["region", "persist", "short"]);
+    // Pages of zeroes lenders do not have.
+    assert!(setting.show("short")["usage"]["dirty"].as_u64().unwrap() < 256 << 10);
+    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    program.order("check 6");
+    let end = program.child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(7), "{end}");
+    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    assert!(setting.show("short")["counts"]["given_up"].as_u64().unwrap() > 0);
+    // What is there is as it was, for the next one.
+    setting.start(&region).does("check 6");
+}
+
+#[test]
+fn an_emulated_link_takes_its_time_and_needs_no_lender() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let words = ["region", "create", "what-if", "--size", "32M", "--cache", "8M", "--emulate-link", "200us"];
+    let created = setting.done(&words);
+    let mut program = setting.start(Path::new(created["file"].as_str().unwrap()));
+    program.does("write 7");
+    program.does("check 7");
+    let status = setting.show("what-if");
+    let median = status["latency"]["p50_us"].as_f64().unwrap();
+    assert!(median >= 198.0, "{status}");
+    // What was with the engine is gone with it, and nobody is told zeroes instead.
+    kill(&status["pid"]);
+    eventually("it is not served any more", || {
+        !setting.aquifer(&["region", "show", "what-if"]).status.success()
+    });
+    drop(program);
+    setting.done(&["region", "rm", "what-if"]);
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_the_reason() {
     if lacks_regions() {
         return;

@@ -39,6 +39,18 @@ arguments! {
     uffdio_continue: UFFDIO_CONTINUE,
 }
 
+/// `struct uffdio_poison` of `linux/userfaultfd.h`.
+#[repr(C)]
+pub(crate) struct UffdioPoison {
+    pub(crate) range: uffdio_range,
+    pub(crate) mode: u64,
+    pub(crate) updated: i64,
+}
+
+impl Argument for UffdioPoison {
+    const REQUEST: libc::Ioctl = libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_POISON) as libc::Ioctl;
+}
+
 /// A new userfaultfd, for faults of the program and of the kernel on its behalf.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
     // SAFETY: a userfaultfd that nothing is registered with changes nothing.

@@ -16,6 +16,7 @@ const FEATURES: u64 = (raw::UFFD_FEATURE_MISSING_SHMEM
     | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
     | raw::UFFD_FEATURE_WP_UNPOPULATED
     | raw::UFFD_FEATURE_WP_ASYNC
+    | raw::UFFD_FEATURE_POISON
     | raw::UFFD_FEATURE_THREAD_ID) as u64;
 
 /// A userfaultfd: of the program that made it, whoever holds it.
@@ -111,6 +112,13 @@ impl Userfault {
         let mut resume = sys::uffdio_continue { range: page(address), mode, mapped: 0 };
         // SAFETY: the mapping was registered to have pages appear.
         filled(unsafe { sys::userfault(self.as_fd(), &mut resume) })
+    }
+
+    /// Has whoever touches this page, from now on, get `SIGBUS`.
+    pub fn poison(&self, address: u64) -> io::Result<Filled> {
+        let mut poison = sys::UffdioPoison { range: page(address), mode: 0, updated: 0 };
+        // SAFETY: whoever registered the mapping leaves it to the engine what comes of a touch.
+        filled(unsafe { sys::userfault(self.as_fd(), &mut poison) })
     }
 
     /// Has whoever waits for a page of this range try again.

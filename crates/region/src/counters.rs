@@ -42,12 +42,16 @@ counts! {
     late_faults,
     /// Faults that could not be served, and are tried again.
     stalled_faults,
+    /// Faults that waited too long, and were answered by `SIGBUS`.
+    given_up,
     /// Pages that left the cache.
     evicted,
-    /// Of these, how many were written to the volume.
+    /// Pages that were written to the volume.
     written_back,
-    /// Of these, how many held only zeroes.
+    /// Pages that were to be written and held only zeroes.
     found_zero,
+    /// Pages that were fetched before they were touched.
+    prefetched,
     /// Pages that programs discarded.
     discarded,
 }

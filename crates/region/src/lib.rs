@@ -11,15 +11,17 @@ mod error;
 mod file;
 mod places;
 pub mod policy;
+mod prefetch;
 pub mod process;
 mod program;
 mod sys;
 mod table;
 
 pub use counters::{Counts, Times};
-pub use engine::{Engine, EngineConfig, Scheme, Usage};
+pub use engine::{Engine, EngineConfig, LinkSpec, Scheme, Usage};
 pub use error::RegionError;
 pub use policy::PolicyKind;
+pub use prefetch::PrefetchKind;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -7,13 +7,17 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use aquifer_mapping::{Attach, Connection, Order, Reply, Run, Userfault};
+use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Userfault};
 use aquifer_page::PAGE_SIZE;
 
+use crate::prefetch::{Guess, PrefetchKind, Prefetcher};
 use crate::{lock, sys};
 
 /// Runs in one order: what fits a message with room to spare.
 const RUNS_PER_ORDER: usize = 512;
+
+/// Threads of a program that are told apart.
+const THREADS: usize = 64;
 
 /// One mapping of the region in one program.
 #[derive(Debug)]
@@ -25,6 +29,9 @@ pub(crate) struct Program {
     pages: Run,
     pagemap: File,
     orders: Connection,
+    /// What each of its threads has been waiting for, those that did last the last.
+    prefetchers: Mutex<Vec<(u32, Box<dyn Prefetcher>)>>,
+    prefetch: PrefetchKind,
     /// Held from an order until its answer.
     ordering: Mutex<()>,
     gone: AtomicBool,
@@ -36,12 +43,25 @@ impl Program {
         attach: &Attach,
         userfault: Userfault,
         orders: Connection,
+        prefetch: PrefetchKind,
     ) -> io::Result<Self> {
         let pid = orders.peer()?;
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         let (address, pages) = (attach.address, attach.pages);
-        let (ordering, gone) = (Mutex::new(()), AtomicBool::new(false));
-        Ok(Self { id, pid, userfault, address, pages, pagemap, orders, ordering, gone })
+        let (ordering, gone, prefetchers) = (Mutex::new(()), AtomicBool::new(false), Mutex::default());
+        Ok(Self {
+            id,
+            pid,
+            userfault,
+            address,
+            pages,
+            pagemap,
+            orders,
+            prefetchers,
+            prefetch,
+            ordering,
+            gone,
+        })
     }
 
     /// Tells it that it is taken care of, and has `known` be done before anything is asked of it.
@@ -74,6 +94,31 @@ impl Program {
             self.address + page * PAGE_SIZE as u64
         };
         at(pages.start)..at(pages.end)
+    }
+
+    /// What this thread, which waits for a page that is fetched, may touch next.
+    pub(crate) fn guess(&self, thread: u32, page: u64) -> Option<Guess> {
+        if self.prefetch == PrefetchKind::Off {
+            return None;
+        }
+        let mut prefetchers = lock(&self.prefetchers);
+        let known = prefetchers.iter().position(|(id, _)| *id == thread);
+        let mut own = match known {
+            Some(at) => prefetchers.remove(at),
+            None => (thread, self.prefetch.make()),
+        };
+        let guess = own.1.after(page);
+        if prefetchers.len() == THREADS {
+            prefetchers.remove(0);
+        }
+        prefetchers.push(own);
+        guess
+    }
+
+    /// Puts a page, of which the volume has the same, into its memory. False where that cannot be.
+    pub(crate) fn fill_clean(&self, page: u64, data: &[u8]) -> bool {
+        let Range { start, end } = self.addresses(&(page..page + 1));
+        start < end && matches!(self.userfault.fill(start, data, true), Ok(Filled::Now))
     }
 
     /// Has whoever waits for these pages try again.

@@ -99,6 +99,9 @@ fn is_memory(policy: PolicyKind, scheme: Scheme) {
             while !done.load(Ordering::Relaxed) {
                 let frames = 128 + random.below(FRAMES);
                 serving.engine.resize_cache(Bytes(frames * PAGE)).unwrap();
+                if frames.is_multiple_of(8) {
+                    serving.engine.persist().unwrap();
+                }
                 let usage = serving.engine.usage();
                 assert!(usage.resident.0 <= frames * PAGE + 64 * PAGE, "{usage:?}");
                 thread::sleep(std::time::Duration::from_millis(20));
@@ -149,6 +152,37 @@ fn pages_of_zeroes_are_kept_nowhere() {
     assert_eq!(setting.lender.ram(), Bytes::ZERO);
     assert_eq!(serving.engine.usage().remote, Bytes::ZERO);
     assert!(serving.engine.counts().found_zero > 0);
+}
+
+#[test]
+fn what_is_persisted_leaves_without_a_write() {
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let region = setting.map();
+    (0..FRAMES / 2).for_each(|page| write(&region, page, 1));
+    serving.engine.persist().unwrap();
+    let written = serving.engine.counts().written_back;
+    assert_eq!(written, FRAMES / 2);
+    assert_eq!((setting.lender.ram(), serving.engine.usage().dirty), (Bytes(written * PAGE), Bytes::ZERO));
+    // Touched and written to since: that is noticed.
+    (0..8).for_each(|page| write(&region, page, 2));
+    (8..16).for_each(|page| check(&region, page, 1));
+    serving.engine.resize_cache(Bytes(64 * PAGE)).unwrap();
+    assert!(serving.engine.counts().written_back <= written + 8);
+    (0..FRAMES / 2).for_each(|page| check(&region, page, if page < 8 { 2 } else { 1 }));
+}
+
+#[test]
+fn a_scan_is_fetched_ahead() {
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let region = setting.map();
+    (0..PAGES).for_each(|page| write(&region, page, 1));
+    let before = serving.engine.counts();
+    (0..PAGES).for_each(|page| check(&region, page, 1));
+    let after = serving.engine.counts();
+    let fetched = after.remote_faults - before.remote_faults;
+    assert!(after.prefetched > PAGES / 2 && fetched < PAGES / 8, "{after:?}");
 }
 
 #[test]

@@ -41,6 +41,8 @@ enum What {
     /// What is where in a region, who maps it, and how long faults took
     Show(Which),
     ResizeCache(ResizeCache),
+    /// Has lenders have all that is in the cache of a region: what a program writes meanwhile, or not
+    Persist(Which),
     /// Makes all of a region read as zeroes, and gives back what it took, here and with lenders
     Drop(Which),
     /// Takes a region away that nobody maps, with all that is in it
@@ -102,7 +104,7 @@ pub(super) const MANUAL: Manual = Manual {
             "What is kept",
             "A region and what is in it outlive the programs that map it, until 'rm' or a reboot. An engine that dies is followed by \
              another, which goes on where it was; programs wait meanwhile. A lender that cannot be reached has the programs \
-             wait that touch its pages.",
+             wait that touch its pages, for ever or as long as --give-up says.",
         ),
         (
             "Needs",
@@ -164,6 +166,11 @@ impl Region {
                 let _progress = Progress::spinner(format!("resizing the cache of '{name}'"));
                 client::resize_cache(&files, cache).or_fail(|| format!("resizing the cache of '{name}'"))?;
                 done(common, name, "resized")?;
+            }
+            What::Persist(which) => {
+                let _progress = Progress::spinner(format!("writing '{}' to its lenders", which.name));
+                client::persist(&which.files(common)?).or_fail(|| format!("persisting '{}'", which.name))?;
+                done(common, which.name, "persisted")?;
             }
             What::Drop(which) => {
                 client::drop_pages(&which.files(common)?).or_fail(|| format!("dropping '{}'", which.name))?;

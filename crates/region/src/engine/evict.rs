@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_page::is_zero;
 use aquifer_pool::PoolError;
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 pub(super) const BATCH: usize = 64;
 
 impl Cache {
-    fn free(&self) -> u64 {
+    pub(super) fn free(&self) -> u64 {
         self.limit.saturating_sub(self.frames)
     }
 
@@ -34,11 +34,6 @@ impl Cache {
             Scheme::OnDemand => 0,
             Scheme::PreEvict => (self.limit / 16).min(4 * BATCH as u64),
         }
-    }
-
-    /// Whether pages should leave before they must, and nobody sees to it yet.
-    pub(super) fn is_short(&self) -> bool {
-        !self.making_room && self.free() < self.reserve() / 2
     }
 
     /// How many pages a fault that finds no frame has leave: what it cannot do without, or some for those that come after it.
@@ -56,6 +51,14 @@ impl Cache {
 }
 
 impl Engine {
+    /// Has pages leave before they must, if there are few free frames and nobody sees to it yet.
+    pub(super) fn see_to_room(&self, cache: &mut Cache) {
+        if !cache.making_room && cache.free() < cache.reserve() / 2 {
+            cache.making_room = true;
+            self.short.notify_one();
+        }
+    }
+
     /// Keeps frames free, until the end.
     pub(super) fn keep_room(&self) {
         while !self.has_ended() {
@@ -134,7 +137,7 @@ impl Engine {
     }
 
     /// Takes pages out of all page tables. Says which of them no program has written to since they were fetched.
-    fn unmap(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
+    pub(super) fn unmap(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
         let maybe_clean = runs(pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
@@ -172,16 +175,11 @@ impl Engine {
     /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
     fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
         let (written, mut failed) = self.write_back(worker, pages);
-        let (mut going, mut staying) = (Vec::new(), Vec::new());
-        let cache = lock(&self.cache);
-        for (page, stored) in written {
-            let is = self.table.get(page);
-            if let Some(stored) = stored {
-                self.table.set(page, Page { stored, dirty: false, ..is });
-            }
-            if is.wanted || stored.is_none() { staying.push(page) } else { going.push(page) }
-        }
-        drop(cache);
+        self.note_written(&written);
+        let goes = |(page, stored): &(u64, Option<bool>)| stored.is_some() && !self.table.get(*page).wanted;
+        let (going, staying): (Vec<_>, Vec<_>) = written.into_iter().partition(goes);
+        let pages = |written: Vec<(u64, _)>| written.into_iter().map(|(page, _)| page).collect::<Vec<_>>();
+        let (going, mut staying) = (pages(going), pages(staying));
         let (gone, stuck) = self.punch(&going);
         add(&self.counters.evicted, gone.len());
         self.have_left(gone, gone.len());
@@ -191,6 +189,17 @@ impl Engine {
         }
         self.stay(&staying);
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Notes what the volume has now, as [`write_back`](Self::write_back) says.
+    pub(super) fn note_written(&self, written: &[(u64, Option<bool>)]) {
+        let _cache = lock(&self.cache);
+        for (page, stored) in written {
+            if let Some(stored) = *stored {
+                let is = self.table.get(*page);
+                self.table.set(*page, Page { stored, dirty: false, ..is });
+            }
+        }
     }
 
     /// Takes pages, in ascending order, out of the file. Says which are gone, and which are not and why.
@@ -237,7 +246,11 @@ impl Engine {
     }
 
     /// Sees to it that the volume has the pages. Says of each whether it has now, or that it could not be written.
-    fn write_back(&self, worker: usize, pages: &[u64]) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
+    pub(super) fn write_back(
+        &self,
+        worker: usize,
+        pages: &[u64],
+    ) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
         let is_dirty = |page: &u64| {
             let is = self.table.get(*page);
             is.dirty || !is.stored
@@ -252,7 +265,11 @@ impl Engine {
             written.extend(run.map(|page| (page, stored)));
         };
         for run in runs(full.iter().copied()) {
+            let sent = Instant::now();
             let result = self.volume.write(worker, bytes(&run).start, self.file.frozen(&run));
+            if let Some(link) = &self.link {
+                link.carry((run.end - run.start) as usize, sent);
+            }
             note(run, result, true);
         }
         for run in runs(empty.iter().copied()) {

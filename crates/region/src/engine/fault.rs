@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use aquifer_mapping::{Fault, Filled};
 use aquifer_page::PAGE_SIZE;
+use aquifer_pool::PoolError;
 use rustix::event::epoll;
 
-use super::Engine;
+use super::{Engine, Stalled};
 use crate::counters::add;
 use crate::error::RegionError;
 use crate::lock;
@@ -20,17 +21,17 @@ use crate::table::{Page, Place};
 const RETRY: Duration = Duration::from_millis(250);
 
 /// A page that a thread of a program waits for.
-struct Touch<'a> {
-    program: &'a Program,
-    fault: Fault,
-    page: u64,
+pub(super) struct Touch<'a> {
+    pub(super) program: &'a Program,
+    pub(super) fault: Fault,
+    pub(super) page: u64,
     began: Instant,
 }
 
 impl Engine {
     /// Serves faults, as the worker of this number, until the end.
     pub(super) fn serve_faults(&self, worker: usize) {
-        let mut buffer = vec![0; PAGE_SIZE];
+        let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
         while !self.has_ended() {
             events.clear();
@@ -49,12 +50,35 @@ impl Engine {
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
         let touch = Touch { program, fault, page, began: Instant::now() };
-        if let Err(error) = self.try_serve(worker, &touch, buffer) {
-            add(&self.counters.stalled_faults, 1);
-            self.is_in_trouble(&error);
-            lock(&self.stalled).push((program.id, page));
-            self.stall.notify_one();
+        match self.try_serve(worker, &touch, buffer) {
+            Ok(()) if self.trouble.load(Ordering::Relaxed) => {
+                _ = lock(&self.stalled).remove(&(program.id, page))
+            }
+            Ok(()) => {}
+            Err(error) => self.stall(&touch, &error),
         }
+    }
+
+    /// Notes that a fault could not be served, to try it again; or gives it up.
+    fn stall(&self, touch: &Touch<'_>, error: &RegionError) {
+        let Touch { program, page, began, .. } = *touch;
+        add(&self.counters.stalled_faults, 1);
+        self.is_in_trouble(error);
+        let mut stalled = lock(&self.stalled);
+        let fault = stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
+        fault.waits = true;
+        if self.give_up.is_some_and(|longest| fault.since.elapsed() >= longest) {
+            stalled.remove(&(program.id, page));
+            drop(stalled);
+            tracing::error!(program = program.name(), page, "gives up: the program gets SIGBUS: {error}");
+            add(&self.counters.given_up, 1);
+            // Where the program is gone nobody waits.
+            let _ = program.userfault.poison(touch.fault.address);
+            program.wake(&(page..page + 1));
+            return;
+        }
+        drop(stalled);
+        self.stall.notify_one();
     }
 
     fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
@@ -83,12 +107,13 @@ impl Engine {
                 Place::Zero | Place::Remote if cache.frames < cache.limit => {
                     cache.frames += 1;
                     self.table.set(page, is.at(Place::Filling));
-                    if cache.is_short() {
-                        cache.making_room = true;
-                        self.short.notify_one();
-                    }
+                    self.see_to_room(&mut cache);
                     drop(cache);
-                    return self.fill(worker, touch, is, buffer);
+                    self.fill(worker, touch, is, &mut buffer[..PAGE_SIZE])?;
+                    if is.place == Place::Remote {
+                        self.prefetch(worker, touch, buffer);
+                    }
+                    return Ok(());
                 }
                 Place::Zero | Place::Remote => {
                     let count = cache.evicted_at_once();
@@ -169,15 +194,25 @@ impl Engine {
 
     fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
         self.fetching.fetch_add(1, Ordering::Relaxed);
-        let fetched = self.volume.read(worker, page * PAGE_SIZE as u64, buffer);
+        let fetched = self.read(worker, page, buffer);
         self.fetching.fetch_sub(1, Ordering::Relaxed);
         fetched?;
         self.is_out_of_trouble();
         Ok(())
     }
 
+    /// Fetches pages that follow one another.
+    pub(super) fn read(&self, worker: usize, first: u64, into: &mut [u8]) -> Result<(), PoolError> {
+        let sent = Instant::now();
+        self.volume.read(worker, first * PAGE_SIZE as u64, into)?;
+        if let Some(link) = &self.link {
+            link.carry(into.len() / PAGE_SIZE, sent);
+        }
+        Ok(())
+    }
+
     /// The page has arrived.
-    fn settle(&self, page: u64, is: Page, touched: bool) {
+    pub(super) fn settle(&self, page: u64, is: Page, touched: bool) {
         let mut cache = lock(&self.cache);
         let wanted = self.table.get(page).wanted;
         self.table.set(page, is);
@@ -193,7 +228,7 @@ impl Engine {
     }
 
     /// The page could not be brought, and is where it was.
-    fn unsettle(&self, page: u64, is: Page) {
+    pub(super) fn unsettle(&self, page: u64, is: Page) {
         let mut cache = lock(&self.cache);
         let wanted = self.table.get(page).wanted;
         self.table.set(page, is);
@@ -208,10 +243,20 @@ impl Engine {
     pub(super) fn retry_stalled(&self) {
         while !self.has_ended() {
             let none = lock(&self.stalled);
-            let some = self.stall.wait_while(none, |stalled| stalled.is_empty() && !self.has_ended());
+            let some = self
+                .stall
+                .wait_while(none, |stalled| !stalled.values().any(|fault| fault.waits) && !self.has_ended());
             drop(some);
             thread::sleep(RETRY);
-            for (id, page) in std::mem::take(&mut *lock(&self.stalled)) {
+            let mut stalled = lock(&self.stalled);
+            let waiting: Vec<_> =
+                stalled.iter().filter(|(_, fault)| fault.waits).map(|(fault, _)| *fault).collect();
+            stalled.values_mut().for_each(|fault| fault.waits = false);
+            // Those of programs that are gone wait no more.
+            let known = |id| self.program(id).is_some();
+            stalled.retain(|(id, _), _| known(*id));
+            drop(stalled);
+            for (id, page) in waiting {
                 if let Some(program) = self.program(id) {
                     program.wake(&(page..page + 1));
                 }
@@ -229,6 +274,8 @@ impl Engine {
     fn is_out_of_trouble(&self) {
         if self.trouble.load(Ordering::Relaxed) && self.trouble.swap(false, Ordering::Relaxed) {
             tracing::info!("pages can be fetched again");
+            // The others are being tried, and are served.
+            lock(&self.stalled).retain(|_, fault| fault.waits);
         }
     }
 }

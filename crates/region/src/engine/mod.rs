@@ -16,9 +16,12 @@ mod discard;
 mod evict;
 mod expected;
 mod fault;
+mod link;
+mod persist;
+mod prefetch;
 mod recover;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -27,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_mapping::{Attach, Connection, Run, Userfault};
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
@@ -41,9 +44,12 @@ use crate::file::RegionFile;
 use crate::lock;
 use crate::places::Places;
 use crate::policy::{Policy, PolicyKind};
+use crate::prefetch::PrefetchKind;
 use crate::program::Program;
 use crate::table::{Page, Place, Table};
 use expected::{Expected, Mapped};
+use link::Link;
+pub use link::LinkSpec;
 
 /// When victims leave the cache (Disaggregation, section 4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +71,12 @@ pub struct EngineConfig {
     pub policy: PolicyKind,
     /// When they do.
     pub scheme: Scheme,
+    /// What is fetched before it is touched.
+    pub prefetch: PrefetchKind,
+    /// A link to be emulated, slower than the real one.
+    pub link: Option<LinkSpec>,
+    /// How long a thread of a program waits for a page that cannot be fetched; then it gets `SIGBUS`. For ever unless said.
+    pub give_up: Option<Duration>,
     /// How many faults are served at a time.
     pub workers: usize,
 }
@@ -101,6 +113,14 @@ struct Cache {
     cooling: VecDeque<u64>,
 }
 
+/// A fault that could not be served.
+#[derive(Clone, Copy, Debug)]
+struct Stalled {
+    since: Instant,
+    /// It is to be tried again; else it is being tried.
+    waits: bool,
+}
+
 /// The engine of a region.
 #[derive(Debug)]
 pub struct Engine {
@@ -108,6 +128,9 @@ pub struct Engine {
     table: Table,
     volume: Volume,
     workers: usize,
+    prefetch: PrefetchKind,
+    link: Option<Link>,
+    give_up: Option<Duration>,
     cache: Mutex<Cache>,
     /// A frame is free, or a page that was on its way has arrived.
     settled: Condvar,
@@ -119,8 +142,8 @@ pub struct Engine {
     /// The programs' userfaultfds, and what says that it is the end.
     faults: OwnedFd,
     end: OwnedFd,
-    /// Faults that are to be tried again: of which program, on which page.
-    stalled: Mutex<Vec<(u64, u64)>>,
+    /// Faults that could not be served, by program and page.
+    stalled: Mutex<HashMap<(u64, u64), Stalled>>,
     stall: Condvar,
     /// Something could not be fetched or written, and the log says so.
     trouble: AtomicBool,
@@ -170,6 +193,9 @@ impl Engine {
             table,
             volume,
             workers: config.workers,
+            prefetch: config.prefetch,
+            link: config.link.map(Link::new),
+            give_up: config.give_up,
             cache: Mutex::new(cache),
             settled: Condvar::new(),
             short: Condvar::new(),
@@ -265,7 +291,7 @@ impl Engine {
         }
         let mapped = Mapped::new(orders.peer()?, attach.address)?;
         let id = self.next_program.fetch_add(1, Ordering::Relaxed);
-        let program = Arc::new(Program::new(id, attach, userfault, orders)?);
+        let program = Arc::new(Program::new(id, attach, userfault, orders, self.prefetch)?);
         if let Err(error) = self.take_care(&program, mapped) {
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
             lock(&self.expected).remove(&mapped);
@@ -335,7 +361,7 @@ impl Engine {
         self.counters.times()
     }
 
-    /// Faults that wait to be tried again, and faults whose page is being fetched just now.
+    /// Faults that could not be served so far, and faults whose page is being fetched just now.
     pub fn waiting(&self) -> [usize; 2] {
         [lock(&self.stalled).len(), self.fetching.load(Ordering::Relaxed)]
     }

@@ -44,6 +44,14 @@ impl Engine {
             }
         }
         drop(cache);
+        let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
+        let lost = (0..self.table.pages())
+            .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
+            .find(|page| self.table.get(*page).stored);
+        if let Some(page) = lost {
+            let why = format!("page {page} was with the engine before this one, and with no lender");
+            return Err(io::Error::other(why));
+        }
         for (extent, place) in places.all() {
             let first = extent as u64 * PAGES_PER_EXTENT;
             let last = (first + PAGES_PER_EXTENT).min(self.table.pages());

@@ -109,6 +109,14 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), RegionError> {
     done(files, &Request::ResizeCache { cache })
 }
 
+/// Has a region's lenders have all that is in its cache.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn persist(files: &Files) -> Result<(), RegionError> {
+    done(files, &Request::Persist)
+}
+
 /// Makes all of a region read as zeroes.
 ///
 /// # Errors

@@ -39,13 +39,16 @@ impl Serving {
         let volume = self.engine.volume().status();
         let away = volume.leases.iter().any(|lease| matches!(lease.state, LeaseState::Unreachable { .. }));
         let [stalled, fetching] = self.engine.waiting();
+        let counts = self.engine.counts();
+        let here = counts.second_chances + counts.late_faults;
         Status {
             spec: lock(&self.spec).clone(),
             pid: std::process::id(),
             programs: self.engine.mapped_by(),
             usage: self.engine.usage(),
             waiting: (stalled + if away { fetching } else { 0 }) as u64,
-            counts: self.engine.counts(),
+            counts,
+            hit_rate: here as f64 / (here + counts.remote_faults).max(1) as f64,
             latency: Latency::from(&times),
             histogram: Bucket::of(&times),
             uptime_ms: self.since.elapsed().as_millis() as u64,
@@ -107,6 +110,7 @@ impl Control {
         let response = match serde_json::from_str(&line) {
             Ok(Request::Status) => Response::Status(Box::new(self.serving.status())),
             Ok(Request::ResizeCache { cache }) => done(self.serving.resize_cache(cache)),
+            Ok(Request::Persist) => done(self.serving.engine.persist()),
             Ok(Request::Drop) => done(self.serving.discard_all()),
             Ok(Request::Remove) => match self.serving.engine.mapped_by() {
                 programs if !programs.is_empty() => Response::InUse { programs: programs.join(", ") },

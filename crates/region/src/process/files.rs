@@ -8,9 +8,10 @@ use aquifer_page::{Bytes, RegionName, VolumeId};
 use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::Scheme;
+use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
 use crate::policy::PolicyKind;
+use crate::prefetch::PrefetchKind;
 
 /// What a region is made with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +27,12 @@ pub struct RegionSpec {
     pub policy: PolicyKind,
     /// When they do.
     pub scheme: Scheme,
+    /// What is fetched before it is touched.
+    pub prefetch: PrefetchKind,
+    /// A link to be emulated.
+    pub link: Option<LinkSpec>,
+    /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`; for ever if nothing is said.
+    pub give_up: Option<Duration>,
     /// Faults that are served at a time.
     pub workers: usize,
     /// Its volume's id.
@@ -50,6 +57,9 @@ impl RegionSpec {
             cache,
             policy: PolicyKind::default(),
             scheme: Scheme::default(),
+            prefetch: PrefetchKind::default(),
+            link: None,
+            give_up: None,
             workers: Self::DEFAULT_WORKERS,
             volume: VolumeId::random(),
             leases: Vec::new(),

@@ -18,6 +18,8 @@ pub(super) enum Request {
     ResizeCache {
         cache: Bytes,
     },
+    /// Have lenders have all that is here.
+    Persist,
     /// Make all of it read as zeroes.
     Drop,
     /// Discard all, and end.
@@ -49,6 +51,9 @@ pub struct Status {
     pub waiting: u64,
     /// Since the engine started.
     pub counts: Counts,
+    /// Of the faults on pages that had been written to, the share that found their page here. (Touches of pages that a program has mapped are
+    /// no faults, and seen by nobody: programs find far more here.)
+    pub hit_rate: f64,
     /// Of remote faults, since the engine started.
     pub latency: Latency,
     /// The same as a histogram, without empty ends.

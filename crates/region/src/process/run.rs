@@ -123,15 +123,23 @@ fn engine(files: &Files) -> Result<(), RegionError> {
 }
 
 fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
-    let config =
-        EngineConfig { cache: spec.cache, policy: spec.policy, scheme: spec.scheme, workers: spec.workers };
+    let config = EngineConfig {
+        cache: spec.cache,
+        policy: spec.policy,
+        scheme: spec.scheme,
+        prefetch: spec.prefetch,
+        link: spec.link,
+        give_up: spec.give_up,
+        workers: spec.workers,
+    };
     let volume = VolumeConfig {
         id: spec.volume,
         capacity: spec.size,
         workers: 0,
         patience: spec.patience,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
-        spill: None,
+        // Pages that no lender has are here, to ask "what if" without one.
+        spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
         ledger: None,
     };
     let paths = [files.region(), files.table(), files.places()];

@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use aquifer_mapping::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_pool::VolumeConfig;
-use aquifer_region::{Engine, EngineConfig, PolicyKind, Scheme};
+use aquifer_region::{Engine, EngineConfig, PolicyKind, PrefetchKind, Scheme};
 use pool::OurLender;
 use tempfile::TempDir;
 
@@ -57,7 +57,15 @@ impl Setting {
             file.set_len(size).unwrap();
             file
         };
-        let config = EngineConfig { cache: Bytes(frames * PAGE), policy, scheme, workers: 2 };
+        let config = EngineConfig {
+            cache: Bytes(frames * PAGE),
+            policy,
+            scheme,
+            prefetch: PrefetchKind::Auto,
+            link: None,
+            give_up: None,
+            workers: 2,
+        };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
         let paths = [self.region(), beside("table"), beside("places")];
         let sizes = [self.pages * PAGE, self.pages, 0];

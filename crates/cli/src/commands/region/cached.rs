@@ -1,8 +1,11 @@
 //! What is said of memory in the pool, wherever it is made.
 
+use std::time::Duration;
+
 use aquifer_page::{Bytes, EXTENT_SIZE, RegionName};
+use aquifer_pool::VolumeConfig;
 use aquifer_region::process::RegionSpec;
-use aquifer_region::{PolicyKind, Scheme};
+use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use clap::{Args, ValueEnum};
 
 use crate::failure::{Failure, Result};
@@ -16,7 +19,7 @@ pub(crate) struct Cached {
     #[arg(long, value_name = "SIZE")]
     cache: Bytes,
     /// Where its pages go, as in 'aquifer attach'; can be given several times
-    #[arg(long = "lender", value_name = "URI", required = true)]
+    #[arg(long = "lender", value_name = "URI", required_unless_present = "emulate_link")]
     lenders: Vec<LenderUri>,
     /// Which pages leave: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
@@ -24,6 +27,18 @@ pub(crate) struct Cached {
     /// When they leave
     #[arg(long, value_name = "SCHEME", default_value = "pre-evict")]
     scheme: SchemeName,
+    /// What is fetched before it is touched: off, sequential, trend or auto
+    #[arg(long, value_name = "WAY", default_value_t = PrefetchKind::default())]
+    prefetch: PrefetchKind,
+    /// How long a program may wait for a lender that cannot be reached; then it gets SIGBUS. Unless given, it waits as long as it takes
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    give_up: Option<Duration>,
+    /// Asks "what if": every page takes so long, either way. Without --lender pages stay in this host's RAM, for as long as the engine lives
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    emulate_link: Option<Duration>,
+    /// The emulated link takes the next page when the one before has arrived
+    #[arg(long, requires = "emulate_link")]
+    one_at_a_time: bool,
     /// Faults that are served at a time
     #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
     workers: usize,
@@ -52,7 +67,7 @@ impl Cached {
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
         }
-        if missing > 0 {
+        if missing > 0 && !self.lenders.is_empty() {
             let why = format!("its lenders have {} less than it could need", Bytes(missing));
             return Err(Failure::new(format!("finding room for '{name}'"), why)
                 .help("name another --lender, or a smaller size"));
@@ -64,6 +79,13 @@ impl Cached {
         Ok(RegionSpec {
             policy: self.policy,
             scheme,
+            prefetch: self.prefetch,
+            link: self.emulate_link.map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
+            give_up: self.give_up,
+            patience: self
+                .give_up
+                .unwrap_or(VolumeConfig::DEFAULT_PATIENCE)
+                .min(VolumeConfig::DEFAULT_PATIENCE),
             workers: self.workers.max(1),
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),

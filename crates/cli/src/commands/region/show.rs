@@ -68,17 +68,26 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line(
         "faults",
         format!(
-            "{faults} ({:.0} a second): {} fetched, {} of zeroes, {} touched again in time",
+            "{faults} ({:.0} a second): {} fetched, {} of zeroes, {} touched again in time; of pages with content {:.1} % were here",
             faults as f64 / seconds.max(0.001),
             counts.remote_faults,
             counts.zero_faults,
-            counts.second_chances
+            counts.second_chances,
+            100.0 * status.hit_rate
         ),
     );
+    line("prefetched", format!("{} ({})", counts.prefetched, spec.prefetch));
+    if let Some(link) = &spec.link {
+        let how = if link.one_at_a_time { "one at a time" } else { "any number at a time" };
+        line("link", format!("emulated: {:?} a page, {how}", link.latency));
+    }
+    if counts.given_up > 0 {
+        line("given up", format!("{} faults, by SIGBUS", counts.given_up));
+    }
     line(
         "evicted",
         format!(
-            "{}: {} written back, {} of zeroes, the rest was clean",
+            "{}; {} written back, {} found to be of zeroes",
             counts.evicted, counts.written_back, counts.found_zero
         ),
     );

@@ -1,0 +1,156 @@
+//! Which pages to fetch before they are touched. To add a way: a file here that implements [`Prefetcher`], and a line in
+//! [`PrefetchKind`].
+//!
+//! What a prefetcher sees are the remote faults of one thread of a program, in their order: touches of pages that are here, prefetched ones
+//! among them, it does not see. So a guess was good if the next fault is just behind what was guessed.
+
+mod sequential;
+mod trend;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use sequential::Sequential;
+use trend::Trend;
+
+/// Pages that are fetched together at most.
+pub(crate) const MOST: u64 = 64;
+
+/// What to fetch after a fault: `count` pages, the first `stride` pages behind it, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Guess {
+    pub(crate) stride: i64,
+    pub(crate) count: u64,
+}
+
+/// Guesses what a thread will touch.
+pub(crate) trait Prefetcher: fmt::Debug + Send {
+    /// The thread waits for this page, which is fetched.
+    fn after(&mut self, page: u64) -> Option<Guess>;
+}
+
+/// The ways to guess that there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrefetchKind {
+    /// Nothing is fetched that was not asked for.
+    Off,
+    /// The pages behind one that follows the one before, for several such streams at a time.
+    Sequential,
+    /// Along the stride of most of the last faults (Maruf and Chowdhury, "Effectively Prefetching Remote Memory with Leap", ATC 2020).
+    Trend,
+    /// Sequential where that has something to say, else along the trend.
+    #[default]
+    Auto,
+}
+
+impl PrefetchKind {
+    const NAMES: [(&'static str, Self); 4] =
+        [("off", Self::Off), ("sequential", Self::Sequential), ("trend", Self::Trend), ("auto", Self::Auto)];
+
+    /// One for a thread.
+    pub(crate) fn make(self) -> Box<dyn Prefetcher> {
+        match self {
+            Self::Off => Box::new(Nothing),
+            Self::Sequential => Box::new(Sequential::default()),
+            Self::Trend => Box::new(Trend::default()),
+            Self::Auto => Box::new(Auto::default()),
+        }
+    }
+}
+
+impl fmt::Display for PrefetchKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::NAMES.iter().find(|(_, kind)| kind == self).map_or("", |(name, _)| name);
+        f.pad(name)
+    }
+}
+
+impl FromStr for PrefetchKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, kind)| *kind);
+        found.ok_or_else(|| format!("'{text}' is no way to prefetch: off, sequential, trend and auto are"))
+    }
+}
+
+#[derive(Debug)]
+struct Nothing;
+
+impl Prefetcher for Nothing {
+    fn after(&mut self, _: u64) -> Option<Guess> {
+        None
+    }
+}
+
+#[derive(Debug, Default)]
+struct Auto(Sequential, Trend);
+
+impl Prefetcher for Auto {
+    fn after(&mut self, page: u64) -> Option<Guess> {
+        let sequential = self.0.after(page);
+        let trend = self.1.after(page);
+        sequential.or(trend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The share of these touches that found their page already here.
+    fn found(kind: PrefetchKind, touches: impl IntoIterator<Item = u64>) -> f64 {
+        let mut prefetcher = kind.make();
+        let mut here = std::collections::HashSet::new();
+        let (mut hits, mut all) = (0, 0);
+        for page in touches {
+            all += 1;
+            if !here.insert(page) {
+                hits += 1;
+                continue;
+            }
+            if let Some(Guess { stride, count }) = prefetcher.after(page) {
+                here.extend((1..=count as i64).filter_map(|step| page.checked_add_signed(step * stride)));
+            }
+        }
+        f64::from(hits) / f64::from(all)
+    }
+
+    fn mix(number: u64) -> u64 {
+        let number = (number ^ (number >> 31)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (number ^ (number >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40
+    }
+
+    fn random(count: u64) -> impl Iterator<Item = u64> {
+        (1..=count).map(mix)
+    }
+
+    #[test]
+    fn a_scan_is_found_out_and_what_is_random_is_left_alone() {
+        for kind in [PrefetchKind::Sequential, PrefetchKind::Trend, PrefetchKind::Auto] {
+            assert!(found(kind, 1000..5000) > 0.9, "{kind}");
+            assert!(found(kind, random(4000)) < 0.02, "{kind}");
+        }
+        assert_eq!(found(PrefetchKind::Off, 1000..5000), 0.0);
+    }
+
+    #[test]
+    fn two_scans_at_a_time_are_two_streams() {
+        let both = (0..2000).flat_map(|step| [step, 1_000_000 + step]);
+        assert!(found(PrefetchKind::Sequential, both.clone()) > 0.9);
+        assert!(found(PrefetchKind::Auto, both) > 0.9);
+    }
+
+    #[test]
+    fn a_stride_is_a_trend_forwards_and_backwards_and_through_noise() {
+        let noise = |step: u64| if step % 5 == 4 { mix(step) + 100_000_000 } else { step * 7 };
+        for kind in [PrefetchKind::Trend, PrefetchKind::Auto] {
+            assert!(found(kind, (0..4000).map(|step| step * 7)) > 0.8, "{kind}");
+            assert!(found(kind, (0..4000).map(|step| 1_000_000 - step * 3)) > 0.8, "{kind}");
+            assert!(found(kind, (0..4000).map(noise)) > 0.5, "{kind}");
+        }
+    }
+}

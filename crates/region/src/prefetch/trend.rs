@@ -1,0 +1,75 @@
+use std::collections::VecDeque;
+
+use super::{Guess, MOST, Prefetcher};
+
+/// Steps that are remembered (Leap, section 4.1: a history of 32).
+const HISTORY: usize = 32;
+
+/// Steps of which a trend must have most at least (Leap, algorithm 1: it looks at the last few first, then at twice as many).
+const FEWEST: usize = 4;
+
+/// Leap's majority trend: if most of the last steps were of one stride, and this one was, what comes next is along it. A window doubles each
+/// time that a thread goes on just behind it, whatever else it has touched meanwhile, and begins small again where it does not.
+#[derive(Debug, Default)]
+pub(super) struct Trend {
+    last: Option<u64>,
+    /// The latest first.
+    steps: VecDeque<i64>,
+    /// What was guessed, and the page just behind that.
+    guessed: Option<(Guess, u64)>,
+}
+
+/// Pages that are guessed when a trend is found.
+const FIRST: u64 = 4;
+
+impl Trend {
+    fn remember(&mut self, step: i64) {
+        self.steps.truncate(HISTORY - 1);
+        self.steps.push_front(step);
+    }
+
+    /// The stride of more than half of the last steps (Boyer and Moore's vote, then a count).
+    fn majority(&self) -> Option<i64> {
+        let mut looked_at = FEWEST;
+        while looked_at <= self.steps.len() {
+            let steps = || self.steps.iter().take(looked_at).copied();
+            let (mut stride, mut votes) = (0, 0_usize);
+            for step in steps() {
+                match votes {
+                    0 => (stride, votes) = (step, 1),
+                    _ if step == stride => votes += 1,
+                    _ => votes -= 1,
+                }
+            }
+            if stride != 0 && 2 * steps().filter(|step| *step == stride).count() > looked_at {
+                return Some(stride);
+            }
+            looked_at *= 2;
+        }
+        None
+    }
+}
+
+impl Prefetcher for Trend {
+    fn after(&mut self, page: u64) -> Option<Guess> {
+        let step = self.last.map(|last| page.wrapping_sub(last) as i64);
+        self.last = Some(page);
+        let count = match self.guessed.filter(|(_, behind)| *behind == page) {
+            Some((guess, _)) => {
+                // The pages before this one were touched, and each was a step.
+                (0..=guess.count.min(HISTORY as u64)).for_each(|_| self.remember(guess.stride));
+                (2 * guess.count).min(MOST)
+            }
+            None => {
+                self.remember(step?);
+                FIRST
+            }
+        };
+        // What is no step along the trend is on the way of something else.
+        let stride = self.majority().filter(|stride| self.steps.front() == Some(stride))?;
+        let guess = Guess { stride, count };
+        let behind = page.checked_add_signed(stride * (count as i64 + 1))?;
+        self.guessed = Some((guess, behind));
+        Some(guess)
+    }
+}
