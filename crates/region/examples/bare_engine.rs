@@ -1,0 +1,56 @@
+//! The least that an engine can be: `bare_engine FILE SIZE HOST:PORT|unix:PATH` makes the file, which then behaves like a region of which all
+//! is with the NBD server there, page for page. One thread fetches a page for each fault and puts it there; nothing ever leaves.
+//!
+//! What a fault cannot cost less than; `lab/floor` measures regions beside it.
+
+use std::env;
+use std::error::Error;
+use std::fs::{self, File};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nbd::client::{Connection, Operation, Target};
+use aquifer_mapping::{Listener, Reply, Request, Userfault, socket_of};
+use aquifer_page::{Bytes, PAGE_SIZE};
+use rustix::event::{PollFd, PollFlags, poll};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<_> = env::args().skip(1).collect();
+    let [file, size, address] = &args[..] else {
+        return Err("usage: bare_engine FILE SIZE HOST:PORT|unix:PATH".into());
+    };
+    let (size, address): (Bytes, Address) = (size.parse()?, address.parse()?);
+    let target = Target { address, export: String::new(), tls: None };
+    let mut lender = Connection::connect(Arc::new(target), PATIENCE)?;
+    for page in 0..size.pages() {
+        let data = [page as u8 | 1; PAGE_SIZE];
+        lender.run(&mut [Operation::Write { offset: page * PAGE_SIZE as u64, from: &data }])?;
+    }
+    File::create(file)?.set_len(size.0)?;
+    let socket = socket_of(Path::new(file)).ok_or("that file cannot be a region")?;
+    fs::create_dir_all(socket.parent().ok_or("that file has no directory")?)?;
+    let listener = Listener::bind(&socket)?;
+    println!("serving");
+    let program = listener.accept()?;
+    let Some((Request::Attach(attach), Some(userfault))) = program.receive()? else {
+        return Err("a program that does not attach".into());
+    };
+    program.send(&Reply::Done, None)?;
+    serve(&userfault.into(), attach.address, &mut lender)
+}
+
+fn serve(userfault: &Userfault, start: u64, lender: &mut Connection) -> Result<(), Box<dyn Error>> {
+    let mut page = [0; PAGE_SIZE];
+    loop {
+        poll(&mut [PollFd::new(&userfault.as_fd(), PollFlags::IN)], None)?;
+        while let Some(fault) = userfault.next()? {
+            lender.run(&mut [Operation::Read { offset: fault.address - start, into: &mut page }])?;
+            userfault.fill(fault.address, &page, false)?;
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! How long it takes to touch pages of a region: `touches FILE fill|none read|write random|sequential COUNT`.
+//!
+//! `fill` first writes all pages, in order; what is touched then are pages of the first half, each once, which by then have left where the local
+//! cache is at most half of the region. Prints one line of JSON: times in microseconds.
+
+use std::env;
+use std::error::Error;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use aquifer_mapping::Region;
+use aquifer_page::PAGE_SIZE;
+
+const WORDS: usize = PAGE_SIZE / 8;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<_> = env::args().skip(1).collect();
+    let [file, fill, kind, order, count] = &args[..] else {
+        return Err("usage: touches FILE fill|none read|write random|sequential COUNT".into());
+    };
+    let region = Region::map(Path::new(file))?;
+    let words = region.words();
+    let pages = words.len() / WORDS;
+    if fill == "fill" {
+        (0..pages).for_each(|page| words[page * WORDS].store(page as u64 + 1, Ordering::Relaxed));
+    }
+    let mut touched: Vec<_> = (0..pages / 2).collect();
+    if order == "random" {
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        for last in (1..touched.len()).rev() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            touched.swap(last, (random % (last as u64 + 1)) as usize);
+        }
+    }
+    touched.truncate(count.parse()?);
+    let mut times = Vec::with_capacity(touched.len());
+    let started = Instant::now();
+    for page in &touched {
+        let word = &words[page * WORDS];
+        let began = Instant::now();
+        if kind == "write" {
+            word.store(*page as u64 + 1, Ordering::Relaxed);
+        } else if fill == "fill" {
+            assert_eq!(word.load(Ordering::Relaxed), *page as u64 + 1, "page {page}");
+        } else {
+            std::hint::black_box(word.load(Ordering::Relaxed));
+        }
+        times.push(began.elapsed());
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+    println!(
+        r#"{{"touches":{},"pages_per_s":{:.0},"p50_us":{:.2},"p99_us":{:.2},"p999_us":{:.2}}}"#,
+        times.len(),
+        times.len() as f64 / seconds,
+        at(0.5),
+        at(0.99),
+        at(0.999)
+    );
+    Ok(())
+}
