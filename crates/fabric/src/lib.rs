@@ -15,5 +15,6 @@ pub mod nvme;
 mod serving;
 pub mod sleep;
 pub mod tls;
+pub mod turn;
 
 pub use address::{Address, AddressError, NvmeUri, Uri};

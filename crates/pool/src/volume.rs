@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use crate::config::VolumeConfig;
 use crate::error::PoolError;
 use crate::extent::{Extent, Fault, Place};
-use crate::holder::{FileHolder, HolderError};
+use crate::holder::{FileHolder, HolderError, Piece};
 use crate::lease::Lease;
 use crate::mover;
 use crate::placement::Leases;
@@ -119,6 +119,37 @@ impl Volume {
             rest = later;
         }
         self.counters.written(data.len());
+        Ok(())
+    }
+
+    /// Writes runs, in ascending order, with those under way at once that go to one place: what takes a while is done once for many of
+    /// them. Allocates.
+    ///
+    /// # Errors
+    /// As `write`.
+    pub fn write_many(&self, worker: usize, runs: &[Piece<'_>]) -> Result<(), PoolError> {
+        let worker = worker % self.config.workers;
+        let mut parts = Vec::with_capacity(runs.len());
+        for (offset, data) in runs {
+            self.check(*offset, data.len() as u64)?;
+            let mut rest = *data;
+            for (index, bytes) in pieces(*offset, data.len() as u64) {
+                let (now, later) = rest.split_at((bytes.end - bytes.start) as usize);
+                rest = later;
+                parts.push((index, (bytes.start, now)));
+            }
+        }
+        for of_extent in parts.chunk_by(|one, other| one.0 == other.0) {
+            let index = of_extent[0].0;
+            let mut together: Vec<_> = of_extent.iter().map(|(_, piece)| *piece).collect();
+            if self.extents[index].write_many(worker, &mut together).is_err() {
+                // It has no place yet, or its lender is full or away: each says so, and what there is to do is done.
+                for (_, (at, data)) in of_extent {
+                    self.write_piece(worker, index, *at, data)?;
+                }
+            }
+        }
+        runs.iter().for_each(|(_, data)| self.counters.written(data.len()));
         Ok(())
     }
 

@@ -56,7 +56,14 @@ impl Model {
             0..4 => {
                 let seed = self.random.next();
                 part.iter_mut().enumerate().for_each(|(at, byte)| *byte = (seed >> (at % 5 * 8)) as u8);
-                volume.write(self.worker, base + start, part).unwrap();
+                // In one piece, or in several that are under way together.
+                let cut = (seed % (end - start)) as usize;
+                let (before, behind) = part.split_at(cut);
+                let runs = [(base + start, before), (base + start + cut as u64, behind)];
+                match seed % 3 {
+                    0 => volume.write_many(self.worker, &runs).unwrap(),
+                    _ => volume.write(self.worker, base + start, part).unwrap(),
+                }
             }
             4..6 => {
                 part.fill(0);

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Userfault};
 use aquifer_page::PAGE_SIZE;
 
@@ -142,6 +143,7 @@ impl Program {
                 return Ok(());
             }
             let runs = runs.iter().map(|run| Run { first: run.start, count: run.end - run.start }).collect();
+            going_to_sleep();
             let reply = self.orders.send(&Order::Unmap(runs), None).and_then(|()| self.orders.receive());
             match reply {
                 Ok(Some((Reply::Done, _))) => {}

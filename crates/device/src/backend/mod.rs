@@ -3,7 +3,6 @@
 pub(crate) mod exclusive;
 mod fuse_loop;
 mod nbd;
-mod turn;
 mod ublk;
 
 use std::fmt;

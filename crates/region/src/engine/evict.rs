@@ -2,13 +2,11 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::ops::Range;
 use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::is_zero;
-use aquifer_pool::PoolError;
 
 use super::{Cache, Engine, Scheme, bytes};
 use crate::counters::add;
@@ -260,22 +258,19 @@ impl Engine {
         let (full, empty): (Vec<_>, Vec<_>) = dirty.into_iter().partition(is_full);
         let mut written: Vec<_> = clean.into_iter().map(|page| (page, Some(true))).collect();
         let mut failed = None;
-        let mut note = |run: Range<u64>, result: Result<(), PoolError>, stored| {
-            let stored = result.map(|()| stored).map_err(|error| failed = Some(error.into())).ok();
-            written.extend(run.map(|page| (page, stored)));
-        };
-        for run in runs(full.iter().copied()) {
-            let sent = Instant::now();
-            let result = self.volume.write(worker, bytes(&run).start, self.file.frozen(&run));
-            if let Some(link) = &self.link {
-                link.carry((run.end - run.start) as usize, sent);
-            }
-            note(run, result, true);
+        let full_runs = runs(full.iter().copied());
+        let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, self.file.frozen(run))).collect();
+        let sent = Instant::now();
+        let stored = self.volume.write_many(worker, &data).map_err(|error| failed = Some(error.into()));
+        if let Some(link) = self.link.as_ref().filter(|_| !full.is_empty()) {
+            link.carry(full.len(), sent);
         }
+        written.extend(full.iter().map(|page| (*page, stored.is_ok().then_some(true))));
         for run in runs(empty.iter().copied()) {
             let bytes = bytes(&run);
-            let result = self.volume.discard(worker, bytes.start, bytes.end - bytes.start);
-            note(run, result, false);
+            let gone = self.volume.discard(worker, bytes.start, bytes.end - bytes.start);
+            let gone = gone.map_err(|error| failed = Some(error.into()));
+            written.extend(run.map(|page| (page, gone.is_ok().then_some(false))));
         }
         add(&self.counters.written_back, full.len());
         add(&self.counters.found_zero, empty.len());

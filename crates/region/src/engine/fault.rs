@@ -33,14 +33,16 @@ impl Engine {
     pub(super) fn serve_faults(&self, worker: usize) {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
+        self.turn.join();
         while !self.has_ended() {
+            self.turn.take();
             events.clear();
             // A signal interrupts it, which means nothing here.
             let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 // What is no program's is the end.
                 let Some(program) = self.program(event.data.u64()) else { continue };
-                while let Ok(Some(fault)) = program.userfault.next() {
+                if let Ok(Some(fault)) = program.userfault.next() {
                     self.serve(worker, &program, fault, &mut buffer);
                 }
             }

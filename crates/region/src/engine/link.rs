@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::sleep::going_to_sleep;
 use serde::{Deserialize, Serialize};
 
 use crate::lock;
@@ -42,6 +43,7 @@ impl Link {
         } else {
             sent + latency
         };
+        going_to_sleep();
         let left = due.saturating_duration_since(Instant::now());
         if left > LOOK_OUT {
             thread::sleep(left - LOOK_OUT);

@@ -32,6 +32,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::sleep::going_to_sleep;
+use aquifer_fabric::turn::Turn;
 use aquifer_mapping::{Attach, Connection, Run, Userfault};
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
 use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
@@ -142,6 +144,8 @@ pub struct Engine {
     /// The programs' userfaultfds, and what says that it is the end.
     faults: OwnedFd,
     end: OwnedFd,
+    /// To wait for faults: one that a lender answers at once is served without waking another thread.
+    turn: Arc<Turn>,
     /// Faults that could not be served, by program and page.
     stalled: Mutex<HashMap<(u64, u64), Stalled>>,
     stall: Condvar,
@@ -204,6 +208,7 @@ impl Engine {
             next_program: AtomicU64::new(0),
             faults,
             end,
+            turn: Arc::default(),
             stalled: Mutex::default(),
             stall: Condvar::new(),
             trouble: AtomicBool::new(false),
@@ -241,6 +246,7 @@ impl Engine {
         self.ended.store(true, Ordering::Relaxed);
         // Each under the lock under which it is looked whether to sleep. Where the first fails, there was an end before.
         let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
+        self.turn.end();
         let cache = lock(&self.cache);
         self.short.notify_all();
         drop(cache);
@@ -416,6 +422,7 @@ impl Engine {
 
     /// Waits until something has changed, but not for long.
     fn wait_for_change(&self, cache: MutexGuard<'_, Cache>) {
+        going_to_sleep();
         let timeout = Duration::from_millis(2);
         drop(self.settled.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
     }

@@ -17,6 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use aquifer_fabric::turn::Turn;
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -24,7 +25,6 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use self::ballast::{Arrivals, Watch};
 use self::loop_device::LoopDevice;
 use self::server::{Server, WARM_UP_NAME};
-use super::turn::Turn;
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 

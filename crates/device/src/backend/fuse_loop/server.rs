@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use aquifer_fabric::turn::Turn;
 use aquifer_page::PAGE_SIZE;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -15,7 +16,6 @@ use fuser::{
 use super::ballast::Arrivals;
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
-use crate::backend::turn::Turn;
 use crate::safety::touch_stack;
 
 /// The file by which each worker is made ready; see [`Server::warm_up`].

@@ -4,12 +4,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
+use aquifer_fabric::turn::Turn;
 use aquifer_page::PAGE_SIZE;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::Disk;
 use crate::backend::MAX_REQUEST;
-use crate::backend::turn::Turn;
 use crate::safety::touch_stack;
 
 const REPLY: usize = size_of::<SimpleReply>();

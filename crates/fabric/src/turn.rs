@@ -1,20 +1,22 @@
+//! Turns at waiting, for the threads that serve one queue.
+
 use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use aquifer_fabric::sleep;
+use crate::sleep;
 
 thread_local! {
     static MINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The turn to wait for the kernel's next request, which one worker has at a time.
+/// The turn to wait for the next request, which one worker has at a time.
 ///
 /// A worker keeps it while it carries out a request, and takes the next one itself, as long as it need not sleep over it.
 /// So with a lender that answers within the look-out of `fabric` one worker does everything, without waking another for
 /// each request, over one connection whose other end is looking out too. A worker that is going to sleep passes the turn
 /// on, and as many requests are under way as there are workers.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub struct Turn {
     state: Mutex<State>,
     free: Condvar,
 }
@@ -29,13 +31,13 @@ struct State {
 
 impl Turn {
     /// Makes this thread one of the workers: it passes its turn on before it sleeps.
-    pub(super) fn join(self: &Arc<Self>) {
+    pub fn join(self: &Arc<Self>) {
         let turn = self.clone();
         sleep::before_sleep(move || turn.pass_on());
     }
 
     /// Waits until it is this worker's turn; at once where it still is.
-    pub(super) fn take(&self) {
+    pub fn take(&self) {
         if MINE.get() {
             return;
         }
@@ -50,7 +52,7 @@ impl Turn {
     }
 
     /// Gives the turn to another worker, where it is this one's.
-    pub(super) fn pass_on(&self) {
+    pub fn pass_on(&self) {
         if MINE.replace(false) {
             let mut state = self.state();
             state.taken = false;
@@ -61,7 +63,7 @@ impl Turn {
     }
 
     /// Ends all waiting, now and from now on: there is nothing more to wait for.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         self.state().over = true;
         self.free.notify_all();
     }
