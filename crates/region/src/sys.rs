@@ -57,3 +57,21 @@ pub(crate) fn scan(
         unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut argument)) };
     if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
 }
+
+/// Tells the scheduler that this thread runs for a moment at a time, so that it need not wait for who runs for longer (Linux 6.12; before,
+/// nothing changes).
+pub(crate) fn be_short() {
+    const SLICE: u64 = 100_000;
+    let attributes = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: libc::SCHED_OTHER as u32,
+        sched_flags: 0,
+        sched_nice: rustix::process::getpriority_process(None).unwrap_or(0),
+        sched_priority: 0,
+        sched_runtime: SLICE,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: the structure is one that the kernel only reads, and says how long it is. Where it is refused, all is as it was.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}

@@ -18,7 +18,11 @@ use crate::table::{Page, Place};
 /// How long it is waited before pages that could not leave are tried again.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Pages that are unmapped, written and taken out together: enough that what a call costs does not matter.
+/// Pages that are unmapped, written and taken out together at least: enough that what a call costs matters little, and few enough that a fault
+/// that comes meanwhile need not wait for a processor for long.
+const FEW: usize = 16;
+
+/// The same at most, where pages are needed faster.
 pub(super) const BATCH: usize = 64;
 
 impl Cache {
@@ -38,7 +42,7 @@ impl Cache {
     pub(super) fn evicted_at_once(&self) -> usize {
         match self.scheme {
             Scheme::OnDemand => 1,
-            Scheme::PreEvict => BATCH / 4,
+            Scheme::PreEvict => FEW,
         }
     }
 
@@ -51,7 +55,7 @@ impl Cache {
 impl Engine {
     /// Has pages leave before they must, if there are few free frames and nobody sees to it yet.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
-        if !cache.making_room && cache.free() < cache.reserve() / 2 {
+        if !cache.making_room && cache.free() + (FEW as u64) < cache.reserve() {
             cache.making_room = true;
             self.short.notify_one();
         }
@@ -62,12 +66,16 @@ impl Engine {
         while !self.has_ended() {
             let mut cache = lock(&self.cache);
             cache.making_room = false;
-            let enough = |cache: &mut Cache| cache.free() >= cache.reserve() && !self.has_ended();
-            self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner).making_room = true;
+            let enough =
+                |cache: &mut Cache| cache.free() + FEW as u64 >= cache.reserve() && !self.has_ended();
+            let mut cache = self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner);
+            cache.making_room = true;
+            let count = (cache.reserve().saturating_sub(cache.free()) as usize).clamp(FEW, BATCH);
+            drop(cache);
             if self.has_ended() {
                 return;
             }
-            if let Err(error) = self.evict(self.workers, BATCH) {
+            if let Err(error) = self.evict(self.workers, count) {
                 self.is_in_trouble(&error);
                 thread::sleep(PAUSE);
             }
@@ -96,7 +104,7 @@ impl Engine {
         if cache.cooling.len() >= cache.cooled() + count {
             return Ok(());
         }
-        let most = BATCH.min((cache.limit / 8) as usize).max(count);
+        let most = count.max(FEW.min((cache.limit / 8) as usize));
         let mut victims = Vec::with_capacity(most);
         while victims.len() < most {
             let Some(page) = cache.policy.victim() else { break };

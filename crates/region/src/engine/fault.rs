@@ -15,6 +15,7 @@ use crate::counters::add;
 use crate::error::RegionError;
 use crate::lock;
 use crate::program::Program;
+use crate::sys;
 use crate::table::{Page, Place};
 
 /// How often faults that could not be served are tried again.
@@ -34,6 +35,7 @@ impl Engine {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
         self.turn.join();
+        sys::be_short();
         while !self.has_ended() {
             self.turn.take();
             events.clear();
