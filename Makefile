@@ -37,6 +37,8 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/store
 	lab/idle
 	lab/recall
+	lab/floor
+	lab/floor --tcp
 
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked

@@ -1,16 +1,16 @@
 //! How long it takes to touch pages of a region: `touches FILE fill|none read|write random|sequential COUNT`.
 //!
 //! `fill` first writes all pages, in order; what is touched then are pages of the first half, each once, which by then have left where the local
-//! cache is at most half of the region. Prints one line of JSON: times in microseconds.
+//! cache is at most half of the region. In place of a file, a size as `256M` has it touch memory of its own, of which there may be less. Prints one line of JSON: times in microseconds.
 
 use std::env;
 use std::error::Error;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use aquifer_mapping::Region;
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{Bytes, PAGE_SIZE};
 
 const WORDS: usize = PAGE_SIZE / 8;
 
@@ -19,8 +19,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [file, fill, kind, order, count] = &args[..] else {
         return Err("usage: touches FILE fill|none read|write random|sequential COUNT".into());
     };
-    let region = Region::map(Path::new(file))?;
-    let words = region.words();
+    let region: Region;
+    let own: Vec<AtomicU64>;
+    let words = match file.parse::<Bytes>() {
+        Ok(size) => {
+            own = (0..size.pages() * WORDS as u64).map(AtomicU64::new).collect();
+            &own
+        }
+        Err(_) => {
+            region = Region::map(Path::new(file))?;
+            region.words()
+        }
+    };
     let pages = words.len() / WORDS;
     if fill == "fill" {
         (0..pages).for_each(|page| words[page * WORDS].store(page as u64 + 1, Ordering::Relaxed));

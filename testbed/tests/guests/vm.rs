@@ -74,9 +74,15 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
 
     step("stopping");
     guest.spawn("poweroff -f")?;
+    wait_until("QEMU has ended", PATIENCE, || {
+        Ok(host.done(&["vm", "show", "one"]).map_or(true, |status| status["state"] != "running"))
+    })?;
+    step("it is off");
     wait_until("nothing is left of it", PATIENCE, || {
         Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty) && !host.has_mounts()?)
-    })
+    })?;
+    step("nothing is left of it");
+    Ok(())
 }
 
 /// A lender on this machine, and a directory for VMs; both are gone at the end.

@@ -1,12 +1,11 @@
 //! Starting VMs, asking about them and stopping them. All calls block.
 
-use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_region::process::{RegionSpec, client as regions};
+use aquifer_region::process::{RegionSpec, client as regions, first_word};
 use serde_json::json;
 
 use super::files::Files;
@@ -53,13 +52,10 @@ fn keeper(program: &Path, files: &Files) -> Result<(), GuestError> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(fail())?;
-    let output = keeper.stdout.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()))?;
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line).map_err(fail())?;
-    let error = match serde_json::from_str(&line) {
-        Ok(Response::Started) => return Ok(()),
-        Ok(Response::Failed { error }) => error,
-        Err(_) => "its keeper ended before it ran".to_owned(),
+    let error = match first_word::heard(&mut keeper).map_err(fail())? {
+        Some(Response::Started) => return Ok(()),
+        Some(Response::Failed { error }) => error,
+        None => "its keeper ended before it ran".to_owned(),
     };
     let _ = keeper.wait();
     Err(GuestError::Keeper(error))

@@ -1,5 +1,5 @@
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::RegionName;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
+use aquifer_region::process::first_word::{self, say};
 
 use super::files::Files;
 use super::message::{Record, Response};
@@ -37,15 +38,6 @@ pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
     }
 }
 
-fn say(response: &Response) {
-    let mut out = io::stdout().lock();
-    // The starter may be gone.
-    let _ = serde_json::to_writer(&mut out, response)
-        .map_err(io::Error::from)
-        .and_then(|()| out.write_all(b"\n"));
-    let _ = out.flush();
-}
-
 fn keep(files: &Files) -> Result<(), GuestError> {
     let fail = || GuestError::io("cannot start QEMU");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
@@ -60,8 +52,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     let record = Record { pid: Some(qemu.id()), ..record };
     files.write(&record)?;
     say(&Response::Started);
-    // Whoever waits for the line finds the end there.
-    rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
+    first_word::is_said().map_err(fail())?;
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
     tracing::info!("QEMU has ended: {end}");
     clean_up(files, &record, end)

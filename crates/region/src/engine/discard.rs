@@ -5,7 +5,6 @@ use aquifer_mapping::Run;
 use super::{Engine, bytes};
 use crate::counters::add;
 use crate::error::RegionError;
-use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
 
@@ -70,11 +69,10 @@ impl Engine {
 
     fn take_out(&self, framed: &[u64], stored: &[u64], reachable: &mut bool) -> Result<(), RegionError> {
         let (gone, stuck) = self.punch(framed);
-        for run in runs(stored.iter().copied()) {
-            if !*reachable {
-                break;
-            }
-            let bytes = bytes(&run);
+        if let ([first, ..], [.., last], true) = (stored, stored, *reachable) {
+            // All at once, with what lies between: those pages are to be discarded as well, and were nowhere, or if they have been written to
+            // meanwhile may be discarded before or after that.
+            let bytes = bytes(&(*first..last + 1));
             let discarded = self.volume.discard(self.control_worker(), bytes.start, bytes.end - bytes.start);
             // The lender keeps what nobody will ask for until it is written to or the lease ends. Its patience is waited for once.
             if let Err(error) = discarded {

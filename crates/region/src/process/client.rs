@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::Bytes;
 
 use super::files::{Files, RegionSpec};
+use super::first_word;
 use super::message::{Request, Response, Status};
 use super::run::SUBCOMMAND;
 use super::tmpfs;
@@ -56,12 +57,9 @@ fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    let output = keeper.stdout.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()))?;
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line).map_err(fail())?;
-    match serde_json::from_str(&line) {
-        Ok(Response::Status(status)) => Ok(*status),
-        Ok(Response::Failed { error }) => {
+    match first_word::heard(&mut keeper).map_err(fail())? {
+        Some(Response::Status(status)) => Ok(*status),
+        Some(Response::Failed { error }) => {
             let _ = keeper.wait();
             Err(RegionError::Refused(error))
         }

@@ -14,6 +14,7 @@
 pub mod client;
 mod control;
 mod files;
+pub mod first_word;
 mod message;
 mod run;
 mod tmpfs;

@@ -1,5 +1,5 @@
 use std::fs::{File, TryLockError};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -14,6 +14,7 @@ use aquifer_pool::VolumeConfig;
 
 use super::control::{Control, Serving};
 use super::files::{Files, RegionSpec};
+use super::first_word::{self, say};
 use super::message::Response;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::RegionError;
@@ -40,15 +41,6 @@ pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
     }
 }
 
-fn say(response: &Response) {
-    let mut out = io::stdout().lock();
-    // The starter may be gone.
-    let _ = serde_json::to_writer(&mut out, response)
-        .map_err(io::Error::from)
-        .and_then(|()| out.write_all(b"\n"));
-    let _ = out.flush();
-}
-
 /// Starts an engine, and another when that dies, until one ends in order.
 fn keep(files: &Files) -> Result<(), RegionError> {
     let fail = || RegionError::io("cannot keep an engine running");
@@ -70,7 +62,7 @@ fn keep(files: &Files) -> Result<(), RegionError> {
         let mut child = command.spawn().map_err(fail())?;
         if first {
             // Whoever waits for the first engine's first line finds the end of it there.
-            rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
+            first_word::is_said().map_err(fail())?;
         }
         let end = child.wait().map_err(fail())?;
         let is_gone = !files.record().exists();
@@ -114,7 +106,7 @@ fn engine(files: &Files) -> Result<(), RegionError> {
         .map_err(fail())?;
     tracing::info!(region = %files.name(), "serving");
     say(&Response::Status(Box::new(serving.status())));
-    rustix::stdio::dup2_stdout(io::stderr()).map_err(io::Error::from).map_err(fail())?;
+    first_word::is_said().map_err(fail())?;
     control.serve_until_removed();
     engine.end();
     threads.into_iter().for_each(|thread| _ = thread.join());
