@@ -1,7 +1,7 @@
 //! Linux hosts for tests: QEMU guests with Debian's stock kernels, joined by a virtual switch that leads nowhere else.
 //!
 //! ```no_run
-//! use aquifer_testbed::{Kernel, Spec, Testbed};
+//! use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let hosts = Testbed::start([Spec::new("a").kernel(Kernel::V6_1), Spec::new("b").module("nbd")])?;

@@ -78,11 +78,7 @@ impl VmSpec {
             return Err(GuestError::Misuse(why));
         }
         for argument in &self.extra {
-            let is = |what: &str| match what.strip_prefix('-') {
-                Some(option) => argument.trim_start_matches('-') == option && argument.starts_with('-'),
-                None => argument.contains(what),
-            };
-            if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(what)) {
+            if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(argument, what)) {
                 return Err(GuestError::Misuse(format!("QEMU cannot be given '{argument}': {why}")));
             }
         }
@@ -144,6 +140,18 @@ impl VmSpec {
     }
 }
 
+/// Whether an argument is this option, or has this among its values.
+fn is(argument: &str, what: &str) -> bool {
+    match (what.strip_prefix('-'), argument.strip_prefix('-')) {
+        (Some(option), Some(given)) => given.trim_start_matches('-') == option,
+        (Some(_), None) => false,
+        (None, _) => argument.split(',').any(|value| {
+            let value = ["type=", "driver="].iter().find_map(|key| value.strip_prefix(key)).unwrap_or(value);
+            value.starts_with(what)
+        }),
+    }
+}
+
 /// An argument with paths in it, as QEMU reads it: a comma in a path is written twice.
 fn with(argument: String, paths: &[(&str, &Path)]) -> OsString {
     let mut argument = argument.into_bytes();
@@ -191,6 +199,8 @@ mod tests {
             assert!(refused.contains("QEMU cannot be given"), "{refused}");
         }
         spec(&["-monitor", "stdio", "-nic", "user,model=virtio"]).check().unwrap();
+        spec(&["-drive", "file=/disks/vfio.img"]).check().unwrap();
+        assert!(spec(&["-netdev", "type=vhost-user,id=net"]).check().is_err());
         let odd = VmSpec { memory: Bytes(4096), ..spec(&[]) };
         assert!(odd.check().unwrap_err().to_string().contains("whole MiB"));
     }

@@ -1,7 +1,8 @@
-//! How long it takes to touch pages of a region: `touches FILE fill|none read|write random|sequential COUNT`.
+//! How long it takes to touch pages of a region: `touches FILE fill|none read|write ORDER COUNT`.
 //!
-//! `fill` first writes all pages, in order; what is touched then are pages of the first half, each once, which by then have left where the local
-//! cache is at most half of the region. In place of a file, a size as `256M` has it touch memory of its own, of which there may be less. Prints one line of JSON: times in microseconds.
+//! `fill` first writes all pages, in order. With the orders `random` and `sequential` what is touched then are pages of the first half, each once, which
+//! by then have left where the local cache is at most half of the region; with `uniform` any pages, with `hot` nine times of ten those of an
+//! eighth, which lie anywhere. In place of a file, a size as `256M` has it touch memory of its own, of which there may be less. Prints one line of JSON: times in microseconds.
 
 use std::env;
 use std::error::Error;
@@ -35,17 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if fill == "fill" {
         (0..pages).for_each(|page| words[page * WORDS].store(page as u64 + 1, Ordering::Relaxed));
     }
-    let mut touched: Vec<_> = (0..pages / 2).collect();
-    if order == "random" {
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        for last in (1..touched.len()).rev() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            touched.swap(last, (random % (last as u64 + 1)) as usize);
-        }
-    }
-    touched.truncate(count.parse()?);
+    let touched = touched(order, pages, count.parse()?);
     let mut times = Vec::with_capacity(touched.len());
     let started = Instant::now();
     for page in &touched {
@@ -72,4 +63,31 @@ fn main() -> Result<(), Box<dyn Error>> {
         at(0.999)
     );
     Ok(())
+}
+
+/// Which pages are touched, in this order.
+fn touched(order: &str, pages: usize, count: usize) -> Vec<usize> {
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |end: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 16) as usize % end
+    };
+    // A page of the hot eighth is one of eight, whichever.
+    let hot = |number: usize| number * 8 + number.wrapping_mul(0x9e37_79b9) / 64 % 8;
+    let mut half: Vec<_> = (0..pages / 2).collect();
+    match order {
+        "uniform" => (0..count).map(|_| below(pages)).collect(),
+        "hot" => {
+            (0..count).map(|_| if below(10) < 9 { hot(below(pages / 8)) } else { below(pages) }).collect()
+        }
+        _ => {
+            for last in (1..half.len()).rev().filter(|_| order == "random") {
+                half.swap(last, below(last + 1));
+            }
+            half.truncate(count);
+            half
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::lock;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Pages and faults since the engine started.
+        /// Pages, faults and times since the engine started.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
@@ -52,6 +52,12 @@ counts! {
     found_zero,
     /// Pages that were fetched before they were touched.
     prefetched,
+    /// Microseconds that remote faults took, all together.
+    remote_us,
+    /// Of these, how many the link took, the lender's part among them.
+    link_us,
+    /// Of these, how many they waited for a frame: for pages that had to leave first (Disaggregation's non-overlapped eviction).
+    room_us,
     /// Pages that programs discarded.
     discarded,
 }
@@ -92,12 +98,17 @@ impl Times {
 impl Counters {
     pub(crate) fn fetched(&self, time: Duration) {
         self.remote_faults.fetch_add(1, Ordering::Relaxed);
+        took(&self.remote_us, time);
         lock(&self.fetches).record(time);
     }
 
     pub(crate) fn times(&self) -> Times {
         lock(&self.fetches).clone()
     }
+}
+
+pub(crate) fn took(counter: &AtomicU64, time: Duration) {
+    counter.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 pub(crate) fn add(counter: &AtomicU64, number: usize) {

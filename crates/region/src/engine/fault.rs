@@ -11,7 +11,7 @@ use aquifer_pool::PoolError;
 use rustix::event::epoll;
 
 use super::{Engine, Stalled};
-use crate::counters::add;
+use crate::counters::{add, took};
 use crate::error::RegionError;
 use crate::lock;
 use crate::program::Program;
@@ -122,7 +122,9 @@ impl Engine {
                 Place::Zero | Place::Remote => {
                     let count = cache.evicted_at_once();
                     drop(cache);
+                    let began = Instant::now();
                     self.evict(worker, count)?;
+                    took(&self.counters.room_us, began.elapsed());
                 }
             }
         }
@@ -198,7 +200,9 @@ impl Engine {
 
     fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
         self.fetching.fetch_add(1, Ordering::Relaxed);
+        let began = Instant::now();
         let fetched = self.read(worker, page, buffer);
+        took(&self.counters.link_us, began.elapsed());
         self.fetching.fetch_sub(1, Ordering::Relaxed);
         fetched?;
         self.is_out_of_trouble();

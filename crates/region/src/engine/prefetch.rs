@@ -8,7 +8,7 @@ use crate::counters::add;
 use crate::file::runs;
 use crate::lock;
 use crate::prefetch::{Guess, MOST};
-use crate::table::Place;
+use crate::table::{Page, Place};
 
 /// A buffer that a run of pages fits.
 pub(super) fn buffer() -> Vec<u8> {
@@ -20,6 +20,8 @@ impl Engine {
     pub(super) fn prefetch(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) {
         let guess = touch.program.guess(touch.fault.thread, touch.page);
         let Some(guess) = guess else { return };
+        // Nobody waits for this: whoever touches something meanwhile is to be served.
+        self.turn.pass_on();
         let pages = self.take_remote(worker, touch.page, guess);
         for run in runs(pages) {
             let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
@@ -29,10 +31,10 @@ impl Engine {
                 // Clean, as a write is noticed.
                 let filled = fetched.is_ok() && touch.program.fill_clean(page, data);
                 if filled {
-                    self.settle(page, crate::table::Page { wanted: false, ..is.at(Place::Resident) }, false);
+                    self.settle(page, Page { wanted: false, ..is.at(Place::Resident) }, false);
                     add(&self.counters.prefetched, 1);
                 } else {
-                    self.unsettle(page, crate::table::Page { wanted: false, ..is });
+                    self.unsettle(page, Page { wanted: false, ..is });
                 }
             }
         }
