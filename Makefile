@@ -39,6 +39,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/recall
 	lab/floor
 	lab/floor --tcp
+	lab/policies
 
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked
