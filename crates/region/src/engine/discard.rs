@@ -1,5 +1,7 @@
 //! Programs that need pages no more.
 
+use std::ops::Range;
+
 use aquifer_mapping::Run;
 
 use super::{Engine, bytes};
@@ -34,27 +36,23 @@ impl Engine {
         let mut next = first;
         while next < end {
             let mut cache = lock(&self.cache);
-            let (mut framed, mut stored) = (Vec::new(), Vec::new());
+            let (mut framed, mut stored, mut discarded) = (Vec::new(), false, 0);
             let from = next;
             while next < end {
                 let is = self.table.get(next);
-                match is.place {
-                    Place::Filling | Place::Leaving => break,
-                    Place::Zero => {}
-                    _ => {
-                        if is.has_frame() {
-                            framed.push(next);
-                            cache.policy.went(next);
-                        }
-                        if is.stored {
-                            stored.push(next);
-                        }
-                        // An engine that comes after this one finds nothing, or the page as it was: nothing in between.
-                        let leaving =
-                            Page { stored: false, dirty: true, wanted: false, place: Place::Leaving };
-                        self.table.set(next, leaving);
-                    }
+                if matches!(is.place, Place::Filling | Place::Leaving) {
+                    break;
                 }
+                if is.has_frame() {
+                    framed.push(next);
+                    cache.policy.went(next);
+                }
+                stored |= is.stored;
+                discarded += usize::from(is.place != Place::Zero);
+                // Nobody touches a page before this is done, also where it is nowhere: the volume is asked for all of them at once. An engine that
+                // comes after this one finds nothing, or the page as it was: nothing in between.
+                self.table
+                    .set(next, Page { stored: false, dirty: true, wanted: false, place: Place::Leaving });
                 next += 1;
             }
             if next == from {
@@ -62,34 +60,33 @@ impl Engine {
                 continue;
             }
             drop(cache);
-            self.take_out(&framed, &stored, reachable)?;
+            add(&self.counters.discarded, discarded);
+            self.take_out(from..next, &framed, stored && *reachable, reachable)?;
         }
         Ok(())
     }
 
-    fn take_out(&self, framed: &[u64], stored: &[u64], reachable: &mut bool) -> Result<(), RegionError> {
+    /// Takes pages, all of which are leaving, out of the file where they are in it, and out of the volume.
+    fn take_out(
+        &self,
+        pages: Range<u64>,
+        framed: &[u64],
+        stored: bool,
+        reachable: &mut bool,
+    ) -> Result<(), RegionError> {
         let (gone, stuck) = self.punch(framed);
-        if let ([first, ..], [.., last], true) = (stored, stored, *reachable) {
-            // All at once, with what lies between: those pages are to be discarded as well, and were nowhere, or if they have been written to
-            // meanwhile may be discarded before or after that.
-            let bytes = bytes(&(*first..last + 1));
-            let discarded = self.volume.discard(self.control_worker(), bytes.start, bytes.end - bytes.start);
+        if stored {
+            let Range { start, end } = bytes(&pages);
             // The lender keeps what nobody will ask for until it is written to or the lease ends. Its patience is waited for once.
-            if let Err(error) = discarded {
+            if let Err(error) = self.volume.discard(self.control_worker(), start, end - start) {
                 tracing::warn!("cannot give back discarded pages: {error}");
                 *reachable = false;
             }
         }
-        let mut all: Vec<_> = gone.iter().chain(stored).copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        let failed = stuck.map(|(pages, error)| {
-            all.retain(|page| pages.binary_search(page).is_err());
-            self.stay(pages);
-            error
-        });
-        add(&self.counters.discarded, all.len());
-        self.have_left(&all, gone.len());
-        failed.map_or(Ok(()), Err)
+        let (stuck, failed) = stuck.map_or((&[][..], Ok(())), |(pages, error)| (pages, Err(error)));
+        self.stay(stuck);
+        let left: Vec<_> = pages.filter(|page| stuck.binary_search(page).is_err()).collect();
+        self.have_left(&left, gone.len());
+        failed
     }
 }

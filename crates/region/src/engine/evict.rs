@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -269,19 +270,20 @@ impl Engine {
         let full_runs = runs(full.iter().copied());
         let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, self.file.frozen(run))).collect();
         let sent = Instant::now();
-        let stored = self.volume.write_many(worker, &data).map_err(|error| failed = Some(error.into()));
+        let stored =
+            self.volume.write_many(worker, &data).map_err(|error| failed = Some(error.into())).is_ok();
         if let Some(link) = self.link.as_ref().filter(|_| !full.is_empty()) {
             link.carry(full.len(), sent);
         }
-        written.extend(full.iter().map(|page| (*page, stored.is_ok().then_some(true))));
+        add(&self.counters.written_back, if stored { full.len() } else { 0 });
+        written.extend(full.iter().map(|page| (*page, stored.then_some(true))));
         for run in runs(empty.iter().copied()) {
-            let bytes = bytes(&run);
-            let gone = self.volume.discard(worker, bytes.start, bytes.end - bytes.start);
-            let gone = gone.map_err(|error| failed = Some(error.into()));
-            written.extend(run.map(|page| (page, gone.is_ok().then_some(false))));
+            let Range { start, end } = bytes(&run);
+            let gone = self.volume.discard(worker, start, end - start);
+            let gone = gone.map_err(|error| failed = Some(error.into())).is_ok();
+            add(&self.counters.found_zero, if gone { (run.end - run.start) as usize } else { 0 });
+            written.extend(run.map(|page| (page, gone.then_some(false))));
         }
-        add(&self.counters.written_back, full.len());
-        add(&self.counters.found_zero, empty.len());
         written.sort_unstable();
         (written, failed)
     }

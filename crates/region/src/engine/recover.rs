@@ -47,7 +47,7 @@ impl Engine {
         let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
         let lost = (0..self.table.pages())
             .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
-            .find(|page| self.table.get(*page).stored);
+            .find(|page| self.table.get(*page).place == Place::Remote);
         if let Some(page) = lost {
             let why = format!("page {page} was with the engine before this one, and with no lender");
             return Err(io::Error::other(why));
@@ -68,5 +68,73 @@ impl Engine {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::FileExt as _;
+
+    use aquifer_page::{Bytes, VolumeId};
+    use aquifer_pool::VolumeConfig;
+
+    use super::*;
+    use crate::engine::EngineConfig;
+    use crate::error::RegionError;
+    use crate::table::Table;
+
+    /// The engine that follows one which died when page 0 was `was`, and perhaps in the file, without a lender.
+    fn after(was: Page, in_file: bool) -> Result<Engine, RegionError> {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let paths = ["region", "table", "places"].map(|name| directory.path().join(name));
+        let open = |at: usize, size: u64| {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).truncate(false).open(&paths[at]).unwrap();
+            file.set_len(size).unwrap();
+            (paths[at].as_path(), file)
+        };
+        let files = [open(0, 4 * PAGE_SIZE as u64), open(1, 4), open(2, 0)];
+        if in_file {
+            files[0].1.write_all_at(b"here", 0).unwrap();
+        }
+        Table::new(&files[1].1, 4).unwrap().set(0, was);
+        let config = EngineConfig {
+            cache: Bytes::mib(1),
+            policy: Default::default(),
+            scheme: Default::default(),
+            prefetch: Default::default(),
+            link: None,
+            give_up: None,
+            workers: 1,
+        };
+        let volume = VolumeConfig {
+            id: VolumeId::random(),
+            capacity: Bytes(4 * PAGE_SIZE as u64),
+            workers: 0,
+            patience: VolumeConfig::DEFAULT_PATIENCE,
+            tls: None,
+            spill: None,
+            ledger: None,
+        };
+        Engine::open(&config, volume, &[], files, directory.path().join("mapped"))
+    }
+
+    #[test]
+    fn a_page_that_was_leaving_when_its_extent_was_given_back_is_still_there() {
+        let leaving = Page { place: Place::Leaving, stored: true, dirty: true, wanted: true };
+        let engine = after(leaving, true).unwrap();
+        let is = engine.table.get(0);
+        assert_eq!((is.place, is.dirty, is.wanted), (Place::Resident, true, false));
+        assert_eq!(&engine.file.frozen(&(0..1))[..4], b"here");
+    }
+
+    #[test]
+    fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
+        let remote = Page { place: Place::Remote, stored: true, dirty: false, wanted: false };
+        let refused = after(remote, false).unwrap_err().to_string();
+        assert!(refused.contains("with no lender"), "{refused}");
     }
 }
