@@ -74,6 +74,34 @@ for line in sys.stdin:
     print(order, wrong, flush=True)
 "#;
 
+/// Allocates, checks and frees, without knowing of regions: `fill`, `check`, `free` (of all but every other block), `child`, `fork`.
+const HEAP_PROGRAM: &str = r#"
+import hashlib, os, subprocess, sys, threading
+def content(number):
+    return hashlib.sha256(b"%d" % number).digest() * (number % 600)
+blocks = []
+print("ready", flush=True)
+for line in sys.stdin:
+    order, wrong = line.strip(), 0
+    if order == "fill":
+        threads = [threading.Thread(target=lambda: blocks.extend([(number, content(number)) for number in range(500)])) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    elif order == "check":
+        wrong = sum(block != content(number) for number, block in blocks)
+    elif order == "free":
+        blocks = blocks[::2]
+    elif order == "child":
+        child = subprocess.run(["/usr/bin/python3", "-c", "print(len([0] * 3000000))"], stdout=subprocess.PIPE)
+        wrong = int(child.stdout != b"3000000\n")
+    elif order == "fork":
+        try:
+            wrong = os.fork() + 1
+        except OSError:
+            pass
+    print(order, wrong, flush=True)
+"#;
+
 /// A lender, and a directory in which regions are made; all of them are gone at the end.
 struct Setting {
     dir: tempfile::TempDir,
@@ -125,9 +153,15 @@ impl Setting {
     }
 
     fn start(&self, region: &Path) -> Program {
+        let disk = self.dir.path().join("disk");
+        let words = ["--", "python3", "-c", PROGRAM, region.to_str().unwrap(), disk.to_str().unwrap()];
+        self.exec(&words)
+    }
+
+    fn exec(&self, words: &[&str]) -> Program {
         let mut child = aquifer(self.dir.path())
-            .args(["region", "exec", "--", "python3", "-c", PROGRAM])
-            .args([region, &self.dir.path().join("disk")])
+            .args(["region", "exec"])
+            .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -418,4 +452,29 @@ fn the_demo_finds_every_value_and_leaves_nothing() {
     assert!(fs::read(&picture).unwrap().starts_with(b"\x89PNG"));
     fs::remove_file(&picture).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_program_allocates_can_be_in_a_region() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    setting.create("heap", &[]);
+    setting.done(&["region", "resize-cache", "heap", "4M"]);
+    let words = ["--heap", "heap", "--", "/usr/bin/python3", "-c", HEAP_PROGRAM];
+    for _ in 0..2 {
+        let mut program = setting.exec(&words);
+        ["fill", "check"].iter().for_each(|order| program.does(order));
+        let status = setting.show("heap");
+        assert!(status["usage"]["remote"].as_u64().unwrap() > 8 << 20, "{status}");
+
+        kill(&status["pid"]);
+        ["check", "free", "check", "child", "fork", "check"].iter().for_each(|order| program.does(order));
+
+        let second = setting.aquifer(&["region", "exec", "--heap", "heap", "--", "true"]);
+        assert!(stderr(&second).contains("in use: python3"), "{}", stderr(&second));
+        drop(program);
+        eventually("nobody maps it", || setting.show("heap")["programs"].as_array().unwrap().is_empty());
+    }
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::ops::Range;
 
-use crate::{regions, sys};
+use crate::{heap, regions, sys};
 
 fn result(done: io::Result<()>) -> c_int {
     match done {
@@ -42,6 +42,9 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
+    if let Some(taken) = heap::map(length, protection, flags) {
+        return pointer(taken);
+    }
     let at = address.expose_provenance();
     // Only these have the kernel read a file later.
     let file = if flags & libc::MAP_ANONYMOUS == 0 { regions::region(fd) } else { None };
@@ -53,6 +56,10 @@ pub unsafe extern "C" fn mmap(
     };
     let replaces =
         flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+    if replaces && heap::part_of(&range(address, length)).is_some() {
+        regions::tell("nothing can be mapped in the place of a heap in a region");
+        return pointer(Err(io::Error::from_raw_os_error(libc::EINVAL)));
+    }
     pointer(if replaces { regions::release(&range(address, length), map) } else { map() })
 }
 
@@ -75,9 +82,15 @@ pub unsafe extern "C" fn mmap64(
 /// As munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
-    // SAFETY: the caller's promise.
-    let unmap = || unsafe { sys::munmap(address.expose_provenance(), length) };
-    result(regions::release(&range(address, length), unmap))
+    let range = range(address, length);
+    let unmap = |range: Range<usize>| {
+        // SAFETY: the caller's promise.
+        regions::release(&range, || unsafe { sys::munmap(range.start, range.end - range.start) })
+    };
+    let Some(part) = heap::part_of(&range) else { return result(unmap(range)) };
+    let beside = [range.start..part.start, part.end..range.end];
+    let done = beside.into_iter().filter(|beside| !beside.is_empty()).try_for_each(unmap);
+    result(done.and_then(|()| heap::unmap(part)))
 }
 
 /// # Safety
@@ -107,6 +120,11 @@ pub unsafe extern "C" fn mremap(
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     let range = range(address, length);
     match advice {
+        // Of the heap, as anonymous memory does; the rest of the range is the kernel's.
+        libc::MADV_DONTNEED if heap::part_of(&range).is_some_and(|part| part == range) => {
+            return result(regions::discard(&range).map(drop));
+        }
+        libc::MADV_FREE if heap::part_of(&range).is_some() => return 0,
         libc::MADV_REMOVE => match regions::discard(&range) {
             Ok(true) => return 0,
             Ok(false) => {}
@@ -289,4 +307,17 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fcntl(fd, command, argument) }
+}
+
+/// As fork(2), where there is no heap in a region: the child would not have it.
+#[unsafe(no_mangle)]
+pub extern "C" fn fork() -> libc::pid_t {
+    if heap::is_there() {
+        regions::tell(
+            "a program with its heap in a region cannot fork; it can run others by vfork or posix_spawn",
+        );
+        sys::set_errno(libc::ENOMEM);
+        return -1;
+    }
+    sys::fork()
 }

@@ -1,7 +1,7 @@
 //! The kernel's calls themselves, as the C library's would be ours again. The only module of this crate, beside the exported functions,
 //! with `unsafe`.
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
 use std::sync::OnceLock;
 
@@ -92,6 +92,17 @@ pub(crate) unsafe fn openat(
     unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) as c_int }
 }
 
+/// Where a function is that comes after this library's of the same name, as a number.
+fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: the name ends with a zero.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// Whether any library of the program has this.
+pub(crate) fn has(name: &CStr) -> bool {
+    !next(name).is_null()
+}
+
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 
 /// `fcntl(2)`, by the C library, which knows which answers are errors.
@@ -100,12 +111,9 @@ type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 /// As fcntl.
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     static NEXT: OnceLock<Option<Fcntl>> = OnceLock::new();
-    let next = NEXT.get_or_init(|| {
-        // SAFETY: the name ends with a zero.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"fcntl".as_ptr()) };
-        // SAFETY: a function's address or none, and the C library's function of this name is of this type.
-        unsafe { std::mem::transmute::<*mut c_void, Option<Fcntl>>(found) }
-    });
+    // SAFETY: a function's address or none, and the C library's function of this name is of this type.
+    let next =
+        NEXT.get_or_init(|| unsafe { std::mem::transmute::<*mut c_void, Option<Fcntl>>(next(c"fcntl")) });
     match next {
         // SAFETY: the caller's promise.
         Some(next) => unsafe { next(fd, command, argument) },
@@ -114,6 +122,33 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
             -1
         }
     }
+}
+
+type Fork = extern "C" fn() -> libc::pid_t;
+
+/// `fork(2)`, by the C library, which has others prepare for it.
+pub(crate) fn fork() -> libc::pid_t {
+    // SAFETY: a function's address or none, and the C library's function of this name is of this type.
+    let next = unsafe { std::mem::transmute::<*mut c_void, Option<Fork>>(next(c"fork")) };
+    next.map_or_else(
+        || {
+            set_errno(libc::ENOSYS);
+            -1
+        },
+        |next| next(),
+    )
+}
+
+/// Ends the program at once.
+pub(crate) fn exit(code: c_int) -> ! {
+    // SAFETY: it does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Lets go of an open file that this process has and does not use.
+pub(crate) fn close(fd: c_int) {
+    // SAFETY: numbers only.
+    unsafe { libc::close(fd) };
 }
 
 /// Makes a mapping that nobody may touch one that may be: not locked, for locked pages cannot leave, and with this protection.

@@ -95,6 +95,10 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer region exec -- memcached -u root -m 4096 -e /run/aquifer/regions/items",
             "memcached with its items there",
         ),
+        (
+            "aquifer region exec --heap items -- redis-server --save ''",
+            "A program that knows nothing of files to map, with all that it allocates there",
+        ),
         ("aquifer region show items", "What is where, and how long faults take"),
         ("aquifer region resize-cache items 512M", "Gives half of the RAM back, now"),
         ("aquifer region rm items", "Takes it away, with what was in it"),
@@ -180,7 +184,7 @@ impl Region {
                 client::remove(&which.files(common)?).or_fail(|| format!("removing '{}'", which.name))?;
                 done(common, which.name, "removed")?;
             }
-            What::Exec(exec) => return exec.run(),
+            What::Exec(exec) => return exec.run(common),
         }
         Ok(ExitCode::SUCCESS)
     }

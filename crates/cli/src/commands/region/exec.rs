@@ -1,26 +1,41 @@
 //! `aquifer region exec`.
 
 use std::ffi::OsString;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
+use aquifer_page::RegionName;
+use aquifer_region::process::{Files, client};
 use clap::Args;
+use rustix::io::{FdFlags, fcntl_setfd};
 
-use crate::failure::{Failure, Result};
+use crate::commands::Common;
+use crate::failure::{Failure, OrFail as _, Result};
 
 /// Runs a program that can map regions
 ///
 /// The program itself is unmodified: libaquifer_shim.so is preloaded into it, and puts what it maps of a region under the care of
 /// the region's engine.
+///
+/// With --heap also the memory that it allocates is in a region, by way of jemalloc (Debian: libjemalloc2), whether it knows of regions or not. Such a
+/// program cannot fork, though it can run others by vfork or posix_spawn, whose memory is their own.
 #[derive(Debug, Args)]
 pub struct Exec {
+    /// Has what the program allocates be in this region: no more than its size. What was in it before is dropped
+    #[arg(long, value_name = "NAME")]
+    heap: Option<RegionName>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
 
 const SHIM: &str = "libaquifer_shim.so";
+
+/// What asks for the memory of a heap in a way that the shim sees.
+const ALLOCATOR: &str = "libjemalloc.so.2";
 
 /// Where the shim is: beside this program, or in the lib directory beside its own.
 ///
@@ -39,22 +54,54 @@ pub(crate) fn shim() -> Result<PathBuf> {
 
 /// `command` with the shim preloaded.
 pub(crate) fn with_shim(command: &mut Command) -> Result<()> {
-    let mut preload = shim()?.into_os_string();
+    preload(command, shim()?.into_os_string());
+    Ok(())
+}
+
+fn preload(command: &mut Command, mut preload: OsString) {
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
     command.env("LD_PRELOAD", preload);
-    Ok(())
 }
 
 impl Exec {
-    pub(super) fn run(self) -> Result<ExitCode> {
+    pub(super) fn run(self, common: &Common) -> Result<ExitCode> {
         let (program, arguments) = self.command.split_first().expect("clap demands one");
         let mut command = Command::new(program);
         command.args(arguments);
-        with_shim(&mut command)?;
+        match &self.heap {
+            None => with_shim(&mut command)?,
+            Some(name) => {
+                let mut libraries = shim()?.into_os_string();
+                libraries.push(":");
+                libraries.push(ALLOCATOR);
+                preload(&mut command, libraries);
+                let region = whole(&Files::new(&super::directory(common)?, name))?;
+                command.env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
+                // It is locked until the program ends.
+                let what = || format!("lending region '{name}'");
+                fcntl_setfd(&region, FdFlags::empty()).or_fail(what)?;
+                let _ = region.into_raw_fd();
+            }
+        }
         let error = command.exec();
         Err(Failure::new(format!("running {}", program.display()), error))
     }
+}
+
+/// A region that nobody else uses, nor will as a heap.
+fn whole(files: &Files) -> Result<File> {
+    let what = || format!("taking region '{}' as a heap", files.name());
+    let status = client::status(files).or_fail(what)?;
+    let path = files.region();
+    let region = OpenOptions::new().read(true).write(true).open(&path).or_fail(what)?;
+    let by = match region.try_lock() {
+        Ok(()) if status.programs.is_empty() => return Ok(region),
+        Err(TryLockError::Error(error)) => return Err(Failure::new(what(), error)),
+        Ok(()) | Err(TryLockError::WouldBlock) => status.programs.join(", "),
+    };
+    Err(Failure::new(what(), format!("it is in use: {by}"))
+        .help("a heap takes all of a region: make another by 'aquifer region create'"))
 }
