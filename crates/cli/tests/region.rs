@@ -478,3 +478,48 @@ fn what_a_program_allocates_can_be_in_a_region() {
         eventually("nobody maps it", || setting.show("heap")["programs"].as_array().unwrap().is_empty());
     }
 }
+
+#[test]
+fn caches_share_a_limit_and_have_of_it_what_they_need() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    setting.done(&["region", "limit", "12M"]);
+    let [one, two] = ["one", "two"].map(|name| setting.create(name, &["--group", "blue"]));
+    let cache = |name: &str| setting.show(name)["usage"]["cache"].as_u64().unwrap() >> 20;
+    // The first has all that it was to have; of what is left, the second.
+    assert_eq!((cache("one"), cache("two")), (8, 4));
+
+    let mut programs = [setting.start(&one), setting.start(&two)];
+    programs[0].does("write 1");
+    for busy in [1, 0, 1] {
+        let name = ["one", "two"][busy];
+        programs[busy].does("write 1");
+        eventually("the one that is busy has the most", || {
+            programs[busy].does("check 1");
+            let (caches, limits) = ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
+            let quotas = ["one", "two"].map(|name| limits["quotas"][name]["bytes"].as_u64().unwrap());
+            assert!(quotas.iter().sum::<u64>() <= 12 << 20, "{limits}");
+            caches[busy] >= 7 && caches[1 - busy] < 5
+        });
+        // One whose engine dies has what it had.
+        kill(&setting.show(name)["pid"]);
+        programs[busy].does("check 1");
+        assert!(cache(name) >= 7);
+    }
+    programs[0].does("check 1");
+
+    setting.done(&["region", "limit", "--group", "blue", "6M"]);
+    assert!(cache("one") + cache("two") <= 6);
+    let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
+    assert!(resident("one") + resident("two") <= 6 << 20);
+    programs.iter_mut().for_each(|program| program.does("check 1"));
+    let refused = setting.aquifer(&["region", "limit", "--group", "blue", "400K"]);
+    assert!(stderr(&refused).contains("2 regions need 256KiB each"), "{}", stderr(&refused));
+
+    setting.done(&["region", "limit", "none"]);
+    setting.done(&["region", "limit", "--group", "blue", "none"]);
+    assert_eq!((cache("one"), cache("two")), (8, 8));
+    programs.iter_mut().for_each(|program| program.does("check 1"));
+}

@@ -2,6 +2,7 @@
 
 mod cached;
 mod exec;
+mod limit;
 mod show;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::progress::Progress;
 pub(crate) use cached::Cached;
 use exec::Exec;
 pub(crate) use exec::{shim, with_shim};
+use limit::Limit;
 pub(crate) use show::text;
 use show::{Listed, listed};
 
@@ -41,6 +43,7 @@ enum What {
     /// What is where in a region, who maps it, and how long faults took
     Show(Which),
     ResizeCache(ResizeCache),
+    Limit(Limit),
     /// Has lenders have all that is in the cache of a region: what a program writes meanwhile, or not
     Persist(Which),
     /// Makes all of a region read as zeroes, and gives back what it took, here and with lenders
@@ -101,6 +104,10 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         ("aquifer region show items", "What is where, and how long faults take"),
         ("aquifer region resize-cache items 512M", "Gives half of the RAM back, now"),
+        (
+            "aquifer region limit 8G",
+            "Has the caches of all regions of this host be 8 GiB together, wherever they are needed",
+        ),
         ("aquifer region rm items", "Takes it away, with what was in it"),
     ],
     notes: &[
@@ -171,6 +178,7 @@ impl Region {
                 client::resize_cache(&files, cache).or_fail(|| format!("resizing the cache of '{name}'"))?;
                 done(common, name, "resized")?;
             }
+            What::Limit(limit) => limit.run(common)?,
             What::Persist(which) => {
                 let _progress = Progress::spinner(format!("writing '{}' to its lenders", which.name));
                 client::persist(&which.files(common)?).or_fail(|| format!("persisting '{}'", which.name))?;

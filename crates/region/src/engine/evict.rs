@@ -56,6 +56,10 @@ impl Cache {
 impl Engine {
     /// Has pages leave before they must, if there are few free frames and nobody sees to it yet.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
+        if cache.watched && !cache.is_short && cache.free() <= cache.reserve() {
+            cache.is_short = true;
+            self.watch.notify_one();
+        }
         if !cache.making_room && cache.free() + (FEW as u64) < cache.reserve() {
             cache.making_room = true;
             self.short.notify_one();

@@ -120,6 +120,7 @@ impl Engine {
                     return Ok(());
                 }
                 Place::Zero | Place::Remote => {
+                    self.see_to_room(&mut cache);
                     let count = cache.evicted_at_once();
                     drop(cache);
                     let began = Instant::now();

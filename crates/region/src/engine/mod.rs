@@ -111,6 +111,9 @@ struct Cache {
     scheme: Scheme,
     /// The thread that keeps frames free is at it.
     making_room: bool,
+    /// Somebody wants to know when faults have to wait for room, or would soon; and they have.
+    watched: bool,
+    is_short: bool,
     /// Victims that are out of the page tables, the oldest first. Those that were touched since are still listed.
     cooling: VecDeque<u64>,
 }
@@ -138,6 +141,8 @@ pub struct Engine {
     settled: Condvar,
     /// There are fewer free frames than there should be.
     short: Condvar,
+    /// Faults have come for which there is no room, and that is watched.
+    watch: Condvar,
     programs: RwLock<Vec<Arc<Program>>>,
     expected: Mutex<Expected>,
     next_program: AtomicU64,
@@ -190,6 +195,8 @@ impl Engine {
             policy: config.policy.make(pages),
             scheme: config.scheme,
             making_room: false,
+            watched: false,
+            is_short: false,
             cooling: VecDeque::new(),
         };
         let engine = Self {
@@ -203,6 +210,7 @@ impl Engine {
             cache: Mutex::new(cache),
             settled: Condvar::new(),
             short: Condvar::new(),
+            watch: Condvar::new(),
             programs: RwLock::default(),
             expected,
             next_program: AtomicU64::new(0),
@@ -249,6 +257,7 @@ impl Engine {
         self.turn.end();
         let cache = lock(&self.cache);
         self.short.notify_all();
+        self.watch.notify_all();
         drop(cache);
         let stalled = lock(&self.stalled);
         self.stall.notify_all();
@@ -397,13 +406,42 @@ impl Engine {
     /// # Errors
     /// When pages cannot leave; the limit is the new one all the same.
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
-        let limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
         let over = |cache: &Cache| cache.frames > cache.limit;
-        lock(&self.cache).limit = limit;
+        self.limit_cache(limit);
         while over(&lock(&self.cache)) {
             self.evict(self.control_worker(), evict::BATCH)?;
         }
         Ok(())
+    }
+
+    /// Changes the limit of the local cache. What is over it leaves as there are faults.
+    pub fn limit_cache(&self, limit: Bytes) {
+        lock(&self.cache).limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
+    }
+
+    /// The limit of the local cache.
+    pub fn cache(&self) -> Bytes {
+        Bytes(lock(&self.cache).limit * PAGE_SIZE as u64)
+    }
+
+    /// Whether [`wait_until_short`](Self::wait_until_short) is to be told of faults.
+    pub fn watch_room(&self, watched: bool) {
+        lock(&self.cache).watched = watched;
+    }
+
+    /// Waits for a fault that finds little room or none. False at the end.
+    pub fn wait_until_short(&self) -> bool {
+        let mut cache = lock(&self.cache);
+        cache.is_short = false;
+        let enough = |cache: &mut Cache| !cache.is_short && !self.has_ended();
+        drop(self.watch.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner));
+        !self.has_ended()
+    }
+
+    /// How many pages have come into the cache.
+    pub fn came(&self) -> u64 {
+        let Counts { zero_faults, remote_faults, prefetched, .. } = self.counts();
+        zero_faults + remote_faults + prefetched
     }
 
     /// Number under which those who are asked to by operators and programs use the volume: one at a time.

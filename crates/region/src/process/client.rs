@@ -9,11 +9,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, Group};
 
 use super::files::{Files, RegionSpec};
 use super::first_word;
 use super::message::{Request, Response, Status};
+use super::quota::{Book, Limits};
 use super::run::SUBCOMMAND;
 use super::tmpfs;
 use crate::error::RegionError;
@@ -105,6 +106,44 @@ pub fn record(files: &Files) -> Result<RegionSpec, RegionError> {
 /// [`RegionError`].
 pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), RegionError> {
     done(files, &Request::ResizeCache { cache })
+}
+
+/// The limits that the caches of the regions in `directory` share.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn limits(directory: &Path) -> Result<Limits, RegionError> {
+    Book::of(directory).with(|limits| limits.clone())
+}
+
+/// Sets the limit that the caches of all regions in `directory` share, or those of a group; takes it away where none is given. Returns when
+/// all are within it.
+///
+/// # Errors
+/// [`RegionError`]. A region that does not answer leaves the others within the limit; it comes to be as soon as this is said again.
+pub fn limit(directory: &Path, group: Option<&Group>, limit: Option<Bytes>) -> Result<Limits, RegionError> {
+    let book = Book::of(directory);
+    let mut specs = Vec::new();
+    for files in list(directory)? {
+        specs.push(files.read()?);
+    }
+    specs.retain(|spec| group.is_none_or(|group| spec.group == *group));
+    let wanted = book.with(|limits| limits.change(group, limit, &specs))?;
+    let Some(wanted) = wanted else {
+        let why = format!("{} regions need 256KiB each at least", specs.len());
+        return Err(RegionError::Misuse(why));
+    };
+    let mut failed = None;
+    for (name, most) in wanted {
+        let asked = quota(&Files::new(directory, &name), most);
+        failed = asked.err().or(failed);
+    }
+    failed.map_or_else(|| limits(directory), Err)
+}
+
+/// Has a region have no more of a limit that caches share than this.
+pub(super) fn quota(files: &Files, most: Bytes) -> Result<(), RegionError> {
+    done(files, &Request::Quota { most })
 }
 
 /// Has a region's lenders have all that is in its cache.

@@ -11,6 +11,7 @@ use aquifer_pool::LeaseState;
 
 use super::files::{Files, RegionSpec};
 use super::message::{Bucket, Latency, Request, Response, Status};
+use super::quota::Member;
 use crate::engine::Engine;
 use crate::error::RegionError;
 use crate::lock;
@@ -26,12 +27,24 @@ pub(super) struct Serving {
     files: Files,
     spec: Mutex<RegionSpec>,
     engine: Arc<Engine>,
+    member: Member,
     since: Instant,
 }
 
 impl Serving {
     pub(super) fn new(files: Files, spec: RegionSpec, engine: Arc<Engine>) -> Self {
-        Self { files, spec: Mutex::new(spec), engine, since: Instant::now() }
+        let member = Member::new(files.clone(), engine.clone());
+        Self { files, spec: Mutex::new(spec), engine, member, since: Instant::now() }
+    }
+
+    /// Has the cache be within the limits that it shares with others.
+    pub(super) fn join(&self) -> Result<(), RegionError> {
+        self.member.join(&lock(&self.spec))
+    }
+
+    /// Has the cache grow when it is short of room, as far as those limits have it, until the end.
+    pub(super) fn grow(&self) {
+        self.member.see_to_it(|| lock(&self.spec).cache);
     }
 
     pub(super) fn status(&self) -> Status {
@@ -61,8 +74,8 @@ impl Serving {
         let mut spec = lock(&self.spec);
         spec.cache = cache;
         self.files.write(&spec)?;
-        drop(spec);
-        self.engine.resize_cache(cache)
+        let spec = spec.clone();
+        self.member.have(&spec, cache)
     }
 
     fn discard_all(&self) -> Result<(), RegionError> {
@@ -110,6 +123,10 @@ impl Control {
         let response = match serde_json::from_str(&line) {
             Ok(Request::Status) => Response::Status(Box::new(self.serving.status())),
             Ok(Request::ResizeCache { cache }) => done(self.serving.resize_cache(cache)),
+            Ok(Request::Quota { most }) => {
+                let spec = lock(&self.serving.spec).clone();
+                done(self.serving.member.have(&spec, most))
+            }
             Ok(Request::Persist) => done(self.serving.engine.persist()),
             Ok(Request::Drop) => done(self.serving.discard_all()),
             Ok(Request::Remove) => match self.serving.engine.mapped_by() {

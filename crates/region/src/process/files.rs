@@ -4,7 +4,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_page::{Bytes, RegionName, VolumeId};
+use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,8 @@ pub struct RegionSpec {
     pub size: Bytes,
     /// How much of it may be in the local cache.
     pub cache: Bytes,
+    /// Its tenant: a limit can be over all caches of a group.
+    pub group: Group,
     /// Which pages leave.
     pub policy: PolicyKind,
     /// When they do.
@@ -55,6 +57,7 @@ impl RegionSpec {
             name,
             size,
             cache,
+            group: Group::default(),
             policy: PolicyKind::default(),
             scheme: Scheme::default(),
             prefetch: PrefetchKind::default(),

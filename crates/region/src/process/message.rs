@@ -18,6 +18,10 @@ pub(super) enum Request {
     ResizeCache {
         cache: Bytes,
     },
+    /// Look at the limits that caches share, and have no more than this of them.
+    Quota {
+        most: Bytes,
+    },
     /// Have lenders have all that is here.
     Persist,
     /// Make all of it read as zeroes.

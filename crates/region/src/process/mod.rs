@@ -10,15 +10,19 @@
 //! | `.NAME/record.json` | what it was made with |
 //! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
 //! | `.NAME/log` | what the engines have to say |
+//!
+//! Beside that tmpfs, `DIRECTORY.limits` says which limits the caches of several regions share, and what each has of them.
 
 pub mod client;
 mod control;
 mod files;
 pub mod first_word;
 mod message;
+mod quota;
 mod run;
 mod tmpfs;
 
 pub use files::{Files, RegionSpec};
 pub use message::{Bucket, Latency, Status};
+pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};

@@ -96,8 +96,11 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     }
     let engine = Arc::new(open(files, &spec)?);
     let threads = engine.start().map_err(fail())?;
-    let listener = Listener::bind(&files.programs()).map_err(fail())?;
     let serving = Arc::new(Serving::new(files.clone(), spec, engine.clone()));
+    serving.join()?;
+    let growing = serving.clone();
+    thread::Builder::new().name("quota".to_owned()).spawn(move || growing.grow()).map_err(fail())?;
+    let listener = Listener::bind(&files.programs()).map_err(fail())?;
     let control = Control::bind(serving.clone()).map_err(fail())?;
     let programs = engine.clone();
     thread::Builder::new()

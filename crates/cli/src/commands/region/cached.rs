@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aquifer_page::{Bytes, EXTENT_SIZE, RegionName};
+use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_pool::VolumeConfig;
 use aquifer_region::process::RegionSpec;
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
@@ -18,6 +18,9 @@ pub(crate) struct Cached {
     /// How much of it may be in local RAM
     #[arg(long, value_name = "SIZE")]
     cache: Bytes,
+    /// Its tenant; see 'aquifer region limit'
+    #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
+    group: Group,
     /// Where its pages go, as in 'aquifer attach'; can be given several times
     #[arg(long = "lender", value_name = "URI", required_unless_present = "emulate_link")]
     lenders: Vec<LenderUri>,
@@ -77,6 +80,7 @@ impl Cached {
             SchemeName::PreEvict => Scheme::PreEvict,
         };
         Ok(RegionSpec {
+            group: self.group,
             policy: self.policy,
             scheme,
             prefetch: self.prefetch,

@@ -1,0 +1,120 @@
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+
+use super::book::{Book, LEAST, More, now};
+use crate::engine::Engine;
+use crate::error::RegionError;
+use crate::lock;
+use crate::process::{Files, RegionSpec, client};
+
+/// How often a region that is short of room asks for more.
+const PACE: Duration = Duration::from_millis(100);
+
+/// How long others may take to make room for a new region.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A region and what its cache may have.
+#[derive(Debug)]
+pub(in crate::process) struct Member {
+    files: Files,
+    book: Book,
+    engine: Arc<Engine>,
+    /// Held while quota and cache change, the one before the other; not while another region is asked.
+    seen: Mutex<Seen>,
+}
+
+/// The pages that had come into the cache at a time.
+#[derive(Debug)]
+struct Seen {
+    at: Instant,
+    came: u64,
+}
+
+impl Member {
+    pub(in crate::process) fn new(files: Files, engine: Arc<Engine>) -> Self {
+        let book = Book::of(files.directory());
+        Self { files, book, engine, seen: Mutex::new(Seen { at: Instant::now(), came: 0 }) }
+    }
+
+    /// Sees to the limits that are over the region now: before it is served.
+    pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<(), RegionError> {
+        let join = || self.book.with(|limits| limits.join(&spec.name, &spec.group, spec.cache));
+        let Some(mut quota) = join()? else { return Ok(()) };
+        let deadline = Instant::now() + PATIENCE;
+        while quota < LEAST {
+            let more = self.book.with(|limits| limits.more(&spec.name, LEAST, Duration::ZERO, now()))?;
+            match more {
+                More::Quota(more) => quota = more,
+                More::Ask(other, most) if Instant::now() < deadline => {
+                    client::quota(&Files::new(self.files.directory(), &other), most)?;
+                }
+                More::Ask(..) | More::Nothing => {
+                    let why = "the limit that its cache shares with others leaves no room for it";
+                    return Err(RegionError::Misuse(format!(
+                        "{why}: 'aquifer region limit' shows and sets it"
+                    )));
+                }
+            }
+        }
+        self.engine.limit_cache(quota);
+        self.engine.watch_room(true);
+        Ok(())
+    }
+
+    /// Has no more in the cache than this, and no more than `own`. Where no limit is over the region any more, it has `own`.
+    pub(in crate::process) fn have(&self, spec: &RegionSpec, most: Bytes) -> Result<(), RegionError> {
+        let seen = lock(&self.seen);
+        let quota = self.book.with(|limits| {
+            let over = limits.is_over(&spec.group);
+            if !over {
+                limits.quotas.remove(&spec.name);
+            }
+            over.then(|| limits.quotas.get(&spec.name).map_or(Bytes(0), |quota| quota.bytes))
+        })?;
+        self.engine.watch_room(quota.is_some());
+        let cache = quota.map_or(spec.cache, |quota| quota.min(most).min(spec.cache).max(LEAST));
+        // The cache first: all that caches have is within the limit at every moment.
+        let resized = self.engine.resize_cache(cache);
+        if quota.is_some() {
+            self.book.with(|limits| limits.set(&spec.name, cache))?;
+        }
+        drop(seen);
+        resized
+    }
+
+    /// Sees to it that the cache has more when it is short of room and others need it less, until the end.
+    pub(in crate::process) fn see_to_it(&self, own: impl Fn() -> Bytes) {
+        while self.engine.wait_until_short() {
+            if let Err(error) = self.grow(own()) {
+                tracing::warn!("cannot have more of the limit: {error}");
+            }
+            thread::sleep(PACE);
+        }
+    }
+
+    fn grow(&self, own: Bytes) -> Result<(), RegionError> {
+        let mut seen = lock(&self.seen);
+        let came = self.engine.came();
+        let (cache, new) = (self.engine.cache(), came.saturating_sub(seen.came).max(1));
+        // All of the cache is new after this time.
+        let stay = seen.at.elapsed().mul_f64(cache.0 as f64 / PAGE_SIZE as f64 / new as f64);
+        *seen = Seen { at: Instant::now(), came };
+        let more = || self.book.with(|limits| limits.more(self.files.name(), own, stay, now()));
+        let mut got = more()?;
+        if let More::Ask(other, most) = got {
+            // Who is asked may be asking this one.
+            drop(seen);
+            client::quota(&Files::new(self.files.directory(), &other), most)?;
+            seen = lock(&self.seen);
+            got = more()?;
+        }
+        if let More::Quota(quota) = got {
+            self.engine.limit_cache(quota);
+        }
+        drop(seen);
+        Ok(())
+    }
+}
