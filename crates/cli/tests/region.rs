@@ -318,21 +318,82 @@ fn engines_that_are_killed_under_load_lose_nothing() {
     }
 }
 
+/// Kills the processes of a region, the one that would start another engine first.
+fn kill_processes(setting: &Setting, name: &str) {
+    let engine = setting.show(name)["pid"].clone();
+    let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();
+    let keeper = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
+    [Value::from(keeper), engine].iter().for_each(kill);
+    eventually("nothing serves it", || !setting.aquifer(&["region", "show", name]).status.success());
+}
+
 #[test]
-fn what_killed_processes_left_can_be_removed() {
+fn what_killed_processes_left_is_served_again_or_removed() {
     if lacks_regions() {
         return;
     }
     let setting = Setting::new();
-    setting.create("left", &[]);
-    let engine = setting.show("left")["pid"].clone();
-    let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();
-    let keeper = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
-    [Value::from(keeper), engine].iter().for_each(kill);
-    eventually("nothing serves it", || !setting.aquifer(&["region", "show", "left"]).status.success());
+    let mut program = setting.start(&setting.create("left", &[]));
+    program.does("write 1");
+    program.order("check 1");
+    kill_processes(&setting, "left");
     assert!(stdout(&setting.aquifer(&["region", "list"])).contains("nothing serves it"));
+    let refused = setting.aquifer(&["region", "show", "left"]);
+    assert!(stderr(&refused).contains("'aquifer region start left'"), "{}", stderr(&refused));
+
+    setting.done(&["region", "start", "left"]);
+    assert_eq!(program.answer(), "check 0");
+    let refused = setting.aquifer(&["region", "start", "left"]);
+    assert!(stderr(&refused).contains("is served already"), "{}", stderr(&refused));
+    program.does("check 1");
+
+    kill_processes(&setting, "left");
+    drop(program);
     setting.done(&["region", "rm", "left"]);
     eventually("the tmpfs is gone", || setting.mounts() == 0);
+    let refused = setting.aquifer(&["region", "start", "left"]);
+    assert!(stderr(&refused).contains("there is no region 'left'"), "{}", stderr(&refused));
+}
+
+#[test]
+fn it_is_known_where_each_page_is() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let region = setting.create("known", &["--prefetch", "off"]);
+    let mut program = setting.start(&region);
+    program.does("write 1");
+    drop(program);
+    eventually("nobody maps it", || setting.show("known")["programs"].as_array().unwrap().is_empty());
+    let pages = |more: &[&str]| {
+        let found = setting.done(&[&["region", "pages", "known"], more].concat());
+        let mut states = Vec::new();
+        for run in found["pages"].as_array().unwrap() {
+            assert_eq!(run["first"].as_u64().unwrap(), states.len() as u64);
+            states.resize(states.len() + run["count"].as_u64().unwrap() as usize, run["state"].clone());
+        }
+        (states, found["extents"].clone())
+    };
+    let (states, extents) = pages(&[]);
+    let count = |of: &str| states.iter().filter(|state| *state == of).count() as u64 * 4096;
+    let usage = setting.show("known")["usage"].clone();
+    assert_eq!(
+        (count("remote"), count("zero")),
+        (usage["remote"].as_u64().unwrap(), usage["zero"].as_u64().unwrap())
+    );
+    assert_eq!(count("resident") + count("dirty"), usage["resident"].as_u64().unwrap());
+    assert!(count("remote") > 20 << 20 && count("dirty") > 0, "{usage}");
+    assert!(extents[0]["lease"]["lender"].is_string() && extents[0]["from"] == 0, "{extents}");
+
+    setting.done(&["region", "drop", "known", "--first", "64", "--count", "100"]);
+    let after = pages(&[]).0;
+    let same = |range: std::ops::Range<usize>| after[range.clone()] == states[range];
+    assert!(same(0..64) && same(164..states.len()) && after[64..164].iter().all(|state| state == "zero"));
+    let mut program = setting.start(&region);
+    program.does("zero 64 100");
+    let refused = setting.aquifer(&["region", "pages", "known", "--first", "9000", "--count", "1"]);
+    assert!(stderr(&refused).contains("has 8192 pages"), "{}", stderr(&refused));
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub enum RegionError {
     #[error("there is no region '{0}': 'aquifer region list' shows those that there are")]
     Unknown(RegionName),
     /// Nothing serves it.
-    #[error("region '{name}' is there but nothing serves it; its log is {log}", log = .log.display())]
+    #[error("region '{name}' is there but nothing serves it: 'aquifer region start {name}' does; its log is {log}", log = .log.display())]
     Unserved {
         /// The region.
         name: RegionName,

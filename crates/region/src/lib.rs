@@ -9,6 +9,7 @@ mod counters;
 mod engine;
 mod error;
 mod file;
+mod named;
 mod places;
 pub mod policy;
 mod prefetch;

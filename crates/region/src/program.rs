@@ -99,14 +99,11 @@ impl Program {
 
     /// What this thread, which waits for a page that is fetched, may touch next.
     pub(crate) fn guess(&self, thread: u32, page: u64) -> Option<Guess> {
-        if self.prefetch == PrefetchKind::Off {
-            return None;
-        }
         let mut prefetchers = lock(&self.prefetchers);
         let known = prefetchers.iter().position(|(id, _)| *id == thread);
         let mut own = match known {
             Some(at) => prefetchers.remove(at),
-            None => (thread, self.prefetch.make()),
+            None => (thread, self.prefetch.make()?),
         };
         let guess = own.1.after(page);
         if prefetchers.len() == THREADS {

@@ -3,6 +3,7 @@
 mod cached;
 mod exec;
 mod limit;
+mod pages;
 mod show;
 
 use std::path::PathBuf;
@@ -22,8 +23,9 @@ pub(crate) use cached::Cached;
 use exec::Exec;
 pub(crate) use exec::{shim, with_shim};
 use limit::Limit;
-pub(crate) use show::text;
+use pages::{Drop, Pages};
 use show::{Listed, listed};
+pub(crate) use show::{cells, text};
 
 /// Memory of programs that is in the pool, with local RAM as its cache
 ///
@@ -46,8 +48,10 @@ enum What {
     Limit(Limit),
     /// Has lenders have all that is in the cache of a region: what a program writes meanwhile, or not
     Persist(Which),
-    /// Makes all of a region read as zeroes, and gives back what it took, here and with lenders
-    Drop(Which),
+    Drop(Drop),
+    Pages(Pages),
+    /// Serves a region again whose processes were killed, engine and keeper; programs that have it mapped go on
+    Start(Which),
     /// Takes a region away that nobody maps, with all that is in it
     Rm(Which),
     Exec(Exec),
@@ -184,9 +188,13 @@ impl Region {
                 client::persist(&which.files(common)?).or_fail(|| format!("persisting '{}'", which.name))?;
                 done(common, which.name, "persisted")?;
             }
-            What::Drop(which) => {
-                client::drop_pages(&which.files(common)?).or_fail(|| format!("dropping '{}'", which.name))?;
-                done(common, which.name, "dropped")?;
+            What::Drop(drop) => drop.run(common)?,
+            What::Pages(pages) => pages.run(common)?,
+            What::Start(which) => {
+                let what = || format!("serving region '{}' again", which.name);
+                let exe = std::env::current_exe().or_fail(what)?;
+                let status = client::start(&exe, &which.files(common)?).or_fail(what)?;
+                output::answer(common.json, &status, |status| format!("{} is served", status.spec.name))?;
             }
             What::Rm(which) => {
                 client::remove(&which.files(common)?).or_fail(|| format!("removing '{}'", which.name))?;

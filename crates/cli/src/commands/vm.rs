@@ -249,17 +249,9 @@ fn listed(all: &[Status]) -> String {
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["NAME", "STATE", "MEMORY", "CACHE", "RESIDENT", "REMOTE", "ZERO"]);
     for vm in all {
-        let usage = vm.region.as_ref().map(|region| region.usage);
-        let bytes = |bytes: Option<Bytes>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
-        table.add_row([
-            vm.spec.name.to_string(),
-            state(vm),
-            vm.spec.memory.to_string(),
-            bytes(usage.map(|usage| usage.cache)),
-            bytes(usage.map(|usage| usage.resident)),
-            bytes(usage.map(|usage| usage.remote)),
-            bytes(usage.map(|usage| usage.zero)),
-        ]);
+        let mut row = vec![vm.spec.name.to_string(), state(vm), vm.spec.memory.to_string()];
+        row.extend(region::cells(vm.region.as_ref().map(|region| region.usage)));
+        table.add_row(row);
     }
     table.to_string()
 }

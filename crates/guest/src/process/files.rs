@@ -4,7 +4,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use aquifer_page::RegionName;
-use aquifer_region::process::Files as RegionFiles;
+use aquifer_region::process::{Files as RegionFiles, record};
 
 use super::message::Record;
 use crate::error::GuestError;
@@ -108,20 +108,14 @@ impl Files {
 
     /// Writes the record anew.
     pub(super) fn write(&self, record: &Record) -> Result<(), GuestError> {
-        let new = self.file("record.new");
-        let text = serde_json::to_vec(record).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&new, text))
-            .and_then(|()| fs::rename(&new, self.record()))
-            .map_err(GuestError::io(format!("cannot write {}", self.record().display())))
+        let path = self.record();
+        record::write(&path, record).map_err(GuestError::io(format!("cannot write {}", path.display())))
     }
 
     pub(super) fn read(&self) -> Result<Record, GuestError> {
-        match fs::read(self.record()).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(GuestError::Unknown(self.name.clone()))
-            }
-            read => read.map_err(GuestError::io(format!("cannot read {}", self.record().display()))),
-        }
+        let path = self.record();
+        let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())))?;
+        read.ok_or_else(|| GuestError::Unknown(self.name.clone()))
     }
 
     /// Has this process be its keeper, for as long as it holds what it gets.

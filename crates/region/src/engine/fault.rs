@@ -82,7 +82,7 @@ impl Engine {
             return;
         }
         drop(stalled);
-        self.stall.notify_one();
+        self.retry.notify_one();
     }
 
     fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
@@ -255,7 +255,7 @@ impl Engine {
         while !self.has_ended() {
             let none = lock(&self.stalled);
             let some = self
-                .stall
+                .retry
                 .wait_while(none, |stalled| !stalled.values().any(|fault| fault.waits) && !self.has_ended());
             drop(some);
             thread::sleep(RETRY);

@@ -153,7 +153,8 @@ pub struct Engine {
     turn: Arc<Turn>,
     /// Faults that could not be served, by program and page.
     stalled: Mutex<HashMap<(u64, u64), Stalled>>,
-    stall: Condvar,
+    /// Some of them are to be tried again.
+    retry: Condvar,
     /// Something could not be fetched or written, and the log says so.
     trouble: AtomicBool,
     fetching: AtomicUsize,
@@ -218,7 +219,7 @@ impl Engine {
             end,
             turn: Arc::default(),
             stalled: Mutex::default(),
-            stall: Condvar::new(),
+            retry: Condvar::new(),
             trouble: AtomicBool::new(false),
             fetching: AtomicUsize::new(0),
             counters: Counters::default(),
@@ -260,7 +261,7 @@ impl Engine {
         self.watch.notify_all();
         drop(cache);
         let stalled = lock(&self.stalled);
-        self.stall.notify_all();
+        self.retry.notify_all();
         drop(stalled);
     }
 

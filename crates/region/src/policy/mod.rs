@@ -13,9 +13,10 @@ mod round_robin;
 mod sieve;
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::named::named;
 
 /// Chooses victims among the pages that programs have mapped.
 pub trait Policy: fmt::Debug + Send {
@@ -56,16 +57,9 @@ pub enum PolicyKind {
     Sieve,
 }
 
-impl PolicyKind {
-    /// All of them, with their names.
-    pub const ALL: [(Self, &str); 5] = [
-        (Self::RoundRobin, "round-robin"),
-        (Self::Clock, "clock"),
-        (Self::Fifo, "fifo"),
-        (Self::Random, "random"),
-        (Self::Sieve, "sieve"),
-    ];
+named!(PolicyKind, "policy": RoundRobin "round-robin", Clock "clock", Fifo "fifo", Random "random", Sieve "sieve");
 
+impl PolicyKind {
     /// One for a region of so many pages, none of which is there.
     pub fn make(self, pages: u64) -> Box<dyn Policy> {
         match self {
@@ -75,24 +69,6 @@ impl PolicyKind {
             Self::Random => Box::new(random::Random::new(pages)),
             Self::Sieve => Box::new(sieve::Sieve::new(pages)),
         }
-    }
-}
-
-impl fmt::Display for PolicyKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(Self::ALL.iter().find(|(kind, _)| kind == self).map_or("", |(_, name)| name))
-    }
-}
-
-impl FromStr for PolicyKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind);
-        found.ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|(_, name)| *name).collect();
-            format!("'{text}' is no policy: there are {}", names.join(", "))
-        })
     }
 }
 
@@ -139,8 +115,8 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         for (kind, name) in PolicyKind::ALL {
-            assert_eq!(name.parse(), Ok(kind));
-            assert_eq!(kind.to_string(), name);
+            assert_eq!(name.parse(), Ok(*kind));
+            assert_eq!(kind.to_string(), *name);
         }
         assert!("lru".parse::<PolicyKind>().unwrap_err().contains("sieve"));
     }

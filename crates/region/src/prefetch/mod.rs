@@ -8,9 +8,10 @@ mod sequential;
 mod trend;
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::named::named;
 
 use sequential::Sequential;
 use trend::Trend;
@@ -46,43 +47,17 @@ pub enum PrefetchKind {
     Auto,
 }
 
-impl PrefetchKind {
-    const NAMES: [(&'static str, Self); 4] =
-        [("off", Self::Off), ("sequential", Self::Sequential), ("trend", Self::Trend), ("auto", Self::Auto)];
+named!(PrefetchKind, "way to prefetch": Off "off", Sequential "sequential", Trend "trend", Auto "auto");
 
-    /// One for a thread.
-    pub(crate) fn make(self) -> Box<dyn Prefetcher> {
-        match self {
-            Self::Off => Box::new(Nothing),
+impl PrefetchKind {
+    /// One for a thread. None where nothing is to be guessed.
+    pub(crate) fn make(self) -> Option<Box<dyn Prefetcher>> {
+        Some(match self {
+            Self::Off => return None,
             Self::Sequential => Box::new(Sequential::default()),
             Self::Trend => Box::new(Trend::default()),
             Self::Auto => Box::new(Auto::default()),
-        }
-    }
-}
-
-impl fmt::Display for PrefetchKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Self::NAMES.iter().find(|(_, kind)| kind == self).map_or("", |(name, _)| name);
-        f.pad(name)
-    }
-}
-
-impl FromStr for PrefetchKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, kind)| *kind);
-        found.ok_or_else(|| format!("'{text}' is no way to prefetch: off, sequential, trend and auto are"))
-    }
-}
-
-#[derive(Debug)]
-struct Nothing;
-
-impl Prefetcher for Nothing {
-    fn after(&mut self, _: u64) -> Option<Guess> {
-        None
+        })
     }
 }
 
@@ -103,7 +78,7 @@ mod tests {
 
     /// The share of these touches that found their page already here.
     fn found(kind: PrefetchKind, touches: impl IntoIterator<Item = u64>) -> f64 {
-        let mut prefetcher = kind.make();
+        let mut prefetcher = kind.make().unwrap();
         let mut here = std::collections::HashSet::new();
         let (mut hits, mut all) = (0, 0);
         for page in touches {

@@ -9,11 +9,13 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_mapping::Run;
 use aquifer_page::{Bytes, Group};
 
 use super::files::{Files, RegionSpec};
 use super::first_word;
 use super::message::{Request, Response, Status};
+use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
 use super::run::SUBCOMMAND;
 use super::tmpfs;
@@ -46,8 +48,14 @@ pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Sta
     created
 }
 
-fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
+/// Serves a region again whose processes were killed, and whose programs wait: with `program`, as in [`create`].
+///
+/// # Errors
+/// [`RegionError`]: also where it is served.
+pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
     let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
+    // Here already, so that it is known which region there is not.
+    files.read()?;
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(files.log()).map_err(fail())?;
     let mut keeper = Command::new(program)
         .args([SUBCOMMAND, "keeper"])
@@ -154,12 +162,44 @@ pub fn persist(files: &Files) -> Result<(), RegionError> {
     done(files, &Request::Persist)
 }
 
-/// Makes all of a region read as zeroes.
+/// Makes pages of a region read as zeroes.
 ///
 /// # Errors
 /// [`RegionError`].
-pub fn drop_pages(files: &Files) -> Result<(), RegionError> {
-    done(files, &Request::Drop)
+pub fn drop_pages(files: &Files, pages: Run) -> Result<(), RegionError> {
+    done(files, &Request::Drop { pages })
+}
+
+/// All pages of a region.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn all_pages(files: &Files) -> Result<Run, RegionError> {
+    Ok(Run { first: 0, count: files.read()?.size.pages() })
+}
+
+/// What is known of pages, one by one. Nobody is asked.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> {
+    pages::states(files, pages)
+}
+
+/// The same by runs.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn pages(files: &Files, of: Run) -> Result<Vec<Pages>, RegionError> {
+    Ok(Pages::runs(of.first, pages::states(files, of)?))
+}
+
+/// Where the extents of a region are. Nobody is asked.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
+    pages::extents(files)
 }
 
 /// Removes a region that no program has mapped, with all that was in it; of one whose processes were killed, what they left here. (Its

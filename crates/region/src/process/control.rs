@@ -2,7 +2,8 @@ use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_mapping::Run;
@@ -99,17 +100,34 @@ impl Control {
         Ok(Self { listener, serving })
     }
 
-    /// Answers, one after the other, until the region was removed.
+    /// Answers, each client on a thread of its own, until the region was removed.
     pub(super) fn serve_until_removed(self) {
-        for client in self.listener.incoming().flatten() {
-            match self.converse(&client) {
-                Ok(true) => return,
-                Ok(false) => {}
-                Err(error) => tracing::warn!("a control connection ended early: {error}"),
+        let (removed, is_removed) = mpsc::channel();
+        let Self { listener, serving } = self;
+        let accepting = thread::Builder::new().name("control".to_owned()).spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (serving, removed) = (serving.clone(), removed.clone());
+                let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
+                    match serving.converse(&client) {
+                        // Who waits for it is there.
+                        Ok(true) => _ = removed.send(()),
+                        Ok(false) => {}
+                        Err(error) => tracing::warn!("a control connection ended early: {error}"),
+                    }
+                });
+                if let Err(error) = answering {
+                    tracing::error!("cannot start a thread for who asks: {error}");
+                }
             }
+        });
+        match accepting {
+            Ok(_) => _ = is_removed.recv(),
+            Err(error) => tracing::error!("cannot start a thread for those who ask: {error}"),
         }
     }
+}
 
+impl Serving {
     /// Reads one request and answers it. True when that was to end.
     fn converse(&self, client: &UnixStream) -> io::Result<bool> {
         client.set_read_timeout(Some(PATIENCE))?;
@@ -121,18 +139,18 @@ impl Control {
         };
         let mut removed = false;
         let response = match serde_json::from_str(&line) {
-            Ok(Request::Status) => Response::Status(Box::new(self.serving.status())),
-            Ok(Request::ResizeCache { cache }) => done(self.serving.resize_cache(cache)),
+            Ok(Request::Status) => Response::Status(Box::new(self.status())),
+            Ok(Request::ResizeCache { cache }) => done(self.resize_cache(cache)),
             Ok(Request::Quota { most }) => {
-                let spec = lock(&self.serving.spec).clone();
-                done(self.serving.member.have(&spec, most))
+                let spec = lock(&self.spec).clone();
+                done(self.member.have(&spec, most))
             }
-            Ok(Request::Persist) => done(self.serving.engine.persist()),
-            Ok(Request::Drop) => done(self.serving.discard_all()),
-            Ok(Request::Remove) => match self.serving.engine.mapped_by() {
+            Ok(Request::Persist) => done(self.engine.persist()),
+            Ok(Request::Drop { pages }) => done(self.engine.discard(pages)),
+            Ok(Request::Remove) => match self.engine.mapped_by() {
                 programs if !programs.is_empty() => Response::InUse { programs: programs.join(", ") },
                 _ => {
-                    let discarded = self.serving.discard_all();
+                    let discarded = self.discard_all();
                     removed = discarded.is_ok();
                     done(discarded)
                 }

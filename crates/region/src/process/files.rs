@@ -8,6 +8,7 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
+use super::record;
 use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
 use crate::policy::PolicyKind;
@@ -181,19 +182,28 @@ impl Files {
 
     /// Writes the record anew.
     pub(super) fn write(&self, spec: &RegionSpec) -> Result<(), RegionError> {
-        let new = self.beside("record.new");
-        let text = serde_json::to_vec(spec).map_err(io::Error::from);
-        text.and_then(|text| fs::write(&new, text))
-            .and_then(|()| fs::rename(&new, self.record()))
-            .map_err(RegionError::io(format!("cannot write {}", self.record().display())))
+        let path = self.record();
+        record::write(&path, spec).map_err(RegionError::io(format!("cannot write {}", path.display())))
     }
 
     pub(super) fn read(&self) -> Result<RegionSpec, RegionError> {
-        match fs::read(self.record()).and_then(|text| Ok(serde_json::from_slice(&text)?)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(RegionError::Unknown(self.name.clone()))
+        let path = self.record();
+        let read = record::read(&path).map_err(RegionError::io(format!("cannot read {}", path.display())))?;
+        read.ok_or_else(|| RegionError::Unknown(self.name.clone()))
+    }
+
+    /// Has this process be its keeper, for as long as it holds what it gets.
+    pub(super) fn keep(&self) -> Result<File, RegionError> {
+        let path = self.beside("kept");
+        let fail = || RegionError::io(format!("cannot lock {}", path.display()));
+        let kept = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let kept = kept.map_err(fail())?;
+        match kept.try_lock() {
+            Ok(()) => Ok(kept),
+            Err(TryLockError::WouldBlock) => {
+                Err(RegionError::Misuse(format!("region '{}' is served already", self.name)))
             }
-            read => read.map_err(RegionError::io(format!("cannot read {}", self.record().display()))),
+            Err(TryLockError::Error(error)) => Err(fail()(error)),
         }
     }
 

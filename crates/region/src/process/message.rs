@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aquifer_mapping::Run;
 use aquifer_page::Bytes;
 use aquifer_pool::VolumeStatus;
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,10 @@ pub(super) enum Request {
     },
     /// Have lenders have all that is here.
     Persist,
-    /// Make all of it read as zeroes.
-    Drop,
+    /// Make pages read as zeroes.
+    Drop {
+        pages: Run,
+    },
     /// Discard all, and end.
     Remove,
 }

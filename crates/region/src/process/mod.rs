@@ -8,6 +8,7 @@
 //! | `.NAME/table`, `.NAME/places` | what is known of each page (locked while an engine lives), and where the extents of the volume are |
 //! | `.NAME/mapped` | which programs have it mapped |
 //! | `.NAME/record.json` | what it was made with |
+//! | `.NAME/kept` | locked while a keeper lives |
 //! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
 //! | `.NAME/log` | what the engines have to say |
 //!
@@ -18,11 +19,14 @@ mod control;
 mod files;
 pub mod first_word;
 mod message;
+mod pages;
 mod quota;
+pub mod record;
 mod run;
 mod tmpfs;
 
 pub use files::{Files, RegionSpec};
 pub use message::{Bucket, Latency, Status};
+pub use pages::{Extent, PageState, Pages};
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};

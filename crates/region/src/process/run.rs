@@ -47,6 +47,7 @@ fn keep(files: &Files) -> Result<(), RegionError> {
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
     std::env::set_current_dir("/").map_err(fail())?;
     let program = std::env::current_exe().map_err(fail())?;
+    let _kept = files.keep()?;
     let mut first = true;
     loop {
         let began = Instant::now();

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use aquifer_page::{Bytes, RegionName};
+use aquifer_page::RegionName;
+use aquifer_region::Usage;
 use aquifer_region::process::{Files, RegionSpec, Status, client};
 use serde::Serialize;
 
@@ -31,22 +32,24 @@ pub(super) fn listed(all: &[Listed]) -> String {
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "MAPPED BY"]);
     for region in all {
-        let bytes = |bytes: Option<Bytes>| bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
-        let usage = region.status.as_ref().map(|status| status.usage);
-        table.add_row([
+        let mut row = vec![
             region.name.to_string(),
-            bytes(region.spec.as_ref().map(|spec| spec.size)),
-            bytes(region.spec.as_ref().map(|spec| spec.cache)),
-            bytes(usage.map(|usage| usage.resident)),
-            bytes(usage.map(|usage| usage.remote)),
-            bytes(usage.map(|usage| usage.zero)),
-            region.status.as_ref().map_or_else(
-                || "nothing serves it".to_owned(),
-                |status| if status.programs.is_empty() { "-".to_owned() } else { status.programs.join(", ") },
-            ),
-        ]);
+            region.spec.as_ref().map_or_else(|| "-".to_owned(), |spec| spec.size.to_string()),
+        ];
+        row.extend(cells(region.status.as_ref().map(|status| status.usage)));
+        row.push(region.status.as_ref().map_or_else(
+            || "nothing serves it".to_owned(),
+            |status| if status.programs.is_empty() { "-".to_owned() } else { status.programs.join(", ") },
+        ));
+        table.add_row(row);
     }
     table.to_string()
+}
+
+/// How much of a region there may be here, is here, with lenders and nowhere; as far as it is known.
+pub(crate) fn cells(usage: Option<Usage>) -> [String; 4] {
+    let Some(Usage { cache, resident, remote, zero, .. }) = usage else { return ["-"; 4].map(str::to_owned) };
+    [cache, resident, remote, zero].map(|bytes| bytes.to_string())
 }
 
 pub(crate) fn text(files: &Files, status: &Status) -> String {

@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::error::RegionError;
-use crate::process::{Files, RegionSpec};
+use crate::process::{Files, RegionSpec, record};
 
 /// No quota is smaller.
 pub(super) const LEAST: Bytes = Bytes(Engine::LEAST_FRAMES * PAGE_SIZE as u64);
@@ -206,25 +205,18 @@ impl Book {
     ) -> Result<T, RegionError> {
         let path = self.file();
         let fail = || RegionError::io(format!("cannot read or write {}", path.display()));
-        let lock = path.with_extension("limits.lock");
+        let lock = path.with_extension("lock");
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).map_err(fail())?;
         let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock);
         let lock = lock.map_err(fail())?;
         lock.lock().map_err(fail())?;
-        let before: Limits = match fs::read(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Limits::default(),
-            read => read.and_then(|text| Ok(serde_json::from_slice(&text)?)).map_err(fail())?,
-        };
+        let before: Limits = record::read(&path).map_err(fail())?.unwrap_or_default();
         let mut limits = before.clone();
         // Of regions that are gone.
         limits.quotas.retain(|name, _| Files::new(&self.regions, name).record().exists());
         let result = change(&mut limits);
         if limits != before {
-            let new = path.with_extension("limits.new");
-            let text = serde_json::to_vec_pretty(&limits).map_err(io::Error::from);
-            text.and_then(|text| fs::write(&new, text))
-                .and_then(|()| fs::rename(&new, &path))
-                .map_err(fail())?;
+            record::write(&path, &limits).map_err(fail())?;
         }
         Ok(result)
     }

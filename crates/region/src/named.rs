@@ -1,0 +1,28 @@
+/// Gives the values of a type, each of which has nothing in it, the names by which people say them.
+macro_rules! named {
+    ($type:ident, $what:literal: $($value:ident $name:literal),+) => {
+        impl $type {
+            /// All of them, with their names.
+            pub const ALL: &[(Self, &str)] = &[$((Self::$value, $name)),+];
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self { $(Self::$value => $name),+ })
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($name => Ok(Self::$value),)+
+                    _ => Err(format!("'{text}' is no {}: there are {}", $what, [$($name),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use named;

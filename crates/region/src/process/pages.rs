@@ -1,0 +1,114 @@
+//! What is known of a region without asking its engine: it stands in files that both share.
+
+use aquifer_mapping::Run;
+use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
+use aquifer_pool::LeaseTarget;
+use serde::Serialize;
+
+use super::files::Files;
+use crate::error::RegionError;
+use crate::places::Places;
+use crate::table::{Page, Place, Table};
+
+/// Where a page is (Migration, section 4.1: the status of a local page).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum PageState {
+    /// Nowhere: it was never written, or discarded, and reads as zeroes.
+    Zero = 0,
+    /// With a lender only.
+    Remote = 1,
+    /// In the local cache, and a lender has the same, as far as is known: what a program has written since the page came is only found when it leaves.
+    Resident = 2,
+    /// In the local cache, and known to differ from what a lender has.
+    Dirty = 3,
+}
+
+impl From<Page> for PageState {
+    fn from(page: Page) -> Self {
+        match page.place {
+            Place::Zero => Self::Zero,
+            Place::Remote => Self::Remote,
+            _ if page.dirty || !page.stored => Self::Dirty,
+            _ => Self::Resident,
+        }
+    }
+}
+
+/// Pages that follow one another and are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pages {
+    /// The first of them.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+    /// What they are.
+    pub state: PageState,
+}
+
+impl Pages {
+    /// Those that are alike together.
+    pub(super) fn runs(first: u64, states: impl IntoIterator<Item = PageState>) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for (page, state) in (first..).zip(states) {
+            match runs.last_mut() {
+                Some(run) if run.state == state => run.count += 1,
+                _ => runs.push(Self { first: page, count: 1, state }),
+            }
+        }
+        runs
+    }
+}
+
+/// Where an extent of a region is: its part of the metadata that another host would need to reach the region's pages (Migration, section 3.3).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Extent {
+    /// Its first byte in the region.
+    pub from: Bytes,
+    /// The lease that has it, and who lends that.
+    pub lease: LeaseTarget,
+    /// Its first byte in the lease.
+    pub at: Bytes,
+}
+
+/// The states of these pages. The engine goes on meanwhile.
+pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> {
+    let all = files.read()?.size.pages();
+    if pages.first.checked_add(pages.count).is_none_or(|end| end > all) {
+        return Err(RegionError::Misuse(format!("region '{}' has {all} pages, no more", files.name())));
+    }
+    let path = files.table();
+    let table = Table::new(&Files::open(&path)?, all);
+    let table = table.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
+    Ok((pages.first..pages.end()).map(|page| table.get(page).into()).collect())
+}
+
+/// Where its extents are, as far as they are anywhere.
+pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
+    let spec = files.read()?;
+    let path = files.places();
+    let places =
+        Places::new(&Files::open(&path)?, (spec.size.pages() * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE));
+    let places = places.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
+    let of = |(extent, (lease, slot)): (usize, (_, u32))| {
+        let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
+        let [from, at] = [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
+        Some(Extent { from, lease, at })
+    };
+    Ok(places.all().filter_map(of).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_are_alike_are_one_run() {
+        use PageState::{Dirty, Remote, Zero};
+        let runs = Pages::runs(7, [Zero, Zero, Remote, Dirty, Dirty]);
+        let run = |first, count, state| Pages { first, count, state };
+        assert_eq!(runs, [run(7, 2, Zero), run(9, 1, Remote), run(10, 2, Dirty)]);
+        assert!(Pages::runs(0, []).is_empty());
+    }
+}
