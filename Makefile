@@ -44,9 +44,10 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked
 
-install: build ## copy the binary to /usr/local/bin, the library for regions to /usr/local/lib
+install: build ## copy the binary to /usr/local/bin, the libraries for regions and their header to /usr/local/lib and include
 	install -m 755 target/release/aquifer /usr/local/bin/aquifer
-	install -m 755 target/release/libaquifer_shim.so /usr/local/lib/libaquifer_shim.so
+	install -m 755 target/release/libaquifer_shim.so target/release/libaquifer.so /usr/local/lib/
+	install -m 644 crates/capi/include/aquifer.h /usr/local/include/aquifer.h
 
 clean: ## remove what was built
 	cargo clean

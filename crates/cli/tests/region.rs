@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -583,4 +583,43 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
     setting.done(&["region", "limit", "--group", "blue", "none"]);
     assert_eq!((cache("one"), cache("two")), (8, 8));
     programs.iter_mut().for_each(|program| program.does("check 1"));
+}
+
+#[test]
+fn a_program_in_c_uses_a_region_by_the_library() {
+    if lacks_regions() {
+        return;
+    }
+    let setting = Setting::new();
+    let region = setting.create("c", &[]);
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
+    let built = Path::new(env!("CARGO_BIN_EXE_aquifer")).parent().unwrap();
+    let program = setting.dir.path().join("pages");
+    let compiled = Command::new("cc")
+        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-o"])
+        .args([&program, &capi.join("examples/pages.c")])
+        .arg(format!("-I{}", capi.join("include").display()))
+        .arg(format!("-L{}", built.display()))
+        .args(["-laquifer", &format!("-Wl,-rpath,{}", built.display())])
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", stderr(&compiled));
+
+    let output = Command::new(&program).arg(&region).output().unwrap();
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let said = stdout(&output);
+    let words: Vec<_> = said.split_whitespace().collect();
+    let number =
+        |of: &str| words[words.iter().position(|word| *word == of).unwrap() + 1].parse::<u64>().unwrap();
+    let pages = ["zero", "remote", "resident", "dirty"].map(number);
+    assert_eq!((pages.iter().sum::<u64>(), pages[0]), (8192, 2048), "{said}");
+    assert_eq!((number("cache"), pages[3]), (4 << 20, 0), "{said}");
+    assert!(pages[2] <= 1024 && pages[1] > 5000 && said.contains("at unix:"), "{said}");
+
+    let refused = Command::new(&program).arg(setting.dir.path().join("regions/none")).output().unwrap();
+    assert!(
+        stderr(&refused).contains("mapping the region: there is no region 'none'"),
+        "{}",
+        stderr(&refused)
+    );
 }
