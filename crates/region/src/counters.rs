@@ -52,12 +52,12 @@ counts! {
     found_zero,
     /// Pages that were fetched before they were touched.
     prefetched,
-    /// Microseconds that remote faults took, all together.
-    remote_us,
+    /// Nanoseconds that remote faults took, all together.
+    remote_ns,
     /// Of these, how many the link took, the lender's part among them.
-    link_us,
+    link_ns,
     /// Of these, how many they waited for a frame: for pages that had to leave first (Disaggregation's non-overlapped eviction).
-    room_us,
+    room_ns,
     /// Pages that programs discarded.
     discarded,
 }
@@ -74,7 +74,7 @@ impl Default for Times {
 }
 
 impl Times {
-    fn record(&mut self, time: Duration) {
+    pub(crate) fn record(&mut self, time: Duration) {
         self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
@@ -98,7 +98,7 @@ impl Times {
 impl Counters {
     pub(crate) fn fetched(&self, time: Duration) {
         self.remote_faults.fetch_add(1, Ordering::Relaxed);
-        took(&self.remote_us, time);
+        took(&self.remote_ns, time);
         lock(&self.fetches).record(time);
     }
 
@@ -108,7 +108,7 @@ impl Counters {
 }
 
 pub(crate) fn took(counter: &AtomicU64, time: Duration) {
-    counter.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    counter.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
 pub(crate) fn add(counter: &AtomicU64, number: usize) {

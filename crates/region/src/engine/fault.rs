@@ -126,7 +126,7 @@ impl Engine {
                     let began = Instant::now();
                     self.evict(worker, count)?;
                     if is.place == Place::Remote {
-                        took(&self.counters.room_us, began.elapsed());
+                        took(&self.counters.room_ns, began.elapsed());
                     }
                 }
             }
@@ -203,23 +203,21 @@ impl Engine {
 
     fn fetch(&self, worker: usize, page: u64, buffer: &mut [u8]) -> Result<(), RegionError> {
         self.fetching.fetch_add(1, Ordering::Relaxed);
-        let began = Instant::now();
         let fetched = self.read(worker, page, buffer);
-        took(&self.counters.link_us, began.elapsed());
         self.fetching.fetch_sub(1, Ordering::Relaxed);
-        fetched?;
+        took(&self.counters.link_ns, fetched?);
         self.is_out_of_trouble();
         Ok(())
     }
 
-    /// Fetches pages that follow one another.
-    pub(super) fn read(&self, worker: usize, first: u64, into: &mut [u8]) -> Result<(), PoolError> {
+    /// Fetches pages that follow one another. Says how long they were on their way.
+    pub(super) fn read(&self, worker: usize, first: u64, into: &mut [u8]) -> Result<Duration, PoolError> {
         let sent = Instant::now();
         self.volume.read(worker, first * PAGE_SIZE as u64, into)?;
-        if let Some(link) = &self.link {
-            link.carry(into.len() / PAGE_SIZE, sent);
-        }
-        Ok(())
+        let Some(link) = &self.link else { return Ok(sent.elapsed()) };
+        let took = link.carry(into.len() / PAGE_SIZE, sent) - sent;
+        link.note(took);
+        Ok(took)
     }
 
     /// The page has arrived.

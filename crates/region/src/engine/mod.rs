@@ -377,6 +377,11 @@ impl Engine {
         self.counters.times()
     }
 
+    /// How long an emulated link took to bring what was fetched.
+    pub fn link_times(&self) -> Option<Times> {
+        self.link.as_ref().map(Link::took)
+    }
+
     /// Faults that could not be served so far, and faults whose page is being fetched just now.
     pub fn waiting(&self) -> [usize; 2] {
         [lock(&self.stalled).len(), self.fetching.load(Ordering::Relaxed)]

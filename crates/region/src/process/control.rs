@@ -65,6 +65,7 @@ impl Serving {
             hit_rate: here as f64 / (here + counts.remote_faults).max(1) as f64,
             latency: Latency::from(&times),
             histogram: Bucket::of(&times),
+            link: self.engine.link_times().as_ref().map(Latency::from),
             uptime_ms: self.since.elapsed().as_millis() as u64,
             volume,
         }

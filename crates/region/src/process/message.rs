@@ -65,13 +65,15 @@ pub struct Status {
     pub latency: Latency,
     /// The same as a histogram, without empty ends.
     pub histogram: Vec<Bucket>,
+    /// Of what came over an emulated link at a time.
+    pub link: Option<Latency>,
     /// Milliseconds for which it has been running.
     pub uptime_ms: u64,
     /// Where its pages are.
     pub volume: VolumeStatus,
 }
 
-/// How long remote faults took, in microseconds, from when the engine knew of them until the page was there.
+/// How long remote faults took, in microseconds, from when the engine knew of them until the page was there; or a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// How many there were.
