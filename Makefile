@@ -28,7 +28,7 @@ fuzz: ## broken peers against servers and clients (10 minutes if not told: FUZZ_
 
 lab: ## the figures in docs/figures.md, measured again beside the peers
 	scripts/need-root lab
-	scripts/install-packages test
+	scripts/install-packages lab
 	cargo build --release --locked --workspace --examples --bins
 	lab/nbd
 	lab/nvme
@@ -39,7 +39,8 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/recall
 	lab/floor
 	lab/floor --tcp
-	lab/policies
+	lab/policies --picture policies.png
+	lab/zipf --picture zipf.png
 
 build: ## the release binary: target/release/aquifer
 	cargo build --release --locked
