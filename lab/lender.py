@@ -25,11 +25,11 @@ class Lender:
         self.regions: list = []
         self.dir = Path(tempfile.mkdtemp(prefix=f"{name}-"))
         self.ram = Path(tempfile.mkdtemp(prefix=f"aquifer-{name}-", dir="/dev/shm"))
-        address = "127.0.0.1:10898" if tcp else f"unix:{self.dir}/lender"
+        self.address = "127.0.0.1:10898" if tcp else f"unix:{self.dir}/lender"
         self.uri = "nbd://127.0.0.1:10898/" if tcp else f"nbd+unix:///?socket={self.dir}/lender"
         room = -(-mib // EXTENT_MIB) * EXTENT_MIB
         # In a session of its own, as all that regions need: ctrl-C is for the script, which ends them in order.
-        self.process = subprocess.Popen([AQUIFER, "--json", "export", f"{room}M", "--nbd", address, "--dir", self.ram / "pages"],
+        self.process = subprocess.Popen([AQUIFER, "--json", "export", f"{room}M", "--nbd", self.address, "--dir", self.ram / "pages"],
                                         stdout=subprocess.PIPE, text=True, env=self.env(), start_new_session=True)
         if not self.process.stdout.readline():
             self.close()
@@ -44,11 +44,11 @@ class Lender:
             raise SystemExit(f"{sys.argv[0]}: aquifer {' '.join(map(str, words))}: {done.stderr.strip()}")
         return json.loads(done.stdout or "{}")
 
-    def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None) -> Path:
+    def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: list = []) -> Path:
         """The region's file. With `link` its pages cross an emulated link, one at a time, in place of going to the lender."""
         self.regions.append(name)
         way = ["--emulate-link", link, "--one-at-a-time"] if link else ["--lender", self.uri]
-        made = self.aquifer("region", "create", name, "--size", f"{size_mib}M", "--cache", f"{cache_kib}K", *way)
+        made = self.aquifer("region", "create", name, "--size", f"{size_mib}M", "--cache", f"{cache_kib}K", *way, *more)
         return Path(made["file"])
 
     def show(self, name: str) -> dict:
