@@ -410,6 +410,7 @@ fn a_program_waits_for_a_lender_that_is_away() {
     eventually("it is shown that faults wait", || {
         stdout(&setting.aquifer(&["region", "show", "away"])).contains("WAITING")
     });
+    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("WAIT for a lender"));
     kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
     assert_eq!(program.answer(), "check 0");
 }

@@ -24,8 +24,7 @@ use exec::Exec;
 pub(crate) use exec::{shim, with_shim};
 use limit::Limit;
 use pages::{Drop, Pages};
-use show::{Listed, listed};
-pub(crate) use show::{cells, text};
+pub(crate) use show::{Listed, cells, listed, text};
 
 /// Memory of programs that is in the pool, with local RAM as its cache
 ///
@@ -166,9 +165,7 @@ impl Region {
         match self.what {
             What::Create(create) => create.run(common)?,
             What::List(_) => {
-                let all = client::list(&directory(common)?).or_fail(|| "listing regions")?;
-                let all: Vec<_> = all.iter().map(Listed::of).collect();
-                output::answer(common.json, &all, |all| listed(all))?;
+                output::answer(common.json, &Listed::all(common)?, |all| listed(all))?;
             }
             What::Show(which) => {
                 let files = which.files(common)?;

@@ -8,8 +8,10 @@ use std::time::Duration;
 use aquifer_api::path;
 use aquifer_api::status::Status as Report;
 use clap::Args;
+use serde::Serialize;
 
 use super::Common;
+use super::region::{Listed, listed};
 use crate::agent_call::Socket;
 use crate::failure::Result;
 use crate::manual::Manual;
@@ -19,7 +21,7 @@ use crate::view;
 /// Shows what this host's agent sees and does
 ///
 /// Its role and memory, the leases it has granted, the volumes it has borrowed, its peers, and its latest decisions with
-/// the numbers that led to them.
+/// the numbers that led to them; and the regions of this host, and whether programs wait for their lenders.
 #[derive(Debug, Args)]
 pub struct Status {
     /// Shows it again every period of the agent, until stopped
@@ -42,6 +44,19 @@ pub(super) const MANUAL: Manual = Manual {
 /// How long the agent may take to tell.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// What is shown.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    report: Report,
+    regions: Vec<Listed>,
+}
+
+fn text(shown: &Shown) -> String {
+    let report = view::status(&shown.report);
+    if shown.regions.is_empty() { report } else { format!("{report}\n\nRegions\n{}", listed(&shown.regions)) }
+}
+
 impl Status {
     /// Shows it.
     ///
@@ -56,11 +71,12 @@ impl Status {
                 // To the top left corner, and everything below away.
                 output::line("\x1b[H\x1b[J")?;
             }
-            output::answer(common.json, &report, view::status)?;
+            let shown = Shown { report, regions: Listed::all(common)? };
+            output::answer(common.json, &shown, text)?;
             if !self.watch {
                 return Ok(ExitCode::SUCCESS);
             }
-            thread::sleep(Duration::from_secs_f64(report.period_s.clamp(0.05, 60.0)));
+            thread::sleep(Duration::from_secs_f64(shown.report.period_s.clamp(0.05, 60.0)));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::commands::Common;
 use crate::failure::{OrFail as _, Result};
 use crate::output;
 
-/// Makes pages of a region read as zeroes, and gives back what they took, here and with lenders
+/// Makes a region, or some pages of it, read as zeroes, and gives back what they took, here and with lenders
 #[derive(Debug, Args)]
 pub struct Drop {
     #[command(flatten)]

@@ -7,9 +7,13 @@ use aquifer_region::Usage;
 use aquifer_region::process::{Files, RegionSpec, Status, client};
 use serde::Serialize;
 
+use super::directory;
+use crate::commands::Common;
+use crate::failure::{OrFail as _, Result};
+
 /// One region in the list.
 #[derive(Debug, Serialize)]
-pub(super) struct Listed {
+pub(crate) struct Listed {
     name: RegionName,
     /// What it was made with; nothing if that cannot be read.
     spec: Option<RegionSpec>,
@@ -18,32 +22,46 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    pub(super) fn of(files: &Files) -> Self {
+    /// All of them.
+    pub(crate) fn all(common: &Common) -> Result<Vec<Self>> {
+        let all = client::list(&directory(common)?).or_fail(|| "listing regions")?;
+        Ok(all.iter().map(Self::of).collect())
+    }
+
+    fn of(files: &Files) -> Self {
         let name = files.name().clone();
         Self { name, spec: client::record(files).ok(), status: client::status(files).ok() }
     }
 }
 
-pub(super) fn listed(all: &[Listed]) -> String {
+pub(crate) fn listed(all: &[Listed]) -> String {
     if all.is_empty() {
         return "no regions: 'aquifer region create' makes one".to_owned();
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "MAPPED BY"]);
+    table.set_header(["NAME", "SIZE", "CACHE", "RESIDENT", "REMOTE", "ZERO", "STATE", "MAPPED BY"]);
     for region in all {
         let mut row = vec![
             region.name.to_string(),
             region.spec.as_ref().map_or_else(|| "-".to_owned(), |spec| spec.size.to_string()),
         ];
         row.extend(cells(region.status.as_ref().map(|status| status.usage)));
-        row.push(region.status.as_ref().map_or_else(
-            || "nothing serves it".to_owned(),
-            |status| if status.programs.is_empty() { "-".to_owned() } else { status.programs.join(", ") },
-        ));
+        let (state, programs) = match &region.status {
+            None => ("nothing serves it".to_owned(), "-".to_owned()),
+            Some(Status { waiting: 0, programs, .. }) => ("served".to_owned(), mapped_by(programs)),
+            Some(Status { waiting, programs, .. }) => {
+                (format!("{waiting} faults WAIT for a lender"), mapped_by(programs))
+            }
+        };
+        row.extend([state, programs]);
         table.add_row(row);
     }
     table.to_string()
+}
+
+fn mapped_by(programs: &[String]) -> String {
+    if programs.is_empty() { "nobody".to_owned() } else { programs.join(", ") }
 }
 
 /// How much of a region there may be here, is here, with lenders and nowhere; as far as it is known.
@@ -63,10 +81,7 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
     line("zero", usage.zero.to_string());
-    line(
-        "mapped by",
-        if status.programs.is_empty() { "nobody".to_owned() } else { status.programs.join(", ") },
-    );
+    line("mapped by", mapped_by(&status.programs));
     line("engine", format!("process {}, for {seconds:.0} s; {} policy", status.pid, spec.policy));
     line(
         "faults",

@@ -76,13 +76,13 @@ impl Member {
         })?;
         self.engine.watch_room(quota.is_some());
         let cache = quota.map_or(spec.cache, |quota| quota.min(most).min(spec.cache).max(LEAST));
-        // The cache first: all that caches have is within the limit at every moment.
-        let resized = self.engine.resize_cache(cache);
+        // The cache first, and the quota only if pages could leave: all that caches have is within the limit at every moment.
+        self.engine.resize_cache(cache)?;
         if quota.is_some() {
             self.book.with(|limits| limits.set(&spec.name, cache))?;
         }
         drop(seen);
-        resized
+        Ok(())
     }
 
     /// Sees to it that the cache has more when it is short of room and others need it less, until the end.
