@@ -52,6 +52,8 @@ counts! {
     found_zero,
     /// Pages that were fetched before they were touched.
     prefetched,
+    /// Pages of zeroes that were there before they were touched.
+    zeroed,
     /// Nanoseconds that remote faults took, all together.
     remote_ns,
     /// Of these, how many the link took, the lender's part among them.

@@ -97,15 +97,15 @@ impl Program {
         at(pages.start)..at(pages.end)
     }
 
-    /// What this thread, which waits for a page that is fetched, may touch next.
-    pub(crate) fn guess(&self, thread: u32, page: u64) -> Option<Guess> {
+    /// What this thread, which waits for a page that is fetched or was nowhere, may touch next.
+    pub(crate) fn guess(&self, thread: u32, page: u64, most: u64) -> Option<Guess> {
         let mut prefetchers = lock(&self.prefetchers);
         let known = prefetchers.iter().position(|(id, _)| *id == thread);
         let mut own = match known {
             Some(at) => prefetchers.remove(at),
             None => (thread, self.prefetch.make()?),
         };
-        let guess = own.1.after(page);
+        let guess = own.1.after(page, most);
         if prefetchers.len() == THREADS {
             prefetchers.remove(0);
         }
@@ -117,6 +117,12 @@ impl Program {
     pub(crate) fn fill_clean(&self, page: u64, data: &[u8]) -> bool {
         let Range { start, end } = self.addresses(&(page..page + 1));
         start < end && matches!(self.userfault.fill(start, data, true), Ok(Filled::Now))
+    }
+
+    /// Puts a page of zeroes into its memory.
+    pub(crate) fn fill_zero(&self, page: u64) -> io::Result<Filled> {
+        let Range { start, end } = self.addresses(&(page..page + 1));
+        if start < end { self.userfault.fill_zero(start) } else { Ok(Filled::Gone) }
     }
 
     /// Has whoever waits for these pages try again.

@@ -163,7 +163,9 @@ fn what_is_persisted_leaves_without_a_write() {
     serving.engine.persist().unwrap();
     let written = serving.engine.counts().written_back;
     assert_eq!(written, FRAMES / 2);
-    assert_eq!((setting.lender.ram(), serving.engine.usage().dirty), (Bytes(written * PAGE), Bytes::ZERO));
+    assert_eq!(setting.lender.ram(), Bytes(written * PAGE));
+    // Pages of zeroes, which are there because more of the scan was expected, lenders do not have.
+    assert_eq!(serving.engine.usage().dirty, Bytes(serving.engine.counts().found_zero * PAGE));
     // Touched and written to since: that is noticed.
     (0..8).for_each(|page| write(&region, page, 2));
     (8..16).for_each(|page| check(&region, page, 1));
@@ -173,12 +175,14 @@ fn what_is_persisted_leaves_without_a_write() {
 }
 
 #[test]
-fn a_scan_is_fetched_ahead() {
+fn a_scan_is_seen_and_its_pages_brought_before_they_are_touched() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let region = setting.map();
     (0..PAGES).for_each(|page| write(&region, page, 1));
     let before = serving.engine.counts();
+    assert_eq!(before.remote_faults, 0);
+    assert!(before.zeroed > PAGES / 2 && before.zero_faults < PAGES / 4, "{before:?}");
     (0..PAGES).for_each(|page| check(&region, page, 1));
     let after = serving.engine.counts();
     let fetched = after.remote_faults - before.remote_faults;

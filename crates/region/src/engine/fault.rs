@@ -169,6 +169,7 @@ impl Engine {
                 filled.map_err(|error| cannot_map(page, error))
             })
         } else {
+            self.zero_ahead(touch);
             program.userfault.fill_zero(fault.address).map_err(|error| cannot_map(page, error))
         };
         let there =

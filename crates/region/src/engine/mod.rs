@@ -446,8 +446,8 @@ impl Engine {
 
     /// How many pages have come into the cache.
     pub fn came(&self) -> u64 {
-        let Counts { zero_faults, remote_faults, prefetched, .. } = self.counts();
-        zero_faults + remote_faults + prefetched
+        let Counts { zero_faults, remote_faults, prefetched, zeroed, .. } = self.counts();
+        zero_faults + remote_faults + prefetched + zeroed
     }
 
     /// Number under which those who are asked to by operators and programs use the volume: one at a time.

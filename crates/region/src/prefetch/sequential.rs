@@ -1,4 +1,4 @@
-use super::{Guess, MOST, Prefetcher};
+use super::{Guess, Prefetcher};
 
 /// Streams that are followed at a time.
 const STREAMS: usize = 8;
@@ -14,10 +14,10 @@ pub(super) struct Sequential {
 }
 
 impl Prefetcher for Sequential {
-    fn after(&mut self, page: u64) -> Option<Guess> {
+    fn after(&mut self, page: u64, most: u64) -> Option<Guess> {
         let goes_on = self.streams.iter().position(|(next, _)| *next == page);
         let count = match goes_on {
-            Some(at) => (2 * self.streams.remove(at).1).clamp(FIRST, MOST),
+            Some(at) => (2 * self.streams.remove(at).1).max(FIRST).min(most),
             None => 0,
         };
         if self.streams.len() == STREAMS {

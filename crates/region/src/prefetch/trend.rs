@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use super::{Guess, MOST, Prefetcher};
+use super::{Guess, Prefetcher};
 
 /// Steps that are remembered (Leap, section 4.1: a history of 32).
 const HISTORY: usize = 32;
@@ -51,14 +51,14 @@ impl Trend {
 }
 
 impl Prefetcher for Trend {
-    fn after(&mut self, page: u64) -> Option<Guess> {
+    fn after(&mut self, page: u64, most: u64) -> Option<Guess> {
         let step = self.last.map(|last| page.wrapping_sub(last) as i64);
         self.last = Some(page);
         let count = match self.guessed.filter(|(_, behind)| *behind == page) {
             Some((guess, _)) => {
                 // The pages before this one were touched, and each was a step.
                 (0..=guess.count.min(HISTORY as u64)).for_each(|_| self.remember(guess.stride));
-                (2 * guess.count).min(MOST)
+                (2 * guess.count).max(FIRST)
             }
             None => {
                 self.remember(step?);
@@ -67,9 +67,10 @@ impl Prefetcher for Trend {
         };
         // What is no step along the trend is on the way of something else.
         let stride = self.majority().filter(|stride| self.steps.front() == Some(stride))?;
+        let count = count.min(most);
         let guess = Guess { stride, count };
         let behind = page.checked_add_signed(stride * (count as i64 + 1))?;
         self.guessed = Some((guess, behind));
-        Some(guess)
+        (count > 0).then_some(guess)
     }
 }

@@ -94,7 +94,10 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
             100.0 * status.hit_rate
         ),
     );
-    line("prefetched", format!("{} ({})", counts.prefetched, spec.prefetch));
+    line(
+        "prefetched",
+        format!("{} fetched, {} of zeroes ({})", counts.prefetched, counts.zeroed, spec.prefetch),
+    );
     if let Some(link) = &spec.link {
         let how = if link.one_at_a_time { "one at a time" } else { "any number at a time" };
         let took = status.link.unwrap_or_default();
