@@ -179,10 +179,11 @@ fn a_scan_is_seen_and_its_pages_brought_before_they_are_touched() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let region = setting.map();
-    (0..PAGES).for_each(|page| write(&region, page, 1));
+    (0..FRAMES / 2).for_each(|page| write(&region, page, 1));
+    let new = serving.engine.counts();
+    assert!(new.zeroed > FRAMES / 4 && new.zero_faults < FRAMES / 8, "{new:?}");
+    (FRAMES / 2..PAGES).for_each(|page| write(&region, page, 1));
     let before = serving.engine.counts();
-    assert_eq!(before.remote_faults, 0);
-    assert!(before.zeroed > PAGES / 2 && before.zero_faults < PAGES / 4, "{before:?}");
     (0..PAGES).for_each(|page| check(&region, page, 1));
     let after = serving.engine.counts();
     let fetched = after.remote_faults - before.remote_faults;

@@ -32,7 +32,7 @@ impl Cache {
     }
 
     /// Frames that are kept free for faults to come.
-    fn reserve(&self) -> u64 {
+    pub(super) fn reserve(&self) -> u64 {
         match self.scheme {
             Scheme::OnDemand => 0,
             Scheme::PreEvict => (self.limit / 16).min(4 * BATCH as u64),

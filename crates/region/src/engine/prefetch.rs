@@ -88,8 +88,11 @@ impl Engine {
     /// waits meanwhile: to fill a page takes as long as to write to it, and who comes too early waits for longer.
     pub(super) fn zero_ahead(&self, touch: &Touch<'_>) {
         let cache = lock(&self.cache);
-        let most = Self::most_guessed(&cache).min(cache.free());
+        let most = Self::most_guessed(&cache).min(cache.free().saturating_sub(cache.reserve()));
         drop(cache);
+        if most == 0 {
+            return;
+        }
         let guess = touch.program.guess(touch.fault.thread, touch.page, most);
         let Some(guess) = guess else { return };
         let mut cache = lock(&self.cache);
