@@ -6,7 +6,7 @@ mod bytes;
 mod name;
 
 pub use bytes::{Bytes, ParseBytesError};
-pub use name::{Group, HostName, LeaseId, NameError, RegionName, VolumeId};
+pub use name::{Group, HostName, LeaseId, MigrationId, NameError, RegionName, VolumeId};
 
 /// Bytes in a page, the unit of transfer.
 pub const PAGE_SIZE: usize = 4096;

@@ -149,6 +149,11 @@ id!(
     VolumeId,
     "volume"
 );
+id!(
+    /// One attempt to move a VM to another host.
+    MigrationId,
+    "migration"
+);
 
 impl Default for Group {
     /// The group of leases that name none: `default`.

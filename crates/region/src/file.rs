@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 
 use aquifer_mapping::FileMap;
 use aquifer_page::PAGE_SIZE;
@@ -31,6 +32,16 @@ impl RegionFile {
     /// Pages that are in the file and that nobody can write to meanwhile.
     pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
         sys::frozen(&self.map, pages.start, pages.end - pages.start)
+    }
+
+    /// Reads pages that others may be writing to: what is written meanwhile is there, or is not, or in part.
+    pub(crate) fn read(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, first * PAGE_SIZE as u64)
+    }
+
+    /// Puts pages there, of which none is in a page table.
+    pub(crate) fn put(&self, first: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, first * PAGE_SIZE as u64)
     }
 
     /// Takes pages out of the file, and out of all page tables.

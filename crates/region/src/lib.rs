@@ -9,6 +9,7 @@ mod counters;
 mod engine;
 mod error;
 mod file;
+pub mod handover;
 mod named;
 mod places;
 pub mod policy;
@@ -19,7 +20,7 @@ mod sys;
 mod table;
 
 pub use counters::{Counts, Times};
-pub use engine::{Engine, EngineConfig, LinkSpec, Scheme, Usage};
+pub use engine::{Engine, EngineConfig, Incoming, LinkSpec, Scheme, Usage};
 pub use error::RegionError;
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchKind;

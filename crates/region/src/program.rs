@@ -160,23 +160,37 @@ impl Program {
 
     /// Adds those of the pages, none of which is in the page table, that it has not written to since they were last put there clean.
     pub(crate) fn unwritten(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
+        runs.iter().try_for_each(|run| self.scan(run, sys::UNWRITTEN, 0, into))
+    }
+
+    /// Adds those of the pages that are in the page table and that it has written to since writes to them were last to be noticed; `notice`
+    /// has the next be noticed again.
+    pub(crate) fn written(
+        &self,
+        pages: &Range<u64>,
+        notice: bool,
+        into: &mut HashSet<u64>,
+    ) -> io::Result<()> {
+        self.scan(pages, sys::WRITTEN, if notice { sys::NOTICE } else { 0 }, into)
+    }
+
+    fn scan(&self, pages: &Range<u64>, category: u64, flags: u64, into: &mut HashSet<u64>) -> io::Result<()> {
         let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; 64];
-        for run in runs {
-            let Range { mut start, end } = self.addresses(run);
-            while start < end && !self.gone.load(Ordering::Relaxed) {
-                let (count, walked) = sys::scan(&self.pagemap, start, end, sys::UNWRITTEN, &mut found)?;
-                for region in &found[..count] {
-                    into.extend(
-                        self.page(region.start)
-                            .into_iter()
-                            .flat_map(|first| first..first + (region.end - region.start) / PAGE_SIZE as u64),
-                    );
-                }
-                if walked <= start {
-                    break;
-                }
-                start = walked;
+        let Range { mut start, end } = self.addresses(pages);
+        while start < end && !self.gone.load(Ordering::Relaxed) {
+            let (count, walked) = sys::scan(&self.pagemap, start..end, category, flags, &mut found)?;
+            for region in &found[..count] {
+                let first = self.page(region.start);
+                into.extend(
+                    first
+                        .into_iter()
+                        .flat_map(|first| first..first + (region.end - region.start) / PAGE_SIZE as u64),
+                );
             }
+            if walked <= start {
+                break;
+            }
+            start = walked;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::ptr;
 use std::slice;
@@ -26,21 +27,28 @@ pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
 /// to since it was last put there clean. (Without the first it could be somebody else's page, which was swapped out.)
 pub(crate) const UNWRITTEN: u64 = 1 | 1 << 4;
 
+/// `PAGE_IS_WRITTEN` and `PAGE_IS_PRESENT` of `linux/fs.h`: for a page in the page table, that it was written to since writes to it were
+/// last to be noticed.
+pub(crate) const WRITTEN: u64 = 1 << 1 | 1 << 3;
+
+/// `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC` of `linux/fs.h`: the next write to what was found is to be noticed.
+pub(crate) const NOTICE: u64 = 1 | 1 << 1;
+
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);
 
-/// Which parts of a process's addresses `start..end` are of this category; as many of them as there is room for. Says how many, and
-/// how far the kernel has looked.
+/// Which parts of a process's addresses are of this category; as many of them as there is room for. Says how many, and how far the
+/// kernel has looked.
 pub(crate) fn scan(
     pagemap: impl AsFd,
-    start: u64,
-    end: u64,
+    Range { start, end }: Range<u64>,
     category: u64,
+    flags: u64,
     into: &mut [page_region],
 ) -> io::Result<(usize, u64)> {
     let mut argument = pm_scan_arg {
         size: size_of::<pm_scan_arg>() as u64,
-        flags: 0,
+        flags,
         start,
         end,
         walk_end: 0,

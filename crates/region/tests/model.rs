@@ -174,6 +174,27 @@ fn what_is_persisted_leaves_without_a_write() {
     (0..FRAMES / 2).for_each(|page| check(&region, page, if page < 8 { 2 } else { 1 }));
 }
 
+/// Who looks for what is dirty finds pages written to that are about to be mapped, to leave, or to be given back.
+#[test]
+fn what_is_written_back_again_and_again_is_kept() {
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let region = setting.map();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                serving.engine.persist().unwrap();
+            }
+        });
+        let exercised = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            exercise(&region, 4, 4 * operations(), 31);
+        }));
+        done.store(true, Ordering::Relaxed);
+        exercised.unwrap();
+    });
+}
+
 #[test]
 fn a_scan_is_seen_and_its_pages_brought_before_they_are_touched() {
     let setting = Setting::new(PAGES);

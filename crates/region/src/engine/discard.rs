@@ -36,6 +36,7 @@ impl Engine {
         let mut next = first;
         while next < end {
             let mut cache = lock(&self.cache);
+            self.may_change()?;
             let (mut framed, mut stored, mut discarded) = (Vec::new(), false, 0);
             let from = next;
             while next < end {

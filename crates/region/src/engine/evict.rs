@@ -71,8 +71,9 @@ impl Engine {
         while !self.has_ended() {
             let mut cache = lock(&self.cache);
             cache.making_room = false;
-            let enough =
-                |cache: &mut Cache| cache.free() + FEW as u64 >= cache.reserve() && !self.has_ended();
+            let enough = |cache: &mut Cache| {
+                (self.is_frozen() || cache.free() + FEW as u64 >= cache.reserve()) && !self.has_ended()
+            };
             let mut cache = self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner);
             cache.making_room = true;
             let count = (cache.reserve().saturating_sub(cache.free()) as usize).clamp(FEW, BATCH);
@@ -89,7 +90,7 @@ impl Engine {
 
     /// Has so many pages leave the cache, or fewer where there are not so many that can.
     pub(super) fn evict(&self, worker: usize, count: usize) -> Result<(), RegionError> {
-        if !self.is_complete() {
+        if !self.is_complete() || self.is_frozen() {
             self.wait_for_change(lock(&self.cache));
             return Ok(());
         }
@@ -106,7 +107,8 @@ impl Engine {
     /// Takes victims out of the page tables, until there are enough of them to choose from.
     fn cool(&self, count: usize) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
-        if cache.cooling.len() >= cache.cooled() + count {
+        // Looked at under the lock: whoever freezes it waits for what is leaving then, and no more.
+        if cache.cooling.len() >= cache.cooled() + count || self.is_frozen() {
             return Ok(());
         }
         let most = count.max(FEW.min((cache.limit / 8) as usize));
@@ -133,6 +135,9 @@ impl Engine {
             match &unmapped {
                 Ok(clean) => {
                     let dirty = is.dirty || !clean.contains(&page);
+                    if let Some(outgoing) = cache.outgoing.as_mut().filter(|_| !clean.contains(&page)) {
+                        outgoing.changed(&[page]);
+                    }
                     self.table.set(page, Page { dirty, ..is.at(Place::Unmapped) });
                     cache.cooling.push_back(page);
                 }
@@ -147,12 +152,14 @@ impl Engine {
         unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
     }
 
-    /// Takes pages out of all page tables. Says which of them no program has written to since they were fetched.
+    /// Takes pages out of all page tables. Says of which of them it is known that no program has written to them since they were fetched, or
+    /// sent to another host's engine.
     pub(super) fn unmap(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
+        let another_has_it = lock(&self.cache).outgoing.is_some();
         let maybe_clean = runs(pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
-            is.stored && !is.dirty
+            (is.stored && !is.dirty) || another_has_it
         }));
         let mut clean: Option<HashSet<u64>> = None;
         for program in self.programs() {
@@ -171,7 +178,7 @@ impl Engine {
     fn take_cooled(&self, count: usize) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let mut leaving = Vec::with_capacity(count);
-        while leaving.len() < count {
+        while leaving.len() < count && !self.is_frozen() {
             let Some(page) = cache.cooling.pop_front() else { break };
             let is = self.table.get(page);
             if is.place == Place::Unmapped {
@@ -185,7 +192,7 @@ impl Engine {
 
     /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
     fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
-        let (written, mut failed) = self.write_back(worker, pages);
+        let (written, mut failed) = self.write_back(worker, pages, |run| self.file.frozen(run));
         self.note_written(&written);
         let goes = |(page, stored): &(u64, Option<bool>)| stored.is_some() && !self.table.get(*page).wanted;
         let (going, staying): (Vec<_>, Vec<_>) = written.into_iter().partition(goes);
@@ -203,7 +210,7 @@ impl Engine {
     }
 
     /// Notes what the volume has now, as [`write_back`](Self::write_back) says.
-    pub(super) fn note_written(&self, written: &[(u64, Option<bool>)]) {
+    fn note_written(&self, written: &[(u64, Option<bool>)]) {
         let _cache = lock(&self.cache);
         for (page, stored) in written {
             if let Some(stored) = *stored {
@@ -251,28 +258,31 @@ impl Engine {
             is.wanted
         });
         let wanted: Vec<_> = wanted.collect();
+        cache.outgoing.iter_mut().for_each(|outgoing| outgoing.changed(pages));
         cache.frames -= frames as u64;
         drop(cache);
         self.arrived(&wanted);
     }
 
-    /// Sees to it that the volume has the pages. Says of each whether it has now, or that it could not be written.
-    pub(super) fn write_back(
+    /// Sees to it that the volume has the pages, with what `content` says of runs of them. Says of each whether it has now, or that it could
+    /// not be written.
+    pub(super) fn write_back<'a>(
         &self,
         worker: usize,
         pages: &[u64],
+        content: impl Fn(&Range<u64>) -> &'a [u8],
     ) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
         let is_dirty = |page: &u64| {
             let is = self.table.get(*page);
             is.dirty || !is.stored
         };
-        let is_full = |page: &u64| !is_zero(self.file.frozen(&(*page..*page + 1)));
+        let is_full = |page: &u64| !is_zero(content(&(*page..*page + 1)));
         let (dirty, clean): (Vec<_>, Vec<_>) = pages.iter().copied().partition(is_dirty);
         let (full, empty): (Vec<_>, Vec<_>) = dirty.into_iter().partition(is_full);
         let mut written: Vec<_> = clean.into_iter().map(|page| (page, Some(true))).collect();
         let mut failed = None;
         let full_runs = runs(full.iter().copied());
-        let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, self.file.frozen(run))).collect();
+        let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, content(run))).collect();
         let sent = Instant::now();
         let stored =
             self.volume.write_many(worker, &data).map_err(|error| failed = Some(error.into())).is_ok();

@@ -108,7 +108,8 @@ impl Engine {
                     drop(cache);
                     return self.map(touch, is);
                 }
-                Place::Zero | Place::Remote if cache.frames < cache.limit => {
+                // While nothing may leave there is always room: it is but a moment.
+                Place::Zero | Place::Remote if cache.frames < cache.limit || self.is_frozen() => {
                     cache.frames += 1;
                     self.table.set(page, is.at(Place::Filling));
                     self.see_to_room(&mut cache);
@@ -224,7 +225,9 @@ impl Engine {
     /// The page has arrived.
     pub(super) fn settle(&self, page: u64, is: Page, touched: bool) {
         let mut cache = lock(&self.cache);
-        let wanted = self.table.get(page).wanted;
+        let now = self.table.get(page);
+        // Who looks for what is dirty may have found it written to as soon as it was in the page table, and the mark there gone since.
+        let (is, wanted) = (Page { dirty: is.dirty || now.dirty, ..is }, now.wanted);
         self.table.set(page, is);
         match is.place {
             Place::Resident if touched => cache.policy.touched(page),

@@ -16,7 +16,9 @@ mod discard;
 mod evict;
 mod expected;
 mod fault;
+mod incoming;
 mod link;
+mod outgoing;
 mod persist;
 mod prefetch;
 mod recover;
@@ -50,8 +52,10 @@ use crate::prefetch::PrefetchKind;
 use crate::program::Program;
 use crate::table::{Page, Place, Table};
 use expected::{Expected, Mapped};
+pub use incoming::Incoming;
 use link::Link;
 pub use link::LinkSpec;
+use outgoing::Outgoing;
 
 /// When victims leave the cache (Disaggregation, section 4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +85,8 @@ pub struct EngineConfig {
     pub give_up: Option<Duration>,
     /// How many faults are served at a time.
     pub workers: usize,
+    /// The volume is another engine's, on another host: nothing may be written to it yet, or any more.
+    pub foreign: bool,
 }
 
 /// How much of a region is where, in bytes.
@@ -116,6 +122,8 @@ struct Cache {
     is_short: bool,
     /// Victims that are out of the page tables, the oldest first. Those that were touched since are still listed.
     cooling: VecDeque<u64>,
+    /// What the host has to which the region is being handed over.
+    outgoing: Option<Outgoing>,
 }
 
 /// A fault that could not be served.
@@ -160,6 +168,12 @@ pub struct Engine {
     fetching: AtomicUsize,
     counters: Counters,
     ended: AtomicBool,
+    /// No page may leave, and nothing be written to the volume: it is being handed over, or another host's.
+    frozen: AtomicBool,
+    /// Held by who looks for what is dirty: what one has found the next does not find.
+    looking: Mutex<()>,
+    /// Where the volume's extents are, as it is kept for the next engine.
+    places: Arc<Places>,
 }
 
 impl Engine {
@@ -199,6 +213,7 @@ impl Engine {
             watched: false,
             is_short: false,
             cooling: VecDeque::new(),
+            outgoing: None,
         };
         let engine = Self {
             file,
@@ -224,6 +239,9 @@ impl Engine {
             fetching: AtomicUsize::new(0),
             counters: Counters::default(),
             ended: AtomicBool::new(false),
+            frozen: AtomicBool::new(config.foreign),
+            looking: Mutex::default(),
+            places: places.clone(),
         };
         engine.recover(&places).map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
         Ok(engine)
@@ -267,6 +285,18 @@ impl Engine {
 
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed)
+    }
+
+    fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
+    }
+
+    /// Refuses what would change what is handed over.
+    fn may_change(&self) -> Result<(), RegionError> {
+        if self.is_frozen() {
+            return Err(RegionError::Misuse("the region is being handed over to another host".to_owned()));
+        }
+        Ok(())
     }
 
     /// Takes care of a mapping from now on, and returns when its program has let go of it.
@@ -413,6 +443,7 @@ impl Engine {
     /// When pages cannot leave; the limit is the new one all the same.
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         let over = |cache: &Cache| cache.frames > cache.limit;
+        self.may_change()?;
         self.limit_cache(limit);
         while over(&lock(&self.cache)) {
             self.evict(self.control_worker(), evict::BATCH)?;

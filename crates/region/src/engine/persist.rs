@@ -1,77 +1,153 @@
 //! Having lenders have all that is here.
 
 use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
-use super::evict::BATCH;
 use crate::error::RegionError;
 use crate::lock;
+use crate::program::Program;
 use crate::table::{Page, Place};
 
+/// Pages that are looked at together, and written together if they are dirty.
+const CHUNK: u64 = 256;
+
+/// Pages that are being written back while programs have them: they are leaving as far as the table says, so that nobody else writes or
+/// takes them.
+struct Taken {
+    pages: Vec<u64>,
+    /// What each was.
+    were: Vec<Page>,
+    /// Who may write to them.
+    programs: Vec<Arc<Program>>,
+}
+
 impl Engine {
-    /// Writes what was written before this call and is only here to the volume. Programs go on meanwhile, and all stays in the cache.
+    /// Writes what was written before this call and is only here to the volume. Programs go on meanwhile, and all stays in the cache. Says how
+    /// many pages were dirty.
     ///
     /// # Errors
     /// When pages cannot be written; they stay, and are still dirty.
-    pub fn persist(&self) -> Result<(), RegionError> {
+    pub fn persist(&self) -> Result<u64, RegionError> {
+        let _looking = lock(&self.looking);
+        let mut written = 0;
         let mut next = 0;
+        let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
         while next < self.table.pages() {
-            let (pages, mapped) = self.take_present(&mut next);
-            if pages.is_empty() {
+            if !self.is_complete() {
                 self.wait_for_change(lock(&self.cache));
                 continue;
             }
-            let failed = match self.find_dirty(&mapped) {
-                Ok(()) => {
-                    let (written, failed) = self.write_back(self.control_worker(), &pages);
-                    self.note_written(&written);
-                    failed
-                }
-                Err(error) => Some(error),
-            };
-            self.stay(&pages);
-            if let Some(error) = failed {
-                return Err(error);
-            }
+            let chunk = next..(next + CHUNK).min(self.table.pages());
+            let taken = self.take_dirty(chunk, &mut next)?;
+            written += taken.pages.len() as u64;
+            self.write_taken(taken, &mut buffer)?;
         }
         self.volume.flush(self.control_worker())?;
-        Ok(())
+        Ok(written)
     }
 
-    /// Some pages from `next` on that are in the file, as leaving, and those of them that programs may have mapped. None where one is
-    /// under way; then `next` is that.
-    fn take_present(&self, next: &mut u64) -> (Vec<u64>, Vec<u64>) {
-        let (mut pages, mut mapped) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
-        let mut cache = lock(&self.cache);
-        while *next < self.table.pages() && pages.len() < BATCH {
-            let is = self.table.get(*next);
-            match is.place {
-                Place::Zero | Place::Remote => {}
-                Place::Filling | Place::Leaving => break,
-                Place::Resident | Place::Unmapped => {
-                    if is.place == Place::Resident {
-                        cache.policy.went(*next);
-                        mapped.push(*next);
-                    }
-                    self.table.set(*next, is.at(Place::Leaving));
-                    pages.push(*next);
-                }
-            }
-            *next += 1;
+    /// Notes which pages that are here programs have written to, and has the next write be noticed. To be called under the lock of the cache:
+    /// whoever has pages leave must not find them clean before it is noted that they are not.
+    pub(super) fn note_dirty(&self, pages: &Range<u64>) -> Result<HashSet<u64>, RegionError> {
+        let mut written = HashSet::new();
+        for program in self.programs() {
+            program.written(pages, true, &mut written).map_err(cannot_look)?;
         }
-        (pages, mapped)
-    }
-
-    /// Takes the pages out of all page tables, and notes which of them are dirty.
-    fn find_dirty(&self, pages: &[u64]) -> Result<(), RegionError> {
-        let clean = self.unmap(pages).map_err(RegionError::io("cannot take pages out of a program"));
-        let _cache = lock(&self.cache);
-        let none = HashSet::new();
-        let unwritten = clean.as_ref().unwrap_or(&none);
-        for page in pages {
+        written.retain(|page| {
             let is = self.table.get(*page);
-            self.table.set(*page, Page { dirty: is.dirty || !unwritten.contains(page), ..is });
-        }
-        clean.map(|_| ())
+            if is.has_frame() {
+                self.table.set(*page, Page { dirty: true, ..is });
+            }
+            is.has_frame()
+        });
+        Ok(written)
     }
+
+    /// The dirty ones of the pages, as leaving. Where one is under way, those before it, and `next` is that.
+    fn take_dirty(&self, chunk: Range<u64>, next: &mut u64) -> Result<Taken, RegionError> {
+        let mut cache = lock(&self.cache);
+        self.may_change()?;
+        let mut taken = Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs() };
+        self.note_dirty(&chunk)?;
+        for page in chunk {
+            let is = self.table.get(page);
+            match is.place {
+                Place::Filling | Place::Leaving if taken.pages.is_empty() => {
+                    self.wait_for_change(cache);
+                    return Ok(taken);
+                }
+                Place::Filling | Place::Leaving => return Ok(taken),
+                Place::Resident | Place::Unmapped if is.dirty || !is.stored => {
+                    if is.place == Place::Resident {
+                        cache.policy.went(page);
+                    }
+                    self.table.set(page, is.at(Place::Leaving));
+                    taken.pages.push(page);
+                    taken.were.push(is);
+                }
+                _ => {}
+            }
+            *next = page + 1;
+        }
+        Ok(taken)
+    }
+
+    /// Writes them, and has them be where they were: clean, if nobody has written to them meanwhile.
+    fn write_taken(&self, taken: Taken, buffer: &mut [u8]) -> Result<(), RegionError> {
+        let Taken { pages, were, programs } = taken;
+        let Some((first, last)) = pages.first().copied().zip(pages.last().copied()) else { return Ok(()) };
+        let read = pages
+            .iter()
+            .zip(buffer.chunks_exact_mut(PAGE_SIZE))
+            .try_for_each(|(page, into)| self.file.read(*page, into));
+        // Runs of pages are runs in the buffer.
+        let content = |run: &Range<u64>| {
+            let at = pages.partition_point(|page| *page < run.start) * PAGE_SIZE;
+            &buffer[at..at + (run.end - run.start) as usize * PAGE_SIZE]
+        };
+        let (written, mut failed) = match read {
+            Ok(()) => self.write_back(self.control_worker(), &pages, content),
+            Err(error) => (Vec::new(), Some(cannot_look(error))),
+        };
+        let mut cache = lock(&self.cache);
+        let mut again = HashSet::new();
+        let here = self.programs();
+        if programs.iter().any(|program| !here.iter().any(|other| Arc::ptr_eq(other, program))) {
+            // What it had written to was known to its page table only.
+            again.extend(&pages);
+        }
+        for program in here {
+            if let Err(error) = program.written(&(first..last + 1), false, &mut again) {
+                again.extend(&pages);
+                failed = Some(cannot_look(error));
+            }
+        }
+        let mut wanted = Vec::new();
+        for (at, (page, was)) in pages.iter().zip(were).enumerate() {
+            let is = self.table.get(*page);
+            let stored = written.get(at).and_then(|(_, stored)| *stored);
+            // With nothing but zeroes in it, it is dirty still: the volume has nothing.
+            let dirty = stored != Some(true) || again.contains(page);
+            let is_stored = stored.unwrap_or(is.stored);
+            self.table.set(*page, Page { place: was.place, stored: is_stored, dirty, wanted: false });
+            match was.place {
+                Place::Resident => cache.policy.came(*page),
+                _ => cache.cooling.push_back(*page),
+            }
+            if is.wanted {
+                wanted.push(*page);
+            }
+        }
+        drop(cache);
+        self.arrived(&wanted);
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+fn cannot_look(source: std::io::Error) -> RegionError {
+    RegionError::io("cannot look at a program's pages")(source)
 }

@@ -86,8 +86,16 @@ mod tests {
     use crate::error::RegionError;
     use crate::table::Table;
 
+    impl Engine {
+        /// An engine of so many pages that were never written, without a lender.
+        pub(in crate::engine) fn bare(pages: u64) -> Self {
+            let was = Page { place: Place::Zero, stored: false, dirty: false, wanted: false };
+            after(was, false, pages).unwrap()
+        }
+    }
+
     /// The engine that follows one which died when page 0 was `was`, and perhaps in the file, without a lender.
-    fn after(was: Page, in_file: bool) -> Result<Engine, RegionError> {
+    fn after(was: Page, in_file: bool, pages: u64) -> Result<Engine, RegionError> {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let paths = ["region", "table", "places"].map(|name| directory.path().join(name));
         let open = |at: usize, size: u64| {
@@ -96,11 +104,11 @@ mod tests {
             file.set_len(size).unwrap();
             (paths[at].as_path(), file)
         };
-        let files = [open(0, 4 * PAGE_SIZE as u64), open(1, 4), open(2, 0)];
+        let files = [open(0, pages * PAGE_SIZE as u64), open(1, pages), open(2, 0)];
         if in_file {
             files[0].1.write_all_at(b"here", 0).unwrap();
         }
-        Table::new(&files[1].1, 4).unwrap().set(0, was);
+        Table::new(&files[1].1, pages).unwrap().set(0, was);
         let config = EngineConfig {
             cache: Bytes::mib(1),
             policy: Default::default(),
@@ -109,10 +117,11 @@ mod tests {
             link: None,
             give_up: None,
             workers: 1,
+            foreign: false,
         };
         let volume = VolumeConfig {
             id: VolumeId::random(),
-            capacity: Bytes(4 * PAGE_SIZE as u64),
+            capacity: Bytes(pages * PAGE_SIZE as u64),
             workers: 0,
             patience: VolumeConfig::DEFAULT_PATIENCE,
             tls: None,
@@ -125,7 +134,7 @@ mod tests {
     #[test]
     fn a_page_that_was_leaving_when_its_extent_was_given_back_is_still_there() {
         let leaving = Page { place: Place::Leaving, stored: true, dirty: true, wanted: true };
-        let engine = after(leaving, true).unwrap();
+        let engine = after(leaving, true, 4).unwrap();
         let is = engine.table.get(0);
         assert_eq!((is.place, is.dirty, is.wanted), (Place::Resident, true, false));
         assert_eq!(&engine.file.frozen(&(0..1))[..4], b"here");
@@ -134,7 +143,7 @@ mod tests {
     #[test]
     fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
         let remote = Page { place: Place::Remote, stored: true, dirty: false, wanted: false };
-        let refused = after(remote, false).unwrap_err().to_string();
+        let refused = after(remote, false, 4).unwrap_err().to_string();
         assert!(refused.contains("with no lender"), "{refused}");
     }
 }

@@ -33,6 +33,23 @@ const RESTART: Duration = Duration::from_secs(3);
 /// # Errors
 /// [`RegionError`].
 pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
+    create_as(program, directory, spec, false)
+}
+
+/// The same for a region that is another host's, and will be handed over ([`receive`]) and then be this one's ([`own`]).
+///
+/// # Errors
+/// [`RegionError`].
+pub fn create_foreign(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
+    create_as(program, directory, spec, true)
+}
+
+fn create_as(
+    program: &Path,
+    directory: &Path,
+    spec: &RegionSpec,
+    foreign: bool,
+) -> Result<Status, RegionError> {
     let files = Files::new(directory, &spec.name);
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
@@ -41,7 +58,8 @@ pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Sta
         "cannot mount a tmpfs at {} (it takes root)",
         directory.display()
     )))?;
-    let created = files.create(spec).and_then(|()| start(program, &files).inspect_err(|_| files.remove()));
+    let served = || files.make_foreign(foreign).and_then(|()| start(program, &files));
+    let created = files.create(spec).and_then(|()| served().inspect_err(|_| files.remove()));
     if created.is_err() {
         tmpfs::release(directory);
     }
@@ -208,16 +226,9 @@ pub fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
 /// # Errors
 /// [`RegionError`].
 pub fn remove(files: &Files) -> Result<(), RegionError> {
-    // Where an engine died, another one is about to serve.
-    let deadline = Instant::now() + RESTART;
-    loop {
-        match done(files, &Request::Remove) {
-            Err(RegionError::Unserved { .. }) if Instant::now() < deadline => {
-                thread::sleep(Duration::from_millis(50));
-            }
-            Err(RegionError::Unserved { .. }) if !files.is_served() => break,
-            removed => break removed?,
-        }
+    match served(files, &Request::Remove) {
+        Err(RegionError::Unserved { .. }) if !files.is_served() => {}
+        removed => removed?,
     }
     // The engine has answered, and ends; until then it has the files mapped.
     files.remove();
@@ -226,6 +237,50 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// Begins to hand a region over: frames to its engine go into what comes back. Closed before it was given away, it stays.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn send(files: &Files) -> Result<UnixStream, RegionError> {
+    stream(files, &Request::Send)
+}
+
+/// Begins to take in a region that is another host's: frames for its engine go into what comes back.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn receive(files: &Files) -> Result<UnixStream, RegionError> {
+    stream(files, &Request::Receive)
+}
+
+/// Has a region be this host's that was another's, or was being handed over.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn own(files: &Files) -> Result<(), RegionError> {
+    served(files, &Request::Own)
+}
+
+/// As [`done`]; where an engine died, the next one is waited for.
+fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
+    let deadline = Instant::now() + RESTART;
+    loop {
+        match done(files, request) {
+            Err(RegionError::Unserved { .. } | RegionError::Io { .. }) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            answered => return answered,
+        }
+    }
+}
+
+fn stream(files: &Files, request: &Request) -> Result<UnixStream, RegionError> {
+    match asked(files, request)? {
+        (Response::Done, stream) => Ok(stream),
+        (other, _) => Err(refusal(files, other)),
+    }
 }
 
 fn done(files: &Files, request: &Request) -> Result<(), RegionError> {
@@ -244,6 +299,11 @@ fn refusal(files: &Files, response: Response) -> RegionError {
 }
 
 fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
+    asked(files, request).map(|(response, _)| response)
+}
+
+/// The answer, and the connection on which it came: with nothing in it yet that was not asked for.
+fn asked(files: &Files, request: &Request) -> Result<(Response, UnixStream), RegionError> {
     let name = || files.name().clone();
     let mut stream = UnixStream::connect(files.control()).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
@@ -258,6 +318,8 @@ fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
     line.push(b'\n');
     stream.write_all(&line).map_err(broken())?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).map_err(broken())?;
-    serde_json::from_str(&answer).map_err(|error| broken()(error.into()))
+    BufReader::new(&stream).read_line(&mut answer).map_err(broken())?;
+    let answer = serde_json::from_str(&answer).map_err(|error| broken()(error.into()))?;
+    stream.set_read_timeout(None).map_err(broken())?;
+    Ok((answer, stream))
 }

@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A region that is served.
 pub(super) struct Serving {
-    files: Files,
+    pub(super) files: Files,
     spec: Mutex<RegionSpec>,
-    engine: Arc<Engine>,
+    pub(super) engine: Arc<Engine>,
     member: Member,
     since: Instant,
 }
@@ -81,6 +81,9 @@ impl Serving {
     }
 
     fn discard_all(&self) -> Result<(), RegionError> {
+        if self.files.is_foreign() {
+            return Ok(());
+        }
         let count = lock(&self.spec).size.pages();
         self.engine.discard(Run { first: 0, count })
     }
@@ -146,7 +149,7 @@ impl Serving {
                 let spec = lock(&self.spec).clone();
                 done(self.member.have(&spec, most))
             }
-            Ok(Request::Persist) => done(self.engine.persist()),
+            Ok(Request::Persist) => done(self.engine.persist().map(drop)),
             Ok(Request::Drop { pages }) => done(self.engine.discard(pages)),
             Ok(Request::Remove) => match self.engine.mapped_by() {
                 programs if !programs.is_empty() => Response::InUse { programs: programs.join(", ") },
@@ -156,11 +159,19 @@ impl Serving {
                     done(discarded)
                 }
             },
+            Ok(Request::Own) => done(self.own()),
+            Ok(request @ (Request::Send | Request::Receive)) => {
+                self.hand_over(&request, client)?;
+                return Ok(false);
+            }
             Err(error) => Response::Failed { error: format!("cannot understand the request: {error}") },
         };
-        let mut line = serde_json::to_vec(&response)?;
-        line.push(b'\n');
-        let mut client = client;
-        client.write_all(&line).map(|()| removed).or(if removed { Ok(true) } else { Ok(false) })
+        answer(client, &response).map(|()| removed).or(if removed { Ok(true) } else { Ok(false) })
     }
+}
+
+pub(super) fn answer(mut client: &UnixStream, response: &Response) -> io::Result<()> {
+    let mut line = serde_json::to_vec(response)?;
+    line.push(b'\n');
+    client.write_all(&line)
 }

@@ -2,6 +2,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, RegionName, VolumeId};
@@ -133,6 +134,29 @@ impl Files {
         self.beside("places")
     }
 
+    fn foreign(&self) -> PathBuf {
+        self.beside("foreign")
+    }
+
+    /// Whether the region is another host's.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.foreign().exists()
+    }
+
+    /// Makes it another host's, or this one's, for all engines to come.
+    pub(super) fn make_foreign(&self, foreign: bool) -> Result<(), RegionError> {
+        let path = self.foreign();
+        let made = if foreign {
+            File::create(&path).map(drop)
+        } else {
+            fs::remove_file(&path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })
+        };
+        made.map_err(RegionError::io(format!("cannot change {}", path.display())))
+    }
+
     /// The socket for programs.
     pub fn programs(&self) -> PathBuf {
         self.beside("programs")
@@ -222,6 +246,13 @@ impl Files {
     pub(super) fn remove(&self) {
         // What is not there needs no removing.
         let _ = fs::remove_file(self.region());
-        let _ = fs::remove_dir_all(self.beside(""));
+        // An engine that ends may be about to note that a program is gone.
+        for _ in 0..100 {
+            let _ = fs::remove_dir_all(self.beside(""));
+            if !self.beside("").exists() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }

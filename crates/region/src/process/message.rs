@@ -31,6 +31,12 @@ pub(super) enum Request {
     },
     /// Discard all, and end.
     Remove,
+    /// Hand the region over: frames follow on this connection, which is the handing over for as long as it is there.
+    Send,
+    /// Take in a region that is being handed over: frames follow.
+    Receive,
+    /// It is this host's from now on.
+    Own,
 }
 
 /// What it answers.

@@ -9,6 +9,7 @@
 //! | `.NAME/mapped` | which programs have it mapped |
 //! | `.NAME/record.json` | what it was made with |
 //! | `.NAME/kept` | locked while a keeper lives |
+//! | `.NAME/foreign` | is there while the region is another host's: what it takes of its lenders is not this one's to give back |
 //! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
 //! | `.NAME/log` | what the engines have to say |
 //!
@@ -18,11 +19,13 @@ pub mod client;
 mod control;
 mod files;
 pub mod first_word;
+mod hand_over;
 mod message;
 mod pages;
 mod quota;
 pub mod record;
 mod run;
+mod shim;
 mod tmpfs;
 
 pub use files::{Files, RegionSpec};
@@ -30,3 +33,4 @@ pub use message::{Bucket, Latency, Status};
 pub use pages::{Extent, PageState, Pages};
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
+pub use shim::shim;

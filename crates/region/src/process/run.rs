@@ -127,6 +127,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         link: spec.link,
         give_up: spec.give_up,
         workers: spec.workers,
+        foreign: files.is_foreign(),
     };
     let volume = VolumeConfig {
         id: spec.volume,

@@ -22,7 +22,7 @@ pub const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A region's files and its lender.
 pub struct Setting {
-    pub lender: OurLender,
+    pub lender: Arc<OurLender>,
     pub directory: TempDir,
     pages: u64,
 }
@@ -35,10 +35,15 @@ pub struct Serving {
 
 impl Setting {
     pub fn new(pages: u64) -> Self {
+        let extents = (pages * PAGE).div_ceil(aquifer_page::EXTENT_SIZE);
+        Self::with(Arc::new(OurLender::start(extents)), pages)
+    }
+
+    /// A region with the same lender.
+    pub fn with(lender: Arc<OurLender>, pages: u64) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::create_dir(directory.path().join(".region")).unwrap();
-        let extents = (pages * PAGE).div_ceil(aquifer_page::EXTENT_SIZE);
-        Self { lender: OurLender::start(extents), directory, pages }
+        Self { lender, directory, pages }
     }
 
     pub fn region(&self) -> PathBuf {
@@ -50,6 +55,11 @@ impl Setting {
     }
 
     pub fn serve(&self, frames: u64, policy: PolicyKind, scheme: Scheme) -> Serving {
+        self.serve_as(frames, policy, scheme, false)
+    }
+
+    /// The same with an engine to which another one will hand its region over, if that is so.
+    pub fn serve_as(&self, frames: u64, policy: PolicyKind, scheme: Scheme, foreign: bool) -> Serving {
         let beside = |name: &str| self.directory.path().join(".region").join(name);
         let open = |path: &Path, size: u64| {
             let file =
@@ -65,6 +75,7 @@ impl Setting {
             link: None,
             give_up: None,
             workers: 2,
+            foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
         let paths = [self.region(), beside("table"), beside("places")];

@@ -1,0 +1,223 @@
+//! A region that comes from another host: its pages, and what is known of them, before it is this host's.
+
+use std::io;
+
+use aquifer_mapping::Run;
+use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_pool::Ledger as _;
+
+use super::Engine;
+use crate::error::RegionError;
+use crate::file::runs;
+use crate::handover::{Extent, Frame, PAGES};
+use crate::lock;
+use crate::table::{Page, Place};
+
+/// What has come so far.
+#[derive(Debug, Default)]
+pub struct Incoming {
+    /// The states of pages have come: what comes now was written to after that.
+    settled: bool,
+    /// Pages that came, one by one; others that are here are of no account.
+    came: Vec<bool>,
+    /// Those of them that the volume has, or may have.
+    stored: Vec<bool>,
+}
+
+impl Engine {
+    /// Takes in what the engine before this one, on another host, has sent.
+    ///
+    /// # Errors
+    /// What is no part of the region, or cannot be put there. Nothing more is to be taken in then.
+    pub fn take_in(&self, incoming: &mut Incoming, frame: &Frame, data: &[u8]) -> Result<(), RegionError> {
+        if !self.is_frozen() {
+            return Err(RegionError::Misuse("the region is this host's already".to_owned()));
+        }
+        let pages = self.table.pages() as usize;
+        incoming.came.resize(pages, false);
+        incoming.stored.resize(pages, false);
+        match frame {
+            Frame::Pages(run) => self.take_pages(incoming, *run, data),
+            Frame::Purge(all) => all.iter().try_for_each(|run| {
+                self.check(*run)?;
+                (run.first..run.end()).for_each(|page| incoming.came[page as usize] = false);
+                self.purge((run.first..run.end()).collect())
+            }),
+            Frame::States(first) => self.take_states(incoming, *first, data),
+            Frame::Extents(extents) => {
+                extents.iter().try_for_each(|extent| self.take_extent(incoming, extent))
+            }
+            other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
+        }
+    }
+
+    fn check(&self, run: Run) -> Result<(), RegionError> {
+        match run.first.checked_add(run.count) {
+            Some(end) if end <= self.table.pages() => Ok(()),
+            _ => Err(RegionError::Misuse("pages that are not in the region".to_owned())),
+        }
+    }
+
+    fn take_pages(&self, incoming: &mut Incoming, run: Run, data: &[u8]) -> Result<(), RegionError> {
+        self.check(run)?;
+        if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
+            return Err(RegionError::Misuse("pages that are not as long as they are said to be".to_owned()));
+        }
+        let were = self.take_frames(run);
+        let put = self.file.put(run.first, data);
+        for (page, was) in (run.first..run.end()).zip(were) {
+            incoming.came[page as usize] = true;
+            // Until it is known what it is, it is only here.
+            let is = Page { place: Place::Unmapped, stored: was.stored, dirty: true, wanted: false };
+            self.settle(page, is, false);
+        }
+        put.map_err(RegionError::io("cannot put pages into the region's file"))
+    }
+
+    /// Has these pages be on their way, each with a frame.
+    fn take_frames(&self, run: Run) -> Vec<Page> {
+        let mut were = Vec::with_capacity(run.count as usize);
+        for page in run.first..run.end() {
+            loop {
+                let mut cache = lock(&self.cache);
+                let is = self.table.get(page);
+                match is.place {
+                    Place::Filling | Place::Leaving => {
+                        self.wait_for_change(cache);
+                        continue;
+                    }
+                    Place::Zero | Place::Remote => cache.frames += 1,
+                    Place::Resident => cache.policy.went(page),
+                    Place::Unmapped => {}
+                }
+                self.table.set(page, is.at(Place::Filling));
+                were.push(is);
+                break;
+            }
+        }
+        were
+    }
+
+    /// Takes pages out that are here.
+    fn purge(&self, pages: Vec<u64>) -> Result<(), RegionError> {
+        let mut leaving = Vec::new();
+        for page in pages {
+            loop {
+                let mut cache = lock(&self.cache);
+                let is = self.table.get(page);
+                match is.place {
+                    Place::Zero | Place::Remote => {}
+                    Place::Filling | Place::Leaving => {
+                        self.wait_for_change(cache);
+                        continue;
+                    }
+                    Place::Resident | Place::Unmapped => {
+                        if is.place == Place::Resident {
+                            cache.policy.went(page);
+                        }
+                        self.table.set(page, is.at(Place::Leaving));
+                        leaving.push(page);
+                    }
+                }
+                break;
+            }
+        }
+        let (gone, stuck) = self.punch(&leaving);
+        self.have_left(gone, gone.len());
+        stuck.map_or(Ok(()), |(pages, error)| {
+            self.stay(pages);
+            Err(error)
+        })
+    }
+
+    fn take_states(&self, incoming: &mut Incoming, first: u64, data: &[u8]) -> Result<(), RegionError> {
+        let end = self.table.pages().min(first.saturating_add(data.len() as u64 * 4));
+        let mut strange = Vec::new();
+        let cache = lock(&self.cache);
+        for page in first..end {
+            let state = data[((page - first) / 4) as usize] >> ((page - first) % 4 * 2) & 3;
+            let (stored, dirty) = (state & 1 != 0, state & 2 != 0);
+            let at = page as usize;
+            incoming.stored[at] = stored;
+            let is = self.table.get(page);
+            let is = match is.place {
+                Place::Zero | Place::Remote => Page { stored, ..is }.without_frame(),
+                _ => Page { stored, dirty: dirty || !stored, ..is },
+            };
+            self.table.set(page, is);
+            if is.has_frame() && !incoming.came[at] {
+                strange.push(page);
+            }
+        }
+        drop(cache);
+        incoming.settled = true;
+        // Whoever touched them when nothing was known of them found zeroes.
+        self.purge(strange)
+    }
+
+    fn take_extent(&self, incoming: &Incoming, of: &Extent) -> Result<(), RegionError> {
+        let first = of.extent * PAGES_PER_EXTENT;
+        let last = (first + PAGES_PER_EXTENT).min(self.table.pages());
+        if !incoming.settled || first >= last {
+            return Err(RegionError::Misuse("an extent that is not in the region".to_owned()));
+        }
+        let at = |page: u64| page * PAGE_SIZE as u64 - of.extent * EXTENT_SIZE;
+        let stored = runs((first..last).filter(|page| incoming.stored[*page as usize]));
+        let place = (of.lease, of.slot);
+        self.places.note(of.extent as usize, Some(place));
+        let written = stored.iter().map(|run| at(run.start)..at(run.end));
+        Ok(self.volume.restore(of.extent as usize, place, written)?)
+    }
+
+    /// Fetches pages that are likely to be touched soon, as far as there is room, until all are here or the end.
+    pub fn warm(&self, pages: &[Run]) {
+        let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
+        for run in pages {
+            if self.check(*run).is_err() {
+                return;
+            }
+            let mut first = run.first;
+            while first < run.end() {
+                let end = run.end().min(first + PAGES);
+                if self.has_ended() || self.fetch_ahead(first..end, &mut buffer).is_none() {
+                    return;
+                }
+                first = end;
+            }
+        }
+    }
+
+    /// Fetches those of the pages that are remote. None if there is no room, or they cannot be fetched.
+    fn fetch_ahead(&self, pages: std::ops::Range<u64>, buffer: &mut [u8]) -> Option<()> {
+        let mut cache = lock(&self.cache);
+        if cache.free() < cache.reserve() + (pages.end - pages.start) {
+            return None;
+        }
+        let taken: Vec<_> = pages.filter(|page| self.table.get(*page).place == Place::Remote).collect();
+        for page in &taken {
+            self.table.set(*page, self.table.get(*page).at(Place::Filling));
+        }
+        cache.frames += taken.len() as u64;
+        drop(cache);
+        let mut fetched: io::Result<()> = Ok(());
+        for run in runs(taken) {
+            let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
+            if fetched.is_ok() {
+                let read = self.read(self.control_worker(), run.start, data).map_err(io::Error::other);
+                fetched = read.and_then(|_| self.file.put(run.start, data));
+            }
+            for page in run {
+                let is = Page { wanted: false, ..self.table.get(page) };
+                match fetched {
+                    Ok(()) => self.settle(page, is.at(Place::Unmapped), false),
+                    Err(_) => {
+                        // What was put there of it, if anything.
+                        let _ = self.file.punch(&(page..page + 1));
+                        self.unsettle(page, is.at(Place::Remote));
+                    }
+                }
+            }
+        }
+        fetched.ok()
+    }
+}

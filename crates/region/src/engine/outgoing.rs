@@ -1,0 +1,290 @@
+//! A region on its way to another host: what of it must be sent, round by round (Migration, section 3.3).
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use aquifer_mapping::Run;
+use aquifer_page::{PAGE_SIZE, is_zero};
+
+use super::Engine;
+use crate::error::RegionError;
+use crate::file::runs;
+use crate::handover::{self, Extent, Frame, Round, Sent};
+use crate::lock;
+use crate::table::Place;
+
+/// Pages that are looked at under one lock.
+const CHUNK: u64 = 4096;
+
+/// How long it may take until no page is on its way any more, when the program stands still.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// Takes frames on to the other engine.
+pub type Sink<'a> = dyn FnMut(&Frame, &[u8]) -> io::Result<()> + 'a;
+
+/// What the other engine has.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// It has this page, as it is or as it once was.
+    there: Vec<bool>,
+    /// What it has of this page is what there is here.
+    current: Vec<bool>,
+    /// Nothing was sent yet.
+    first: bool,
+}
+
+impl Outgoing {
+    /// These pages are not here any more, or written to: who sent them meanwhile may have sent anything.
+    pub(super) fn changed(&mut self, pages: &[u64]) {
+        pages.iter().for_each(|page| self.current[*page as usize] = false);
+    }
+}
+
+/// What is to be done in a round.
+#[derive(Default)]
+struct Plan {
+    send: Vec<u64>,
+    purge: Vec<u64>,
+    sent: Sent,
+}
+
+impl Engine {
+    /// Begins to hand the region over: another engine has nothing of it yet.
+    ///
+    /// # Errors
+    /// If that is being done, or was.
+    pub fn begin_outgoing(&self) -> Result<(), RegionError> {
+        self.may_change()?;
+        let pages = self.table.pages() as usize;
+        let mut cache = lock(&self.cache);
+        if cache.outgoing.is_some() {
+            return Err(RegionError::Misuse("the region is being handed over already".to_owned()));
+        }
+        cache.outgoing =
+            Some(Outgoing { there: vec![false; pages], current: vec![false; pages], first: true });
+        Ok(())
+    }
+
+    /// The region stays here after all, or is here from now on.
+    pub fn own(&self) {
+        let mut cache = lock(&self.cache);
+        cache.outgoing = None;
+        self.frozen.store(false, Ordering::Relaxed);
+        self.settled.notify_all();
+        self.short.notify_all();
+    }
+
+    /// Does a round: what is for the other engine goes into `sink`.
+    ///
+    /// # Errors
+    /// When the volume cannot be written to, or `sink` fails.
+    pub fn round(&self, round: Round, sink: &mut Sink<'_>) -> Result<Sent, RegionError> {
+        if round == Round::Clean {
+            let resident = self.usage().resident.pages();
+            let cleaned = self.persist()?;
+            return Ok(Sent { cleaned, resident, dirty: cleaned, ..Sent::default() });
+        }
+        if matches!(round, Round::Last | Round::Rest) {
+            let cache = lock(&self.cache);
+            self.frozen.store(true, Ordering::Relaxed);
+            drop(cache);
+            self.wait_until_settled()?;
+        }
+        let plan = self.plan(round)?;
+        let fail = || RegionError::io("cannot send to the other host");
+        for run in as_runs(&plan.purge).chunks(4096) {
+            sink(&Frame::Purge(run.to_vec()), &[]).map_err(fail())?;
+        }
+        self.send(&plan.send, sink)?;
+        if round == Round::Last {
+            self.send_states(sink).map_err(fail())?;
+        }
+        Ok(plan.sent)
+    }
+
+    /// Waits until every page is in one place. None leaves any more.
+    fn wait_until_settled(&self) -> Result<(), RegionError> {
+        let deadline = Instant::now() + SETTLING;
+        let on_its_way = |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
+        loop {
+            let cache = lock(&self.cache);
+            let Some(page) = (0..self.table.pages()).find(|page| on_its_way(*page)) else { return Ok(()) };
+            if Instant::now() > deadline {
+                let why = format!("page {page} is still on its way: can its lender be reached?");
+                return Err(RegionError::Refused(why));
+            }
+            self.wait_for_change(cache);
+        }
+    }
+
+    fn plan(&self, round: Round) -> Result<Plan, RegionError> {
+        let _looking = lock(&self.looking);
+        let mut plan = Plan::default();
+        let mut first = 0;
+        let mut all = false;
+        while first < self.table.pages() {
+            let chunk = first..(first + CHUNK).min(self.table.pages());
+            first = chunk.end;
+            let mut cache = lock(&self.cache);
+            let written = self.note_dirty(&chunk)?;
+            let not_begun = || RegionError::Misuse("the region is not being handed over".to_owned());
+            let outgoing = cache.outgoing.as_mut().ok_or_else(not_begun)?;
+            if outgoing.first && round == Round::Copy {
+                outgoing.first = false;
+                all = true;
+            }
+            for page in chunk {
+                let is = self.table.get(page);
+                let at = page as usize;
+                if written.contains(&page) {
+                    outgoing.current[at] = false;
+                }
+                let is_here = matches!(is.place, Place::Resident | Place::Unmapped);
+                let must = is.dirty || !is.stored;
+                plan.sent.resident += u64::from(is_here);
+                plan.sent.dirty += u64::from(is_here && must);
+                if outgoing.current[at] {
+                    continue;
+                }
+                if is_here && (must || all) {
+                    // Before it is read: should it leave meanwhile, that is noted after this.
+                    outgoing.there[at] = true;
+                    outgoing.current[at] = true;
+                    plan.send.push(page);
+                } else if std::mem::take(&mut outgoing.there[at]) {
+                    plan.purge.push(page);
+                }
+            }
+        }
+        plan.sent.pages = plan.send.len() as u64;
+        plan.sent.purged = plan.purge.len() as u64;
+        Ok(plan)
+    }
+
+    /// Sends pages, but for those of zeroes that the volume does not have: these the other engine is not to have either.
+    fn send(&self, pages: &[u64], sink: &mut Sink<'_>) -> Result<(), RegionError> {
+        let mut buffer = vec![0; handover::PAGES as usize * PAGE_SIZE];
+        for run in runs(pages.iter().copied()) {
+            let mut first = run.start;
+            while first < run.end {
+                let end = run.end.min(first + handover::PAGES);
+                let data = &mut buffer[..(end - first) as usize * PAGE_SIZE];
+                let read = self.file.read(first, data);
+                read.map_err(RegionError::io("cannot read the region's file"))?;
+                self.send_some(first..end, data, sink)
+                    .map_err(RegionError::io("cannot send to the other host"))?;
+                first = end;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_some(&self, pages: Range<u64>, data: &[u8], sink: &mut Sink<'_>) -> io::Result<()> {
+        let content = |page: u64| &data[(page - pages.start) as usize * PAGE_SIZE..][..PAGE_SIZE];
+        let is_nothing = |page: &u64| is_zero(content(*page)) && !self.table.get(*page).stored;
+        let (nothing, full): (Vec<_>, Vec<_>) = pages.clone().partition(is_nothing);
+        if !nothing.is_empty() {
+            sink(&Frame::Purge(as_runs(&nothing)), &[])?;
+        }
+        for run in runs(full) {
+            let at = |page: u64| (page - pages.start) as usize * PAGE_SIZE;
+            sink(&Frame::Pages(as_run(&run)), &data[at(run.start)..at(run.end)])?;
+        }
+        Ok(())
+    }
+
+    /// Says what is known of every page, and where the extents are.
+    fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
+        let mut first = 0;
+        while first < self.table.pages() {
+            let end = (first + handover::STATES).min(self.table.pages());
+            let mut states = vec![0; (end - first).div_ceil(4) as usize];
+            for page in first..end {
+                let is = self.table.get(page);
+                let state = u8::from(is.stored) | u8::from(is.has_frame() && is.dirty) << 1;
+                states[((page - first) / 4) as usize] |= state << ((page - first) % 4 * 2);
+            }
+            sink(&Frame::States(first), &states)?;
+            first = end;
+        }
+        let extents =
+            self.places.all().map(|(extent, (lease, slot))| Extent { extent: extent as u64, lease, slot });
+        let extents: Vec<_> = extents.collect();
+        extents.chunks(4096).try_for_each(|some| sink(&Frame::Extents(some.to_vec()), &[]))
+    }
+
+    /// The pages that are in page tables here and not with the other engine, which has room for so many.
+    pub fn hot(&self, most: u64) -> Vec<Run> {
+        let cache = lock(&self.cache);
+        let Some(outgoing) = &cache.outgoing else { return Vec::new() };
+        let is_hot =
+            |page: &u64| self.table.get(*page).place == Place::Resident && !outgoing.current[*page as usize];
+        runs((0..self.table.pages()).filter(is_hot).take(most as usize)).iter().map(as_run).collect()
+    }
+}
+
+fn as_run(run: &Range<u64>) -> Run {
+    Run { first: run.start, count: run.end - run.start }
+}
+
+fn as_runs(pages: &[u64]) -> Vec<Run> {
+    runs(pages.iter().copied()).iter().map(as_run).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+    use crate::table::Page;
+
+    /// Migration, Fig. 5: pages 1 to 8, of which four have room here.
+    #[test]
+    fn of_eight_pages_five_are_sent_where_eleven_were() {
+        let engine = Engine::bare(9);
+        let is = |page: u64, place, dirty| {
+            engine.table.set(page, Page { place, stored: true, dirty, wanted: false });
+        };
+        let leaves = |page| {
+            is(page, Place::Remote, false);
+            lock(&engine.cache).outgoing.as_mut().unwrap().changed(&[page]);
+        };
+        (1..=8).for_each(|page| is(page, Place::Remote, false));
+        (2..=5).for_each(|page| is(page, Place::Resident, true));
+        engine.begin_outgoing().unwrap();
+        let first = engine.plan(Round::Copy).unwrap();
+        assert_eq!(first.send, [2, 3, 4, 5]);
+
+        // Written to: 2, 4 and 8. Here then: 4, 5 and 7.
+        leaves(2);
+        leaves(3);
+        leaves(8);
+        lock(&engine.cache).outgoing.as_mut().unwrap().current[4] = false;
+        is(7, Place::Resident, false);
+        let second = engine.plan(Round::Copy).unwrap();
+        assert_eq!((second.send.as_slice(), second.purge.as_slice()), (&[4][..], &[2, 3][..]));
+        assert_eq!(first.sent.pages + second.sent.pages, 5);
+    }
+
+    #[test]
+    fn what_left_and_came_back_is_not_what_the_other_engine_has() {
+        let engine = Engine::bare(4);
+        let is = |page: u64, place, stored, dirty| {
+            engine.table.set(page, Page { place, stored, dirty, wanted: false });
+        };
+        is(0, Place::Resident, true, false);
+        is(1, Place::Resident, true, false);
+        is(2, Place::Unmapped, false, true);
+        engine.begin_outgoing().unwrap();
+        assert_eq!(engine.plan(Round::Copy).unwrap().send, [0, 1, 2]);
+        assert!(engine.plan(Round::Copy).unwrap().send.is_empty());
+        // Both left, were written to and left again; one came back.
+        lock(&engine.cache).outgoing.as_mut().unwrap().changed(&[0, 1]);
+        is(1, Place::Remote, true, false);
+        let plan = engine.plan(Round::Last).unwrap();
+        assert!(plan.send.is_empty());
+        assert_eq!(plan.purge, [0, 1]);
+    }
+}

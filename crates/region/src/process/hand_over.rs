@@ -1,0 +1,79 @@
+//! Handing a region over, for as long as the connection is there by which it is asked for.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+use super::control::{Serving, answer};
+use super::message::{Request, Response};
+use crate::engine::Incoming;
+use crate::error::RegionError;
+use crate::handover::Frame;
+
+/// Pages that are named as those which are used most, at most.
+const HOT: u64 = 1 << 20;
+
+impl Serving {
+    /// Has the region be this host's.
+    pub(super) fn own(&self) -> Result<(), RegionError> {
+        self.files.make_foreign(false)?;
+        self.engine.own();
+        Ok(())
+    }
+
+    /// Sends or receives frames until the other end is gone. A region that was not given away till then stays.
+    pub(super) fn hand_over(&self, request: &Request, client: &UnixStream) -> io::Result<()> {
+        let sends = *request == Request::Send;
+        let begun = if sends { self.engine.begin_outgoing() } else { Ok(()) };
+        if let Err(error) = begun {
+            return answer(client, &Response::Failed { error: error.to_string() });
+        }
+        let done = answer(client, &Response::Done)
+            .and_then(|()| client.set_read_timeout(None))
+            .and_then(|()| client.set_write_timeout(None))
+            .and_then(|()| if sends { self.send(client) } else { self.receive(client) });
+        if sends && !self.files.is_foreign() {
+            self.engine.own();
+        }
+        done
+    }
+
+    fn send(&self, mut client: &UnixStream) -> io::Result<()> {
+        let (mut orders, mut data) = (client, Vec::new());
+        while let Some(frame) = Frame::receive(&mut orders, &mut data)? {
+            let mut to_client = |frame: &Frame, data: &[u8]| frame.send(&mut client, data);
+            let reply = match frame {
+                Frame::Round(round) => self.engine.round(round, &mut to_client).map(Frame::Sent),
+                Frame::GiveAway => self.files.make_foreign(true).map(|()| Frame::Done),
+                Frame::TellHot => Ok(Frame::Hot(self.engine.hot(HOT))),
+                other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
+            };
+            reply.unwrap_or_else(|error| Frame::Failed(error.to_string())).send(&mut client, &[])?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, mut client: &UnixStream) -> io::Result<()> {
+        let (mut incoming, mut data) = (Incoming::default(), Vec::new());
+        let mut failed = None;
+        let mut frames = client;
+        while let Some(frame) = Frame::receive(&mut frames, &mut data)? {
+            match frame {
+                Frame::Sync => {
+                    let reply = failed.clone().map_or(Frame::Done, Frame::Failed);
+                    reply.send(&mut client, &[])?;
+                }
+                Frame::Hot(pages) => {
+                    let engine = self.engine.clone();
+                    thread::Builder::new().name("warm".to_owned()).spawn(move || engine.warm(&pages))?;
+                }
+                _ if failed.is_some() => {}
+                frame => {
+                    let taken = self.engine.take_in(&mut incoming, &frame, &data);
+                    failed = taken.err().map(|error| error.to_string());
+                }
+            }
+        }
+        Ok(())
+    }
+}
