@@ -19,6 +19,9 @@ use crate::{allocator, sys};
 /// The environment variable that says `FD:PROCESS`: the open file of the region, which is locked for as long as it is a heap, and whose heap.
 const VARIABLE: &str = "AQUIFER_HEAP";
 
+/// The size of a huge page, and what jemalloc's own blocks are aligned to.
+const HUGE: usize = 2 << 20;
+
 static HEAP: OnceLock<Heap> = OnceLock::new();
 
 #[derive(Debug)]
@@ -65,6 +68,8 @@ fn set_up(fd: c_int) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping replaces nothing.
     let start = unsafe { regions::map(0, length, protection, libc::MAP_SHARED, (fd, 0), socket) }?;
+    // Not in the heap: a thread whose arena has no room there would not get ENOMEM, but end the program (jemalloc 5.3).
+    sys::make_arenas();
     let all = start..start + length;
     // What a program before this one left is not for this one.
     regions::discard(&all)?;
@@ -119,16 +124,25 @@ impl Heap {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first place where so much is free.
+    /// The first place where so much is free; of what is made of whole huge pages, the first that begins as one, if any does: jemalloc
+    /// would ask for twice as much to find one, and there may be no room for that.
     fn take(&self, length: usize) -> Option<usize> {
         let mut free = self.free();
-        let (start, end) =
-            free.iter().map(|(start, end)| (*start, *end)).find(|(start, end)| end - start >= length)?;
+        let first = |align: usize| {
+            free.iter().find_map(|(start, end)| {
+                let at = start.next_multiple_of(align);
+                (at < *end && end - at >= length).then_some((*start, at, *end))
+            })
+        };
+        let aligned = if length.is_multiple_of(HUGE) { first(HUGE) } else { None };
+        let (start, at, end) = aligned.or_else(|| first(1))?;
         free.remove(&start);
-        if start + length < end {
-            free.insert(start + length, end);
+        for (start, end) in [(start, at), (at + length, end)] {
+            if start < end {
+                free.insert(start, end);
+            }
         }
-        Some(start)
+        Some(at)
     }
 
     fn give_back(&self, Range { mut start, mut end }: Range<usize>) {
@@ -163,5 +177,18 @@ mod tests {
         assert_eq!([heap.take(11), heap.take(30), heap.take(10)], [Some(20), None, Some(31)]);
         heap.give_back(0..95);
         assert_eq!(*heap.free(), BTreeMap::from([(0, 100)]));
+    }
+
+    #[test]
+    fn what_is_as_large_as_huge_pages_begins_as_they_do() {
+        let heap = Heap { all: 100..4 * HUGE, free: Mutex::new(BTreeMap::from([(100, 4 * HUGE)])) };
+        assert_eq!(
+            [heap.take(HUGE), heap.take(50), heap.take(2 * HUGE)],
+            [Some(HUGE), Some(100), Some(2 * HUGE)]
+        );
+        assert_eq!(*heap.free(), BTreeMap::from([(150, HUGE)]));
+        // Better so than not at all.
+        heap.give_back(HUGE..2 * HUGE - 10);
+        assert_eq!([heap.take(HUGE), heap.take(HUGE)], [Some(150), None]);
     }
 }

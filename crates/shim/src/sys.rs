@@ -103,6 +103,30 @@ pub(crate) fn has(name: &CStr) -> bool {
     !next(name).is_null()
 }
 
+type Mallctl = unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
+
+/// Has jemalloc make all its arenas now, and not each when the first thread wants it.
+pub(crate) fn make_arenas() {
+    // SAFETY: a function's address or none, and jemalloc's function of this name is of this type.
+    let mallctl = unsafe { std::mem::transmute::<*mut c_void, Option<Mallctl>>(next(c"mallctl")) };
+    let Some(mallctl) = mallctl else { return };
+    let read = |name: &CStr| {
+        let (mut value, mut size) = (0_u32, size_of::<u32>());
+        // SAFETY: both names that are read are of unsigned numbers, and it writes no more than the size.
+        let done = unsafe {
+            mallctl(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0)
+        };
+        (done == 0).then_some(value)
+    };
+    let (Some(count), Some(mine)) = (read(c"opt.narenas"), read(c"thread.arena")) else { return };
+    // A thread that goes to an arena has it made.
+    for mut arena in (0..count).chain([mine]) {
+        let (null, size) = (std::ptr::null_mut(), size_of::<u32>());
+        // SAFETY: it reads an unsigned number.
+        unsafe { mallctl(c"thread.arena".as_ptr(), null, null.cast(), (&raw mut arena).cast(), size) };
+    }
+}
+
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 
 /// `fcntl(2)`, by the C library, which knows which answers are errors.
