@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_page::RegionName;
+use aquifer_page::{HostName, RegionName};
 use aquifer_region::RegionError;
 
 /// Why a guest could not be started, asked or stopped.
@@ -49,6 +49,49 @@ pub enum GuestError {
     /// The guest goes on running.
     #[error("the guest has not powered itself off within {} s", .0.as_secs())]
     StillRunning(std::time::Duration),
+    /// A VM that makes pages dirty faster than they can go over.
+    #[error("the VM writes to its memory as fast as that goes over: after {rounds} rounds it would still stand still for longer than {} ms", limit.as_millis())]
+    Diverges {
+        /// Rounds that were tried.
+        rounds: u32,
+        /// For how long it may stand still.
+        limit: std::time::Duration,
+    },
+    /// Whoever wanted a VM to move does not any more.
+    #[error("the move was cancelled: the VM is here as before")]
+    Cancelled,
+    /// A VM is another host's.
+    #[error(
+        "VM '{name}' is host {to}'s since it was moved: see there; if that host is lost, or does not have it, 'aquifer vm resume {name} --force' has it go on here"
+    )]
+    Given {
+        /// The VM.
+        name: RegionName,
+        /// Whose it is.
+        to: HostName,
+    },
+    /// A VM is here, and perhaps still another host's.
+    #[error(
+        "VM '{name}' waits for the word of host {from}, whose it may be still: see there by 'aquifer vm show {name}'; only if it does not run there, and never will, 'aquifer vm resume {name} --force' has it go on here"
+    )]
+    Awaited {
+        /// The VM.
+        name: RegionName,
+        /// Where it comes from.
+        from: HostName,
+    },
+    /// A VM was given away, and the other host does not say that it has it.
+    #[error(
+        "VM '{name}' is host {to}'s now, which does not confirm that it has it ({why}): see there by 'aquifer vm show {name}', and have it go on by 'aquifer vm resume {name} --force'"
+    )]
+    Unconfirmed {
+        /// The VM.
+        name: RegionName,
+        /// Whose it is.
+        to: HostName,
+        /// What came of asking it.
+        why: String,
+    },
     /// What was asked makes no sense.
     #[error("{0}")]
     Misuse(String),

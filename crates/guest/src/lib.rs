@@ -4,6 +4,7 @@
 //! [`VmSpec`] says what a guest is to be like, [`process`] starts one and asks about it, [`Qmp`] speaks with its QEMU.
 
 mod error;
+pub mod migrate;
 pub mod process;
 mod qmp;
 mod spec;

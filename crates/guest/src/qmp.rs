@@ -55,6 +55,15 @@ impl Qmp {
         }
     }
 
+    /// The state of the migration, as QEMU calls it; `none` where there was none.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub fn migration(&mut self) -> Result<String, GuestError> {
+        let answer = self.execute("query-migrate", json!({}))?;
+        Ok(answer["status"].as_str().unwrap_or("none").to_owned())
+    }
+
     fn receive(&mut self) -> io::Result<Value> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {

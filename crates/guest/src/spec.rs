@@ -56,11 +56,12 @@ pub struct VmSpec {
 }
 
 /// Arguments that cannot be, and why.
-const UNFIT: [(&str, &str); 9] = [
+const UNFIT: [(&str, &str); 10] = [
     ("-m", "the size of the memory is that of the region"),
     ("-M", "the machine is given by its own option, and has the region as its memory"),
     ("-machine", "the machine is given by its own option, and has the region as its memory"),
     ("-accel", "the accelerator is given by its own option"),
+    ("-incoming", "a VM comes to a host by 'aquifer vm migrate'"),
     ("-daemonize", "a VM is in the background always"),
     ("mem-lock=on", "locked memory cannot leave for the pool"),
     ("vfio", "a device of the host would write to pages that have left for the pool"),
@@ -95,8 +96,8 @@ impl VmSpec {
         }
     }
 
-    /// QEMU with this guest, whose memory is the file `region`.
-    pub(crate) fn command(&self, files: &Files, region: &Path) -> Command {
+    /// QEMU with this guest, whose memory is the file `region`; one that waits for the guest to come from another host, if that is so.
+    pub(crate) fn command(&self, files: &Files, region: &Path, comes: bool) -> Command {
         let Self { name, memory, .. } = self;
         let mut qemu = Command::new(&self.qemu);
         qemu.env("LD_PRELOAD", &self.shim);
@@ -114,7 +115,7 @@ impl VmSpec {
         let serial = [("path", &*files.serial()), ("logfile", &*files.console())];
         qemu.arg("-chardev").arg(with(socket("serial"), &serial));
         qemu.args(["-serial", "chardev:aquifer-serial"]);
-        for (id, path) in [("control", files.control()), ("qmp", files.qmp())] {
+        for (id, path) in [("control", files.control()), ("mover", files.mover()), ("qmp", files.qmp())] {
             qemu.arg("-chardev").arg(with(socket(id), &[("path", &path)]));
             qemu.args(["-mon", &format!("chardev=aquifer-{id},mode=control")]);
         }
@@ -134,6 +135,9 @@ impl VmSpec {
         }
         if let Some(append) = &self.append {
             qemu.args(["-append", append]);
+        }
+        if comes {
+            qemu.args(["-incoming", "defer", "-S"]);
         }
         qemu.args(&self.extra);
         qemu
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn a_comma_in_a_path_does_not_end_it() {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
-        let command = spec(&[]).command(&files, Path::new("/run/re,gions/one"));
+        let command = spec(&[]).command(&files, Path::new("/run/re,gions/one"), false);
         let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
         assert!(arguments.contains(&"if=virtio,format=qcow2,file=/a,,b.qcow2"), "{arguments:?}");
         assert!(arguments.contains(&"if=virtio,format=raw,file=/c"), "{arguments:?}");

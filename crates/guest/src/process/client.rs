@@ -1,17 +1,25 @@
 //! Starting VMs, asking about them and stopping them. All calls block.
 
+use std::fs::OpenOptions;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_page::MigrationId;
 use aquifer_region::process::{RegionSpec, client as regions, first_word};
 use serde_json::json;
 
 use super::files::Files;
-use super::message::{Record, Response, State, Status};
+use super::meminfo;
+use super::message::{Record, Request, Response, State, Status, Told};
 use super::run::{SUBCOMMAND, remove_region};
 use crate::error::GuestError;
+use crate::migrate::{self, Arrival, Awaited, Order, Progress, Report};
 use crate::qmp::Qmp;
 use crate::spec::VmSpec;
 
@@ -34,7 +42,7 @@ pub fn start(
 ) -> Result<Status, GuestError> {
     spec.check()?;
     let files = Files::new(run_dir, &spec.name);
-    files.create(&Record { spec: spec.clone(), pid: None, ended: None })?;
+    files.create(&Record::of(spec, None))?;
     let started = regions::create(program, &run_dir.join("regions"), memory)
         .map_err(GuestError::from)
         .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)));
@@ -42,23 +50,149 @@ pub fn start(
     status(&files)
 }
 
-fn keeper(program: &Path, files: &Files) -> Result<(), GuestError> {
+/// Has a VM be waited for that is to come from another host, and says at which address. It is gone again if it does not come.
+///
+/// # Errors
+/// [`GuestError`]: what this host lacks to take it.
+pub fn receive(
+    program: &Path,
+    run_dir: &Path,
+    arrival: &Arrival,
+    awaited: Awaited,
+) -> Result<SocketAddr, GuestError> {
+    let Arrival { vm, memory, .. } = arrival;
+    vm.check()?;
+    if vm.name != memory.name || vm.memory != memory.size {
+        return Err(GuestError::Misuse("the region that is offered is not the VM's".to_owned()));
+    }
+    let spare = meminfo::available().map_err(GuestError::io("cannot read /proc/meminfo"))?;
+    if memory.cache > spare {
+        return Err(GuestError::Misuse(format!(
+            "the VM's local cache would be {}, and there are {spare} here: give it less by --cache",
+            memory.cache
+        )));
+    }
+    let files = Files::new(run_dir, &vm.name);
+    files.create(&Record::of(vm, Some(awaited)))?;
+    let started = regions::create_foreign(program, &run_dir.join("regions"), memory)
+        .map_err(GuestError::from)
+        .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)))
+        .and_then(|address| {
+            address.ok_or_else(|| GuestError::Keeper("its keeper does not wait for it".to_owned()))
+        });
+    started.inspect_err(|_| files.remove())
+}
+
+/// Starts a VM's keeper; says where it waits for the VM, if it does.
+fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestError> {
     let fail = || GuestError::io(format!("cannot start {}", program.display()));
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(files.log()).map_err(fail())?;
     let mut keeper = Command::new(program)
         .arg(SUBCOMMAND)
         .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(log)
         .spawn()
         .map_err(fail())?;
     let error = match first_word::heard(&mut keeper).map_err(fail())? {
-        Some(Response::Started) => return Ok(()),
+        Some(Response::Started) => return Ok(None),
+        Some(Response::Awaits { address }) => return Ok(Some(address)),
         Some(Response::Failed { error }) => error,
         None => "its keeper ended before it ran".to_owned(),
     };
     let _ = keeper.wait();
     Err(GuestError::Keeper(error))
+}
+
+/// What a VM and its memory are like, for another host.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
+    let record = files.read()?;
+    if let Some(given) = record.given {
+        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    }
+    let memory = regions::record(&files.region())?;
+    Ok(Arrival { migration: MigrationId::random(), vm: record.spec, memory })
+}
+
+/// Moves a VM to the host where it is waited for, and tells of progress meanwhile. A caller that dies, or whose `tell` says no, cancels it.
+///
+/// # Errors
+/// [`GuestError`]. The VM is here and as it was, unless that says otherwise.
+pub fn migrate(
+    files: &Files,
+    order: &Order,
+    mut tell: impl FnMut(&Progress) -> bool,
+) -> Result<Report, GuestError> {
+    files.read()?;
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    let mut stream = UnixStream::connect(files.keeper()).map_err(fail())?;
+    let request = Request::Migrate(Box::new(order.clone()));
+    let mut line = serde_json::to_vec(&request).map_err(|error| fail()(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(fail())?;
+    for line in BufReader::new(&stream).lines() {
+        match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
+            Told::Progress(progress) => {
+                if !tell(&progress) {
+                    return Err(GuestError::Cancelled);
+                }
+            }
+            Told::Moved(report) => {
+                // So that it can come back at once.
+                let _ = wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
+                return Ok(report);
+            }
+            Told::Failed { error } => return Err(GuestError::Keeper(error)),
+        }
+    }
+    Err(fail()(io::ErrorKind::UnexpectedEof.into()))
+}
+
+/// Has a VM go on that stands still: because it is paused, or because its move to another host or from there was cut off. One whose keeper was
+/// killed gets another: `program`, as in [`start`].
+///
+/// # Errors
+/// [`GuestError`]: where it may be another host's, and `force` does not say that it is not.
+pub fn resume(program: &Path, files: &Files, force: bool) -> Result<(), GuestError> {
+    let record = files.read()?;
+    match (record.awaited, record.given) {
+        (Some(awaited), _) if !awaited.prepared => {
+            return Err(GuestError::Misuse(format!(
+                "the VM is still on its way from host {}, or was when that was cut off: 'aquifer vm stop {} --force' removes what is left here",
+                awaited.from,
+                files.name()
+            )));
+        }
+        (Some(awaited), _) if !force => {
+            return Err(GuestError::Awaited { name: files.name().clone(), from: awaited.from });
+        }
+        (Some(_), _) => {
+            files.take_over()?;
+            if files.is_kept() {
+                // Its keeper does the rest.
+                return wait_until(PATIENCE, || runs(files))
+                    .map_err(|()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())));
+            }
+        }
+        (None, Some(given)) if !force => {
+            return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+        }
+        (None, Some(_)) => files.give_away(None)?,
+        (None, None) => {}
+    }
+    migrate::resume(files, true)?;
+    if !files.is_kept() {
+        keeper(program, files)?;
+    }
+    Ok(())
+}
+
+fn runs(files: &Files) -> bool {
+    status(files).is_ok_and(|status| status.state == State::Qemu("running".to_owned()))
 }
 
 /// The VMs under `run_dir`.
@@ -74,7 +208,7 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn status(files: &Files) -> Result<Status, GuestError> {
-    let Record { spec, pid, ended } = files.read()?;
+    let Record { spec, pid, ended, awaited, given } = files.read()?;
     let asked =
         Qmp::connect(&files.control(), PATIENCE).and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
@@ -84,7 +218,7 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     };
     let region = regions::status(&files.region()).ok();
     let [qmp, serial, console, log] = [files.qmp(), files.serial(), files.console(), files.log()];
-    Ok(Status { spec, state, pid, qmp, serial, console, log, region })
+    Ok(Status { spec, state, pid, qmp, serial, console, log, awaited, given, region })
 }
 
 /// Has the guest power itself off, or QEMU end at once; returns when nothing is left of it. What a QEMU has left that ended by
@@ -110,7 +244,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
 }
 
 fn is_running(files: &Files) -> bool {
-    std::os::unix::net::UnixStream::connect(files.control()).is_ok()
+    UnixStream::connect(files.control()).is_ok()
 }
 
 fn wait_until(patience: Duration, condition: impl Fn() -> bool) -> Result<(), ()> {

@@ -8,6 +8,7 @@ use aquifer_region::process::{Files as RegionFiles, record};
 
 use super::message::Record;
 use crate::error::GuestError;
+use crate::migrate::Given;
 
 /// The files of a VM: `RUN_DIR/vms/NAME/…`, and those of its region beside.
 #[derive(Clone, Debug)]
@@ -68,6 +69,11 @@ impl Files {
         self.file("control")
     }
 
+    /// The monitor for who moves the VM, which may take its time.
+    pub(crate) fn mover(&self) -> PathBuf {
+        self.file("mover")
+    }
+
     /// The guest's serial port, as a socket.
     pub fn serial(&self) -> PathBuf {
         self.file("serial")
@@ -81,6 +87,33 @@ impl Files {
     /// What QEMU has to say.
     pub fn log(&self) -> PathBuf {
         self.file("log")
+    }
+
+    /// By what QEMUs of two hosts get the state of devices from one to the other.
+    pub(crate) fn devices(&self) -> PathBuf {
+        self.file("devices")
+    }
+
+    /// By what its keeper is asked.
+    pub(super) fn keeper(&self) -> PathBuf {
+        self.file("keeper")
+    }
+
+    /// Notes that the VM is another host's, or is not.
+    pub(crate) fn give_away(&self, given: Option<Given>) -> Result<(), GuestError> {
+        let record = self.read()?;
+        self.write(&Record { given, ..record })
+    }
+
+    /// Notes that a VM that came is this host's.
+    pub(crate) fn take_over(&self) -> Result<(), GuestError> {
+        let record = self.read()?;
+        self.write(&Record { awaited: None, ..record })
+    }
+
+    /// Whether that has been noted.
+    pub(crate) fn is_ours(&self) -> Result<bool, GuestError> {
+        Ok(self.read()?.awaited.is_none())
     }
 
     fn record(&self) -> PathBuf {

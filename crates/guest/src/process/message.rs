@@ -1,8 +1,10 @@
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use aquifer_region::process::Status as RegionStatus;
 use serde::{Deserialize, Serialize};
 
+use crate::migrate::{Awaited, Given, Order, Progress, Report};
 use crate::spec::VmSpec;
 
 /// What is on file of a VM.
@@ -14,6 +16,19 @@ pub(super) struct Record {
     pub(super) pid: Option<u32>,
     /// How QEMU has ended, if not in order.
     pub(super) ended: Option<String>,
+    /// It comes from another host, and is that host's until it says otherwise.
+    #[serde(default)]
+    pub(super) awaited: Option<Awaited>,
+    /// It is another host's now.
+    #[serde(default)]
+    pub(super) given: Option<Given>,
+}
+
+impl Record {
+    /// Of a VM that is about to be started, or to come.
+    pub(super) fn of(spec: &VmSpec, awaited: Option<Awaited>) -> Self {
+        Self { spec: spec.clone(), pid: None, ended: None, awaited, given: None }
+    }
 }
 
 /// How a VM is.
@@ -44,6 +59,10 @@ pub struct Status {
     pub console: PathBuf,
     /// What QEMU has to say.
     pub log: PathBuf,
+    /// Where it comes from, if it is that host's still.
+    pub awaited: Option<Awaited>,
+    /// Whose it is now, if not this host's.
+    pub given: Option<Given>,
     /// Its memory; nothing if no engine serves it.
     pub region: Option<RegionStatus>,
 }
@@ -53,5 +72,27 @@ pub struct Status {
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Response {
     Started,
+    /// The VM can come, to this address.
+    Awaits {
+        address: SocketAddr,
+    },
+    Failed {
+        error: String,
+    },
+}
+
+/// What a keeper is asked by its socket, one a connection: a JSON object, one line. Who hangs up does not want it any more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub(super) enum Request {
+    Migrate(Box<Order>),
+}
+
+/// What it answers: a line for each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub(super) enum Told {
+    Progress(Progress),
+    Moved(Report),
     Failed { error: String },
 }

@@ -1,7 +1,9 @@
 //! The processes of a VM: QEMU, and a keeper that waits for its end and then takes its region away.
 
+mod asked;
 pub mod client;
 mod files;
+mod meminfo;
 mod message;
 mod run;
 

@@ -1,5 +1,6 @@
 use std::fs::{self, OpenOptions};
 use std::io;
+use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
@@ -10,10 +11,14 @@ use aquifer_page::RegionName;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
 use aquifer_region::process::first_word::{self, say};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::asked::Asked;
 use super::files::Files;
 use super::message::{Record, Response};
 use crate::error::GuestError;
+use crate::migrate::{self, Awaited, Outcome};
 use crate::qmp::Qmp;
 
 /// The hidden subcommand of the program that a VM's keeper is: its `main` must hand what follows it to [`run()`].
@@ -43,6 +48,9 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
     let record = files.read()?;
     let _lock = files.keep().map_err(fail())?;
+    if let Some(pid) = record.pid {
+        return adopt(files, pid);
+    }
     let mut qemu = start(files, &record)?;
     if let Err(error) = wait_until_it_answers(files, &mut qemu) {
         let _ = qemu.kill();
@@ -51,11 +59,65 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     }
     let record = Record { pid: Some(qemu.id()), ..record };
     files.write(&record)?;
-    say(&Response::Started);
-    first_word::is_said().map_err(fail())?;
+    match &record.awaited {
+        None => {
+            say(&Response::Started);
+            first_word::is_said().map_err(fail())?;
+        }
+        Some(awaited) => {
+            let came = take_in(files, awaited, &mut qemu, &record);
+            if !matches!(came, Ok(Outcome::Here)) {
+                let _ = qemu.kill();
+                let _ = qemu.wait();
+                remove_region(files)?;
+                files.remove();
+            }
+            match came? {
+                Outcome::Here => {}
+                Outcome::Stays(why) => {
+                    tracing::warn!("VM '{}' does not come: {why}", files.name());
+                    return Ok(());
+                }
+            }
+        }
+    }
+    let asked = Asked::serve(files).map_err(fail())?;
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
     tracing::info!("QEMU has ended: {end}");
-    clean_up(files, &record, end)
+    clean_up(files, &asked, (!end.success()).then(|| end.to_string()))
+}
+
+/// Keeps a QEMU that another keeper has started.
+fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
+    let fail = || GuestError::io(format!("cannot wait for QEMU, process {pid}"));
+    let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
+    let process = process.map_err(io::Error::from).map_err(fail())?;
+    let process = pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
+    // The number could be another process's by now.
+    Qmp::connect(&files.control(), PATIENCE)?;
+    let asked = Asked::serve(files).map_err(fail())?;
+    say(&Response::Started);
+    first_word::is_said().map_err(fail())?;
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
+    tracing::info!("QEMU has ended; how, only who started it could tell");
+    clean_up(files, &asked, None)
+}
+
+/// Waits for the VM to come from another host.
+fn take_in(
+    files: &Files,
+    awaited: &Awaited,
+    qemu: &mut Child,
+    record: &Record,
+) -> Result<Outcome, GuestError> {
+    let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
+    let listener = TcpListener::bind((awaited.listen, 0)).map_err(fail())?;
+    say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
+    first_word::is_said().map_err(fail())?;
+    let mut note =
+        |awaited: &Awaited| files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() });
+    migrate::take_in(files, awaited, &listener, qemu, &mut note)
 }
 
 fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
@@ -67,7 +129,7 @@ fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
         .open(&log)
         .map_err(GuestError::io(format!("cannot open {}", log.display())))?;
     let copy = log.try_clone().map_err(GuestError::io("cannot open the log twice"))?;
-    let mut qemu = record.spec.command(files, &files.region().region());
+    let mut qemu = record.spec.command(files, &files.region().region(), record.awaited.is_some());
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
     qemu.spawn().map_err(GuestError::io(format!("cannot run {}", record.spec.qemu.display())))
 }
@@ -95,13 +157,16 @@ fn last_words(files: &Files, end: ExitStatus) -> String {
 }
 
 /// What a QEMU that has ended leaves: nothing but why, if that was not in order.
-fn clean_up(files: &Files, record: &Record, end: ExitStatus) -> Result<(), GuestError> {
+fn clean_up(files: &Files, asked: &Asked, disorder: Option<String>) -> Result<(), GuestError> {
+    // Whoever moves it has something to say still.
+    let _nobody = asked.busy();
+    let record = files.read()?;
     remove_region(files)?;
-    if end.success() {
+    if disorder.is_none() || record.given.is_some() {
         files.remove();
         return Ok(());
     }
-    files.write(&Record { ended: Some(end.to_string()), ..record.clone() })
+    files.write(&Record { ended: disorder, ..record })
 }
 
 /// Removes the region of a VM without a QEMU, if it is there.

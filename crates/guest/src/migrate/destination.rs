@@ -1,0 +1,249 @@
+//! The side that a VM comes to.
+
+use std::io::{self, Write as _};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_region::handover::Frame;
+use aquifer_region::process::client as regions;
+use serde_json::json;
+
+use super::message::{Awaited, Message};
+use super::source::release;
+use super::wire::Wire;
+use crate::error::GuestError;
+use crate::process::Files;
+use crate::qmp::Qmp;
+
+/// How long QEMU may think about an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the other host may take until it connects.
+const CONNECTING: Duration = Duration::from_secs(30);
+
+/// How long QEMU may take to load devices.
+const LOADING: Duration = Duration::from_secs(20);
+
+/// A VM that comes, or does not.
+pub(crate) enum Outcome {
+    /// It is here, and this host's.
+    Here,
+    /// It stays where it is.
+    Stays(String),
+}
+
+/// How a conversation has ended.
+enum End {
+    Here,
+    Stays(String),
+}
+
+/// Takes in the VM whose QEMU waits for it. `note` keeps what is known beyond this process.
+pub(crate) fn take_in(
+    files: &Files,
+    awaited: &Awaited,
+    listener: &TcpListener,
+    qemu: &mut Child,
+    note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
+) -> Result<Outcome, GuestError> {
+    let fail = || GuestError::io("cannot wait for the VM");
+    listener.set_nonblocking(true).map_err(fail())?;
+    let mut taking = Taking { files, awaited: awaited.clone(), qmp: None, version: String::new() };
+    taking.version = release(&taking.qmp()?.execute("query-version", json!({}))?);
+    let began = Instant::now();
+    loop {
+        if let Some(end) = qemu.try_wait().map_err(fail())? {
+            return Ok(Outcome::Stays(format!("QEMU has ended before the VM was here: {end}")));
+        }
+        match Wire::accept(listener, &awaited.from, &awaited.identity) {
+            Ok(wire) => match taking.converse(wire, note) {
+                Ok(End::Here) => return Ok(Outcome::Here),
+                Ok(End::Stays(why)) => return Ok(Outcome::Stays(why)),
+                Err(error) if !taking.awaited.prepared => return Ok(Outcome::Stays(error.to_string())),
+                Err(error) => tracing::warn!("whose the VM is, host {} has to say: {error}", awaited.from),
+            },
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // A word that was missed comes by a file: the operator's.
+                if taking.awaited.prepared && files.is_ours()? {
+                    taking.own(true)?;
+                    return Ok(Outcome::Here);
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => tracing::warn!("turned away who connected: {error}"),
+        }
+        if !taking.awaited.prepared && began.elapsed() > CONNECTING {
+            return Ok(Outcome::Stays(format!("host {} did not connect", awaited.from)));
+        }
+    }
+}
+
+struct Taking<'a> {
+    files: &'a Files,
+    awaited: Awaited,
+    qmp: Option<Qmp>,
+    version: String,
+}
+
+impl Taking<'_> {
+    fn qmp(&mut self) -> Result<&mut Qmp, GuestError> {
+        if self.qmp.is_none() {
+            self.qmp = Some(Qmp::connect(&self.files.mover(), PATIENCE)?);
+        }
+        self.qmp.as_mut().ok_or_else(|| GuestError::Keeper("no QEMU".to_owned()))
+    }
+
+    /// Does what the other keeper says, until it is settled whose the VM is.
+    fn converse(
+        &mut self,
+        mut wire: Wire,
+        note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
+    ) -> Result<End, GuestError> {
+        let lost = || GuestError::io("the other host has gone");
+        let mut devices = None;
+        let mut engine = None;
+        loop {
+            let (message, data) = wire.receive().map_err(lost())?;
+            let done = match message {
+                Message::Hello { migration, qemu } => self.hello(migration == self.awaited.migration, &qemu),
+                Message::Alive => continue,
+                Message::Engine(frame) => {
+                    if engine.is_none() {
+                        engine = Some(regions::receive(&self.files.region())?);
+                    }
+                    let Some(engine) = &mut engine else { continue };
+                    let passed = pass_on(engine, &frame, data);
+                    match (frame, passed) {
+                        (Frame::Sync, passed) => passed,
+                        (_, Ok(())) => continue,
+                        (_, Err(error)) => return Err(error),
+                    }
+                }
+                Message::Device => {
+                    if devices.is_none() {
+                        devices = Some(self.begin_loading()?);
+                    }
+                    if let Some(devices) = &mut devices {
+                        let fail = GuestError::io("QEMU does not load the VM's devices");
+                        devices.write_all(data).map_err(fail)?;
+                    }
+                    continue;
+                }
+                Message::Prepare => {
+                    drop(devices.take());
+                    self.prepare(note)
+                }
+                Message::Own { runs } if self.awaited.prepared => {
+                    self.own(runs)?;
+                    wire.send(&Message::Done, &[]).map_err(lost())?;
+                    // What was used most is of use, but no more.
+                    if let (Ok((Message::Engine(hot @ Frame::Hot(_)), _)), Some(engine)) =
+                        (wire.receive(), &mut engine)
+                    {
+                        let _ = hot.send(engine, &[]);
+                    }
+                    return Ok(End::Here);
+                }
+                Message::Drop => {
+                    let _ = wire.send(&Message::Done, &[]);
+                    return Ok(End::Stays(format!("host {} keeps it", self.awaited.from)));
+                }
+                other => Err(GuestError::Keeper(format!("{other:?} makes no sense now"))),
+            };
+            match done {
+                Ok(()) => wire.send(&Message::Done, &[]).map_err(lost())?,
+                Err(error) => {
+                    wire.send(&Message::Failed(error.to_string()), &[]).map_err(lost())?;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    fn hello(&self, is_it: bool, qemu: &str) -> Result<(), GuestError> {
+        if !is_it {
+            return Err(GuestError::Keeper("another attempt to move the VM is awaited".to_owned()));
+        }
+        if !self.awaited.prepared && qemu != self.version {
+            let version = &self.version;
+            return Err(GuestError::Keeper(format!(
+                "QEMU here is {version}, and {qemu} there: a VM moves between hosts with the same release of it"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Has QEMU load what is written to what comes back.
+    fn begin_loading(&mut self) -> Result<UnixStream, GuestError> {
+        let path = self.files.devices();
+        let _ = std::fs::remove_file(&path);
+        let uri = format!("unix:{}", path.display());
+        let qmp = self.qmp()?;
+        let capabilities = [json!({ "capability": "x-ignore-shared", "state": true })];
+        qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
+        qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
+        UnixStream::connect(&path).map_err(GuestError::io("QEMU does not take in the VM"))
+    }
+
+    /// All is sent: waits until it is loaded.
+    fn prepare(
+        &mut self,
+        note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
+    ) -> Result<(), GuestError> {
+        let deadline = Instant::now() + LOADING;
+        loop {
+            let state = self.qmp()?.execute("query-status", json!({}))?["status"].clone();
+            let migration = self.qmp()?.migration()?;
+            if migration == "failed" {
+                return Err(GuestError::Keeper("QEMU cannot load the VM's devices".to_owned()));
+            }
+            if state != "inmigrate" {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(GuestError::Keeper("QEMU does not come to an end of loading".to_owned()));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let _ = std::fs::remove_file(self.files.devices());
+        let prepared = Awaited { prepared: true, ..self.awaited.clone() };
+        note(&prepared)?;
+        self.awaited = prepared;
+        Ok(())
+    }
+
+    /// The VM is this host's from here on, whether it can go on at once or not.
+    fn own(&mut self, runs: bool) -> Result<(), GuestError> {
+        self.files.take_over()?;
+        if let Err(error) = self.go_on(runs) {
+            tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");
+        }
+        self.qmp = None;
+        Ok(())
+    }
+
+    fn go_on(&mut self, runs: bool) -> Result<(), GuestError> {
+        regions::own(&self.files.region())?;
+        if runs {
+            self.qmp()?.execute("cont", json!({}))?;
+        }
+        Ok(())
+    }
+}
+
+/// Passes a frame on to the engine; waits for its answer where there is one.
+fn pass_on(engine: &mut UnixStream, frame: &Frame, data: &[u8]) -> Result<(), GuestError> {
+    let fail = || GuestError::io("the engine of the VM's region does not answer");
+    frame.send(engine, data).map_err(fail())?;
+    if *frame != Frame::Sync {
+        return Ok(());
+    }
+    match Frame::receive(engine, &mut Vec::new()).map_err(fail())? {
+        Some(Frame::Done) => Ok(()),
+        Some(Frame::Failed(why)) => Err(GuestError::Keeper(why)),
+        _ => Err(fail()(io::ErrorKind::UnexpectedEof.into())),
+    }
+}

@@ -1,0 +1,19 @@
+//! Moving a VM to another host (Migration, section 3.3).
+//!
+//! Its keeper here and one there speak with each other (`message.rs`), each with the VM's QEMU and with the engine of its region:
+//!
+//! 1. Rounds, while the VM runs, until little is left to do.
+//! 2. QEMU stops the VM. What is dirty still, what is known of the region and the state of the devices go over. Both sides have all now.
+//! 3. The keeper here notes that the VM is the other host's: from then on it is, whatever happens. Before that it was this host's, whatever
+//!    happened. It tells the other keeper, again and again if need be, and that has the VM run.
+//!
+//! A keeper there that has all, but has not been told, waits: the VM stands still there until the word comes, or an operator says that it will not.
+
+mod destination;
+mod message;
+mod source;
+mod wire;
+
+pub(crate) use destination::{Outcome, take_in};
+pub use message::{Arrival, Awaited, Given, Mode, Order, Progress, Report};
+pub(crate) use source::{migrate, resume};

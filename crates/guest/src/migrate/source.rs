@@ -1,0 +1,419 @@
+//! The side that a VM leaves.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::PAGE_SIZE;
+use aquifer_region::handover::{Frame, Round, Sent};
+use aquifer_region::process::client as regions;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use super::message::{Given, Message, Mode, Order, Progress, Report};
+use super::wire::Wire;
+use crate::error::GuestError;
+use crate::process::Files;
+use crate::qmp::Qmp;
+
+/// How long QEMU may think about an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it may take to stop, and to save its devices.
+const SAVING: Duration = Duration::from_secs(20);
+
+/// Rounds while the VM runs at most.
+const MOST_ROUNDS: u32 = 30;
+
+/// After so many rounds that were hardly smaller than the one before, no further one will be.
+const HOPELESS: u32 = 3;
+
+/// How often progress is told.
+const TELLING: Duration = Duration::from_millis(200);
+
+/// How long the other host is told again and again, should the connection break, whose the VM is.
+const TELLING_AGAIN: Duration = Duration::from_secs(600);
+
+/// What becomes of a VM, should it not be moved: it goes on here.
+struct Undo<'a> {
+    files: &'a Files,
+    runs: bool,
+    /// QEMU was told to migrate.
+    begun: bool,
+    /// The engine was told that the region is another's.
+    given: bool,
+}
+
+/// A move that is under way.
+struct Move<'a> {
+    files: &'a Files,
+    order: &'a Order,
+    qmp: Qmp,
+    wire: Wire,
+    engine: UnixStream,
+    began: Instant,
+    report: Report,
+    progress: Progress,
+    told: Instant,
+    /// Told of progress; false if the move is to end.
+    tell: &'a mut dyn FnMut(&Progress) -> bool,
+}
+
+/// Moves the VM. What is told of progress says whether to go on. When this fails the VM is here and as it was, unless the error says
+/// otherwise.
+pub(crate) fn migrate(
+    files: &Files,
+    order: &Order,
+    tell: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Report, GuestError> {
+    let mut qmp = Qmp::connect(&files.mover(), PATIENCE)?;
+    let status = qmp.execute("query-status", json!({}))?;
+    let runs = status["running"] == true;
+    if !runs && status["status"] != "paused" {
+        return Err(GuestError::Misuse(format!("a VM that is {} cannot be moved", status["status"])));
+    }
+    let mut undo = Undo { files, runs, begun: false, given: false };
+    let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
+    moved.inspect_err(|error| {
+        if !matches!(error, GuestError::Unconfirmed { .. }) {
+            undo.undo(order);
+        }
+    })
+}
+
+fn lost(order: &Order) -> impl FnOnce(io::Error) -> GuestError {
+    GuestError::io(format!("handing the VM over to host {}", order.to))
+}
+
+fn connect<'a>(
+    files: &'a Files,
+    order: &'a Order,
+    mut qmp: Qmp,
+    tell: &'a mut dyn FnMut(&Progress) -> bool,
+) -> Result<Move<'a>, GuestError> {
+    let version = qmp.execute("query-version", json!({}))?;
+    let began = Instant::now();
+    let mut wire = Wire::connect(order.address, &order.to, &order.identity).map_err(lost(order))?;
+    let hello = Message::Hello { migration: order.migration, qemu: release(&version) };
+    wire.send(&hello, &[]).and_then(|()| wire.done()).map_err(lost(order))?;
+    let engine = regions::send(&files.region())?;
+    let report = Report { mode: order.mode, ..Report::default() };
+    let (progress, told) = (Progress::default(), Instant::now());
+    Ok(Move { files, order, qmp, wire, engine, began, report, progress, told, tell })
+}
+
+/// Which release of QEMU it is: what goes from one to another is only known to work within one.
+pub(super) fn release(version: &Value) -> String {
+    format!("{}.{}", version["qemu"]["major"], version["qemu"]["minor"])
+}
+
+impl Move<'_> {
+    fn go(&mut self, undo: &mut Undo<'_>) -> Result<Report, GuestError> {
+        self.rounds()?;
+        let devices = self.stop(undo)?;
+        let stopped = Instant::now();
+        self.phase("handing over")?;
+        let last = self.round(Round::Last)?;
+        self.report.last_pages = last.pages;
+        self.save_devices(&devices)?;
+        // What was written as devices were saved.
+        self.round(Round::Rest)?;
+        self.wire.send(&Message::Prepare, &[]).and_then(|()| self.wire.done()).map_err(lost(self.order))?;
+        self.tell_progress()?;
+        self.give_away(undo)?;
+        self.report.downtime_ms = milliseconds(stopped);
+        self.report.total_ms = milliseconds(self.began);
+        self.tell_hot();
+        self.report.bytes_metadata = self.wire.sent() - self.report.bytes_pages;
+        // It has nothing more to do.
+        let _ = self.qmp.execute("quit", json!({}));
+        Ok(self.report.clone())
+    }
+
+    /// Has little be left to do when the VM stands still.
+    fn rounds(&mut self) -> Result<(), GuestError> {
+        let (kind, phase) = match self.order.mode {
+            Mode::Instant => (Round::Clean, "writing back to the pool"),
+            Mode::PreCopy => (Round::Copy, "copying"),
+        };
+        let (mut before, mut hopeless) = (u64::MAX, 0);
+        while self.report.rounds < MOST_ROUNDS {
+            self.phase(phase)?;
+            let began = Instant::now();
+            let sent = self.round(kind)?;
+            let pages = sent.pages + sent.cleaned;
+            let took = began.elapsed().as_secs_f64();
+            if self.report.rounds == 1 {
+                self.report.resident_pages = sent.resident;
+                self.report.dirty_pages = sent.dirty;
+            } else {
+                self.progress.dirty_rate = (pages as f64 * PAGE_SIZE as f64 / took.max(0.001)) as u64;
+            }
+            // The next round would take about as long as this one, and have as much more to do as became dirty in it.
+            if took <= self.order.max_downtime.as_secs_f64() / 2.0 && self.report.rounds > 1 || pages == 0 {
+                return Ok(());
+            }
+            hopeless = if pages > before.saturating_mul(9) / 10 { hopeless + 1 } else { 0 };
+            before = pages;
+            if hopeless == HOPELESS {
+                break;
+            }
+        }
+        Err(GuestError::Diverges { rounds: self.report.rounds, limit: self.order.max_downtime })
+    }
+
+    fn round(&mut self, round: Round) -> Result<Sent, GuestError> {
+        let engine = || GuestError::io("the engine of the VM's region does not answer");
+        Frame::Round(round).send(&mut self.engine, &[]).map_err(engine())?;
+        let mut data = Vec::new();
+        let mut from = self.engine.try_clone().map_err(engine())?;
+        let (began, before) = (Instant::now(), self.wire.sent());
+        let sent = loop {
+            while !self.has_answer().map_err(engine())? {
+                // What goes to the pool does not go by here.
+                self.tell_progress()?;
+                self.wire.send(&Message::Alive, &[]).map_err(lost(self.order))?;
+            }
+            match Frame::receive(&mut from, &mut data).map_err(engine())? {
+                Some(Frame::Sent(sent)) => break sent,
+                Some(Frame::Failed(why)) => return Err(GuestError::Keeper(why)),
+                None => return Err(engine()(io::ErrorKind::UnexpectedEof.into())),
+                Some(frame) => {
+                    if matches!(frame, Frame::Pages(_)) {
+                        self.report.bytes_pages += data.len() as u64;
+                    }
+                    self.wire.send(&Message::Engine(frame), &data).map_err(lost(self.order))?;
+                    self.pace(began, before);
+                    self.tell_now_and_then()?;
+                }
+            }
+        };
+        let sync = Message::Engine(Frame::Sync);
+        self.wire.send(&sync, &[]).and_then(|()| self.wire.done()).map_err(lost(self.order))?;
+        if round != Round::Rest {
+            self.report.rounds += 1;
+        }
+        self.report.bytes_pool += sent.cleaned * PAGE_SIZE as u64;
+        self.progress.pages = sent.pages + sent.cleaned;
+        Ok(sent)
+    }
+
+    /// Waits for the engine to have something to say, but not for long.
+    fn has_answer(&self) -> io::Result<bool> {
+        let mut engine = [PollFd::new(&self.engine, PollFlags::IN)];
+        let patience = Timespec { tv_sec: 0, tv_nsec: TELLING.subsec_nanos().into() };
+        match poll(&mut engine, Some(&patience)) {
+            Err(Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
+        }
+    }
+
+    /// Sends no faster than is allowed.
+    fn pace(&self, began: Instant, before: u64) {
+        if let Some(bandwidth) = self.order.bandwidth {
+            let due = Duration::from_secs_f64((self.wire.sent() - before) as f64 / bandwidth.0.max(1) as f64);
+            thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+    }
+
+    /// Has QEMU stop the VM; what it has to say of devices comes from then on.
+    fn stop(&mut self, undo: &mut Undo<'_>) -> Result<Receiver<Vec<u8>>, GuestError> {
+        let path = self.files.devices();
+        let fail = || GuestError::io(format!("cannot listen at {}", path.display()));
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(fail())?;
+        let (chunks, devices) = mpsc::channel();
+        thread::Builder::new()
+            .name("devices".to_owned())
+            .spawn(move || {
+                let Ok((mut stream, _)) = listener.accept() else { return };
+                let mut buffer = vec![0; 256 << 10];
+                while let Ok(read @ 1..) = stream.read(&mut buffer) {
+                    if chunks.send(buffer[..read].to_vec()).is_err() {
+                        return;
+                    }
+                }
+            })
+            .map_err(fail())?;
+        let capability = |name: &str| json!({ "capability": name, "state": true });
+        let capabilities = [capability("x-ignore-shared"), capability("pause-before-switchover")];
+        self.qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
+        // Pages do not go by it, and devices are little.
+        self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1_u64 << 40 }))?;
+        self.phase("stopping")?;
+        undo.begun = true;
+        self.qmp.execute("migrate", json!({ "uri": format!("unix:{}", path.display()) }))?;
+        let deadline = Instant::now() + SAVING;
+        loop {
+            match self.qmp.migration()?.as_str() {
+                "pre-switchover" => return Ok(devices),
+                state @ ("failed" | "cancelled" | "completed") => {
+                    return Err(GuestError::Keeper(format!(
+                        "QEMU does not stop the VM: its migration is {state}"
+                    )));
+                }
+                _ => self.send_devices(&devices)?,
+            }
+            if Instant::now() > deadline {
+                return Err(GuestError::Keeper("QEMU does not stop the VM".to_owned()));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn send_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), GuestError> {
+        while let Ok(chunk) = devices.try_recv() {
+            self.wire.send(&Message::Device, &chunk).map_err(lost(self.order))?;
+        }
+        Ok(())
+    }
+
+    /// Has QEMU save the VM's devices, and sends that.
+    fn save_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), GuestError> {
+        self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
+        let deadline = Instant::now() + SAVING;
+        loop {
+            match devices.recv_timeout(Duration::from_millis(100)) {
+                Ok(chunk) => self.wire.send(&Message::Device, &chunk).map_err(lost(self.order))?,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
+                    return Err(GuestError::Keeper("QEMU does not save the VM's devices".to_owned()));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        loop {
+            match self.qmp.migration()?.as_str() {
+                "completed" => return Ok(()),
+                state @ ("failed" | "cancelled") => {
+                    return Err(GuestError::Keeper(format!("QEMU does not save the VM's devices: {state}")));
+                }
+                state if Instant::now() > deadline => {
+                    return Err(GuestError::Keeper(format!("QEMU does not come to an end: {state}")));
+                }
+                _ => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// From here on the VM is the other host's, whatever happens.
+    fn give_away(&mut self, undo: &mut Undo<'_>) -> Result<(), GuestError> {
+        undo.given = true;
+        let engine = || GuestError::io("the engine of the VM's region does not answer");
+        Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
+        match Frame::receive(&mut self.engine, &mut Vec::new()).map_err(engine())? {
+            Some(Frame::Done) => {}
+            other => return Err(GuestError::Keeper(format!("the region cannot be given away: {other:?}"))),
+        }
+        let given = Given { migration: self.order.migration, to: self.order.to.clone() };
+        self.files.give_away(Some(given))?;
+        // Nobody can cancel it any more.
+        let _ = self.phase("giving away");
+        let own = Message::Own { runs: undo.runs };
+        let told = self.wire.send(&own, &[]).and_then(|()| self.wire.done());
+        let Err(error) = told else { return Ok(()) };
+        tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
+        self.wire = tell_again(self.order, &own).ok_or_else(|| GuestError::Unconfirmed {
+            name: self.files.name().clone(),
+            to: self.order.to.clone(),
+            why: error.to_string(),
+        })?;
+        Ok(())
+    }
+
+    /// Tells the other host which pages were used most. That is of use, but no more.
+    fn tell_hot(&mut self) {
+        if self.order.mode == Mode::PreCopy || Frame::TellHot.send(&mut self.engine, &[]).is_err() {
+            return;
+        }
+        if let Ok(Some(frame @ Frame::Hot(_))) = Frame::receive(&mut self.engine, &mut Vec::new()) {
+            let _ = self.wire.send(&Message::Engine(frame), &[]);
+        }
+    }
+
+    fn phase(&mut self, phase: &str) -> Result<(), GuestError> {
+        phase.clone_into(&mut self.progress.phase);
+        self.tell_progress()
+    }
+
+    fn tell_now_and_then(&mut self) -> Result<(), GuestError> {
+        if self.told.elapsed() < TELLING { Ok(()) } else { self.tell_progress() }
+    }
+
+    fn tell_progress(&mut self) -> Result<(), GuestError> {
+        self.told = Instant::now();
+        self.progress.rounds = self.report.rounds;
+        self.progress.bytes_sent = self.wire.sent();
+        self.progress.bytes_pool = self.report.bytes_pool;
+        self.progress.elapsed_ms = milliseconds(self.began);
+        if (self.tell)(&self.progress) { Ok(()) } else { Err(GuestError::Cancelled) }
+    }
+}
+
+/// Tells the other host whose the VM is, until it says that it has heard.
+fn tell_again(order: &Order, what: &Message) -> Option<Wire> {
+    let deadline = Instant::now() + TELLING_AGAIN;
+    while Instant::now() < deadline {
+        let told = Wire::connect(order.address, &order.to, &order.identity).and_then(|mut wire| {
+            let hello = Message::Hello { migration: order.migration, qemu: String::new() };
+            wire.send(&hello, &[])?;
+            wire.done()?;
+            wire.send(what, &[])?;
+            wire.done()?;
+            Ok(wire)
+        });
+        match told {
+            Ok(wire) => return Some(wire),
+            // Nobody waits there any more.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return None,
+            Err(_) => thread::sleep(Duration::from_millis(500)),
+        }
+    }
+    None
+}
+
+impl Undo<'_> {
+    fn undo(&self, order: &Order) {
+        let undone = resume(self.files, self.begun && self.runs);
+        if let Err(error) = undone {
+            tracing::error!("the VM is here, but stands still: {error}");
+        }
+        if self.given || self.begun {
+            // It may be waiting for the word.
+            let order = order.clone();
+            let told = thread::Builder::new().name("drop".to_owned());
+            let _ = told.spawn(move || tell_again(&order, &Message::Drop));
+        }
+    }
+}
+
+/// Has a VM be here and, if that is so, run, that was on its way to another host.
+pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), GuestError> {
+    let mut qmp = Qmp::connect(&files.mover(), PATIENCE)?;
+    let deadline = Instant::now() + PATIENCE;
+    while matches!(
+        qmp.migration()?.as_str(),
+        "setup" | "active" | "pre-switchover" | "device" | "cancelling" | "wait-unplug"
+    ) {
+        // It may have come to an end by itself.
+        let _ = qmp.execute("migrate_cancel", json!({}));
+        if Instant::now() > deadline {
+            return Err(GuestError::Keeper("QEMU does not give up its migration".to_owned()));
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    let _ = fs::remove_file(files.devices());
+    regions::own(&files.region())?;
+    if runs {
+        qmp.execute("cont", json!({}))?;
+    }
+    Ok(())
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}

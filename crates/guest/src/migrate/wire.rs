@@ -1,0 +1,118 @@
+//! The connection between the keepers of a VM on two hosts: mutual TLS, one message at a time.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_fabric::channel::{Channel as _, Socket};
+use aquifer_fabric::tls::{self, Identity, TlsStream};
+use aquifer_page::HostName;
+use aquifer_region::handover;
+
+use super::message::Message;
+
+/// How long the other side may take to be there and show who it is.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// How long it may take over anything else: QEMU has to load devices, lenders to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connection to the other keeper.
+pub(super) struct Wire {
+    stream: TlsStream,
+    data: Vec<u8>,
+    sent: u64,
+}
+
+struct Tls<'a>(&'a mut TlsStream);
+
+impl Read for Tls<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.recv(into)
+    }
+}
+
+impl Write for Tls<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.0.send_all(&mut [IoSlice::new(data)]).map(|()| data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Wire {
+    pub(super) fn connect(address: SocketAddr, host: &HostName, identity: &Path) -> io::Result<Self> {
+        let identity = Identity::load(identity).map_err(io::Error::other)?;
+        let socket = Socket::from(TcpStream::connect_timeout(&address, GREETING)?);
+        let stream =
+            tls::connect(socket, identity.client_config(), host, GREETING).map_err(io::Error::other)?;
+        Self::new(stream)
+    }
+
+    /// The next that connects and is this host.
+    pub(super) fn accept(listener: &TcpListener, host: &HostName, identity: &Path) -> io::Result<Self> {
+        let identity = Identity::load(identity).map_err(io::Error::other)?;
+        let (socket, _) = listener.accept()?;
+        socket.set_nonblocking(false)?;
+        let (stream, is) =
+            tls::accept(socket.into(), identity.server_config(), GREETING).map_err(io::Error::other)?;
+        if is != *host {
+            return Err(io::Error::other(format!("host {is} connected where {host} was to")));
+        }
+        Self::new(stream)
+    }
+
+    fn new(stream: TlsStream) -> io::Result<Self> {
+        stream.set_timeouts(Some(PATIENCE), Some(PATIENCE))?;
+        Ok(Self { stream, data: Vec::new(), sent: 0 })
+    }
+
+    /// Bytes sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    pub(super) fn send(&mut self, message: &Message, data: &[u8]) -> io::Result<()> {
+        struct Counting<'a>(Tls<'a>, u64);
+        impl Write for Counting<'_> {
+            fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+                self.1 += data.len() as u64;
+                self.0.write(data)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut to = Counting(Tls(&mut self.stream), 0);
+        let sent = handover::send(&mut to, message, data);
+        self.sent += to.1;
+        sent
+    }
+
+    /// The next message and its data. That there is none is an error.
+    pub(super) fn receive(&mut self) -> io::Result<(Message, &[u8])> {
+        let message = handover::receive(&mut Tls(&mut self.stream), &mut self.data).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::WouldBlock => io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("nothing came for {} s", PATIENCE.as_secs()),
+                ),
+                _ => error,
+            }
+        })?;
+        let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection");
+        Ok((message.ok_or_else(closed)?, &self.data))
+    }
+
+    /// Waits until the other side has done what it was told.
+    pub(super) fn done(&mut self) -> io::Result<()> {
+        match self.receive()?.0 {
+            Message::Done => Ok(()),
+            Message::Failed(why) => Err(io::Error::other(why)),
+            other => Err(io::Error::other(format!("it says {other:?} where it should be done"))),
+        }
+    }
+}

@@ -1,0 +1,12 @@
+use std::{fs, io};
+
+use aquifer_page::Bytes;
+
+/// Memory that programs can have without anything being swapped out: `MemAvailable` of proc_meminfo(5).
+pub(super) fn available() -> io::Result<Bytes> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let number =
+        line.and_then(|line| line.trim().strip_suffix("kB")).and_then(|text| text.trim().parse().ok());
+    number.map(|number: u64| Bytes(number << 10)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
