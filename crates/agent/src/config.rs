@@ -42,6 +42,9 @@ pub struct Config {
     /// How it borrows.
     #[serde(default)]
     pub borrow: BorrowConfig,
+    /// How it takes VMs.
+    #[serde(default)]
+    pub vms: VmsConfig,
     /// The other hosts.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerConfig>,
@@ -145,6 +148,22 @@ pub enum PageProtocol {
     NvmeTcp,
     /// NVMe over RDMA, not encrypted; direct only.
     NvmeRdma,
+}
+
+/// How the agent takes VMs that other hosts move here.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmsConfig {
+    /// Whether it takes any. Who may move a VM here may have QEMU do here what it likes.
+    pub accept: bool,
+    /// QEMU itself.
+    pub qemu: PathBuf,
+}
+
+impl Default for VmsConfig {
+    fn default() -> Self {
+        Self { accept: false, qemu: "qemu-system-x86_64".into() }
+    }
 }
 
 /// Another host.

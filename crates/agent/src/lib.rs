@@ -4,6 +4,7 @@
 //! - [`monitor`]: how much memory there is and how much is used.
 //! - [`driver`]: the one task that owns the controller of the `control` crate and carries out what it decides.
 //! - [`lender`], [`borrower`], [`peers`]: what it has lent, what it has borrowed, and who the others are.
+//! - [`vms`]: VMs that move.
 //! - [`http`]: the API.
 //!
 //! The agent is on no page's way into swap: volumes are processes of their own. It is on the way of pages that it has
@@ -17,6 +18,7 @@ pub mod lender;
 pub mod monitor;
 pub mod peers;
 mod sys;
+pub mod vms;
 mod wire;
 
 use std::path::PathBuf;
@@ -35,6 +37,7 @@ use monitor::Source;
 use monitor::gate::SwapGate;
 use monitor::pressure::Pressure;
 use peers::Peers;
+use vms::Vms;
 
 /// Why an agent could not start.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +106,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
     let peers = Peers::new(&config.peers, &identity.client_config());
+    let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
@@ -115,7 +119,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let handle = Handle(commands);
     let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers });
     let driver = tokio::spawn(driver.run(inbox));
-    let server = tokio::spawn(endpoints.serve(handle.clone()));
+    let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms }));
     let stopped = tokio::select! {
         _ = terminated.recv() => "leases and volumes stay as they are for the next agent",
         _ = interrupted.recv() => give_back(&handle, &mut interrupted, &mut terminated).await,

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use aquifer_api::message::{self, Renew};
-use aquifer_api::{Done, client::CallError, client::Client, path, status};
+use aquifer_api::{Done, Problem, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use rustls::ClientConfig;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
 use crate::config::PeerConfig;
@@ -16,6 +18,9 @@ use crate::wire;
 
 /// How long a peer may take to say what it could lend. An overloaded host cannot wait for a dead one.
 const OFFER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long a peer may take over what it has to start processes for.
+const ASK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The peers of the configuration.
 #[derive(Clone, Debug)]
@@ -86,6 +91,25 @@ impl Peers {
         let answer = peer.client.get(&path::access(lease)).await;
         self.remember(lender, &answer, |_| None);
         answer.map_err(|error| error.to_string())
+    }
+
+    /// Asks `to` for something that takes it a while.
+    ///
+    /// # Errors
+    /// If it does not answer, or refuses.
+    pub async fn ask<T: DeserializeOwned>(
+        &self,
+        to: &HostName,
+        path: &str,
+        what: &impl Serialize,
+    ) -> Result<T, Problem> {
+        let problem = |error| Problem { error, help: None };
+        let peer = self.peers.get(to).ok_or_else(|| problem(unknown(to)))?;
+        let answer = peer.client.clone().with_timeout(ASK_PATIENCE).post(path, what).await;
+        answer.map_err(|error| match error {
+            CallError::Refused { problem, .. } => problem,
+            error => problem(error.to_string()),
+        })
     }
 
     /// Tells `to` that these leases of its are still needed.

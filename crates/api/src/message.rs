@@ -4,6 +4,7 @@
 //! not forget it; anything else means that the sender must send it again. All may come twice.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
@@ -113,6 +114,24 @@ pub struct AccessSecrets {
     pub borrower: String,
     /// The lender's.
     pub lender: String,
+}
+
+/// Host to host: take this VM, which I am about to move to you.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Arrive {
+    /// The VM, its memory and this attempt, as the keepers of VMs know them.
+    #[schema(value_type = Object)]
+    pub arrival: serde_json::Value,
+}
+
+/// The VM is waited for: it is there within half a minute, or forgotten.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Awaits {
+    /// Where, for a connection with mutual TLS.
+    #[schema(value_type = String)]
+    pub address: SocketAddr,
 }
 
 impl fmt::Debug for Access {

@@ -19,6 +19,8 @@ pub const RENEW: &str = "/v1/renew";
 pub const OFFER: &str = "/v1/offer";
 /// `GET` [`crate::message::Access`]: how the host that has a lease gets at it over NVMe. See [`access`].
 pub const ACCESS: &str = "/v1/leases/{lease}/access";
+/// `POST` [`crate::message::Arrive`]: a host is about to move a VM to this one.
+pub const ARRIVE: &str = "/v1/vms/arrive";
 /// `GET` the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
@@ -27,6 +29,8 @@ pub const STATUS: &str = "/v1/status";
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
 pub const RETURN: &str = "/v1/return";
+/// `POST` [`crate::order::Migrate`].
+pub const MIGRATE: &str = "/v1/vms/migrate";
 
 /// [`ACCESS`] of one lease.
 pub fn access(lease: LeaseId) -> String {

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 use aquifer_api::{Problem, path};
 use aquifer_page::HostName;
-use axum::extract::{FromRequest, FromRequestParts, Request, rejection::JsonRejection};
+use axum::extract::{FromRef, FromRequest, FromRequestParts, Request, rejection::JsonRejection};
 use axum::http::{StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
@@ -23,6 +23,28 @@ use utoipa_axum::routes;
 pub use serve::{Endpoints, bind};
 
 use crate::driver::Handle;
+use crate::vms::Vms;
+
+/// What requests are about.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// Memory lent and borrowed.
+    pub handle: Handle,
+    /// VMs.
+    pub vms: Vms,
+}
+
+impl FromRef<Served> for Handle {
+    fn from_ref(served: &Served) -> Self {
+        served.handle.clone()
+    }
+}
+
+impl FromRef<Served> for Vms {
+    fn from_ref(served: &Served) -> Self {
+        served.vms.clone()
+    }
+}
 
 /// Who makes a request. Known from the connection it comes by, never from what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +63,7 @@ pub enum Caller {
 struct Document;
 
 /// Every endpoint together with its description.
-fn described() -> OpenApiRouter<Handle> {
+fn described() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(peers::mem_bor_req))
         .routes(routes!(peers::mem_bor_ack))
@@ -51,9 +73,11 @@ fn described() -> OpenApiRouter<Handle> {
         .routes(routes!(peers::renew))
         .routes(routes!(peers::offer))
         .routes(routes!(peers::access))
+        .routes(routes!(peers::arrive))
         .routes(routes!(orders::status))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
+        .routes(routes!(orders::migrate))
 }
 
 /// The OpenAPI document, as `GET /v1/openapi.json` answers it and as `docs/openapi.json` keeps it.
@@ -66,7 +90,7 @@ pub fn openapi() -> &'static str {
     &TEXT
 }
 
-fn router(handle: Handle) -> Router {
+fn router(served: Served) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .route(path::OPENAPI, routing::get(async || ([("content-type", "application/json")], openapi())))
@@ -76,7 +100,7 @@ fn router(handle: Handle) -> Router {
                 format!("there is no {} {}", request.method(), request.uri().path()),
             )
         })
-        .with_state(handle)
+        .with_state(served)
 }
 
 /// A refusal on its way out.
@@ -173,10 +197,12 @@ mod tests {
             path::STATUS,
             path::BORROW,
             path::RETURN,
+            path::ARRIVE,
+            path::MIGRATE,
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 11, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 13, "a path is missing here: {paths:?}");
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(&file, openapi()).unwrap();

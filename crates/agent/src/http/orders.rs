@@ -1,13 +1,14 @@
 //! What the operator may ask, by unix socket.
 
 use aquifer_api::Problem;
-use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_api::order::{Awaited, Borrow, Borrowed, Migrate, Return, Returned};
 use aquifer_api::status::Status;
 use axum::Json;
 use axum::extract::State;
 
 use super::{Body, Failure, FromLocal};
 use crate::driver::{Command, Handle};
+use crate::vms::Vms;
 
 /// Everything about this host.
 #[utoipa::path(get, path = "/v1/status", tag = "orders",
@@ -36,4 +37,15 @@ pub(super) async fn give_back(
     Body(order): Body<Return>,
 ) -> Result<Json<Returned>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
+}
+
+/// Have a peer wait for a VM of this host. What is left to do is between the VM's keepers on both.
+#[utoipa::path(post, path = "/v1/vms/migrate", tag = "orders", request_body = Migrate,
+    responses((status = 200, body = Awaited), (status = 4XX, body = Problem)))]
+pub(super) async fn migrate(
+    State(vms): State<Vms>,
+    _: FromLocal,
+    Body(order): Body<Migrate>,
+) -> Result<Json<Awaited>, Failure> {
+    Ok(Json(vms.offer(order).await?))
 }

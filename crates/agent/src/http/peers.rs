@@ -1,6 +1,8 @@
 //! What other hosts may say: the paper's five messages, renewals, and the question what could be lent.
 
-use aquifer_api::message::{Access, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew};
+use aquifer_api::message::{
+    Access, Arrive, Awaits, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew,
+};
 use aquifer_api::{Done, Problem};
 use aquifer_page::LeaseId;
 use axum::Json;
@@ -9,6 +11,7 @@ use axum::http::StatusCode;
 
 use super::{Body, Failure, FromPeer};
 use crate::driver::{Command, Handle};
+use crate::vms::Vms;
 use crate::wire::Heard;
 
 type Answer = Result<Json<Done>, Failure>;
@@ -109,4 +112,15 @@ pub(super) async fn access(
     let asker = from.clone();
     let access = handle.ask(|reply| Command::Access { from: asker, lease: id, reply }).await?;
     access.map(Json).ok_or_else(none)
+}
+
+/// Another host is about to move a VM here. Answered when it is waited for.
+#[utoipa::path(post, path = "/v1/vms/arrive", tag = "peers", request_body = Arrive,
+    responses((status = 200, body = Awaits), (status = 4XX, body = Problem)))]
+pub(super) async fn arrive(
+    State(vms): State<Vms>,
+    FromPeer(from): FromPeer,
+    Body(arrive): Body<Arrive>,
+) -> Result<Json<Awaits>, Failure> {
+    Ok(Json(vms.receive(from, arrive).await?))
 }

@@ -20,8 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::{Caller, router};
-use crate::driver::Handle;
+use super::{Caller, Served, router};
 
 /// A caller that has not said who it is, or what it wants, by then is hung up on.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,8 +70,8 @@ pub async fn bind(socket: &Path, listen: SocketAddr, tls: Arc<ServerConfig>) -> 
 
 impl Endpoints {
     /// Answers until the future is dropped.
-    pub async fn serve(self, handle: Handle) {
-        let router = router(handle);
+    pub async fn serve(self, served: Served) {
+        let router = router(served);
         let mut connections = JoinSet::new();
         let mut strangers = Strangers::default();
         loop {

@@ -1,0 +1,97 @@
+//! VMs that move: a host offers one, the other has it waited for. The rest is between the VM's keepers.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aquifer_api::message::{Arrive, Awaits};
+use aquifer_api::order::{Awaited, Migrate};
+use aquifer_api::{Problem, path};
+use aquifer_guest::migrate::{self, Arrival};
+use aquifer_guest::process::{Files, client};
+use aquifer_page::HostName;
+use aquifer_region::process::shim;
+
+use crate::config::Config;
+use crate::peers::Peers;
+
+/// What there is to know about VMs of this host.
+#[derive(Clone, Debug)]
+pub struct Vms(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    /// The program that keeps them.
+    exe: PathBuf,
+    peers: Peers,
+}
+
+fn problem(error: impl std::fmt::Display) -> Problem {
+    Problem { error: error.to_string(), help: None }
+}
+
+impl Vms {
+    /// Those whose files are where this agent has its own.
+    pub fn new(config: Config, exe: PathBuf, peers: Peers) -> Self {
+        Self(Arc::new(Inner { config, exe, peers }))
+    }
+
+    /// Has a VM waited for that another host is about to move here.
+    ///
+    /// # Errors
+    /// What this host lacks to take it.
+    pub async fn receive(&self, from: HostName, arrive: Arrive) -> Result<Awaits, Problem> {
+        let Inner { config, .. } = &*self.0;
+        if !config.vms.accept {
+            return Err(Problem {
+                error: format!("host {} takes no VMs of other hosts", config.host),
+                help: Some(
+                    "set 'accept = true' under [vms] in its configuration, and restart its agent".to_owned(),
+                ),
+            });
+        }
+        if !self.0.peers.knows(&from) {
+            return Err(problem(format!("{from} is no peer of host {}", config.host)));
+        }
+        let arrival: Arrival = serde_json::from_value(arrive.arrival).map_err(problem)?;
+        let inner = self.0.clone();
+        let received = tokio::task::spawn_blocking(move || inner.receive(from, arrival));
+        received.await.map_err(problem)?
+    }
+
+    /// Has a peer wait for a VM of this host.
+    ///
+    /// # Errors
+    /// That there is none, or what the peer lacks to take it.
+    pub async fn offer(&self, order: Migrate) -> Result<Awaited, Problem> {
+        let Inner { config, peers, .. } = &*self.0;
+        if order.to == config.host {
+            return Err(problem(format!("VM '{}' is on host {} already", order.vm, order.to)));
+        }
+        let mut arrival = client::offer(&Files::new(&config.state, &order.vm)).map_err(problem)?;
+        arrival.memory.cache = order.cache.unwrap_or(arrival.memory.cache);
+        let migration = arrival.migration;
+        let arrive = Arrive { arrival: serde_json::to_value(arrival).map_err(problem)? };
+        let Awaits { address } = peers.ask(&order.to, path::ARRIVE, &arrive).await?;
+        Ok(Awaited { migration, address, identity: config.tls.clone() })
+    }
+}
+
+impl Inner {
+    fn receive(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
+        let Config { listen, state, tls, vms, .. } = &self.config;
+        arrival.vm.shim = shim(&self.exe).map_err(problem)?;
+        arrival.vm.qemu.clone_from(&vms.qemu);
+        arrival.memory.identity = arrival.memory.identity.map(|_| tls.clone());
+        let awaited = migrate::Awaited {
+            migration: arrival.migration,
+            from,
+            listen: listen.ip(),
+            identity: tls.clone(),
+            prepared: false,
+        };
+        let address = client::receive(&self.exe, state, &arrival, awaited).map_err(problem)?;
+        tracing::info!(vm = %arrival.vm.name, %address, "a VM is waited for");
+        Ok(Awaits { address })
+    }
+}
