@@ -30,6 +30,11 @@ impl Progress {
         Self(bar)
     }
 
+    /// Tells what is being done.
+    pub fn say(&self, what: String) {
+        self.0.set_message(what);
+    }
+
     /// Tells how much is done, and of how much: the total may turn out to be another.
     pub fn set(&self, done: Bytes, total: Bytes) {
         self.0.set_length(total.0);

@@ -1,5 +1,7 @@
 //! `aquifer vm`.
 
+mod migrate;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,6 +37,8 @@ enum What {
     List,
     /// How a VM is, and what of its memory is where
     Show(Which),
+    Migrate(migrate::Migrate),
+    Resume(Resume),
     Stop(Stop),
 }
 
@@ -98,6 +102,18 @@ pub struct Which {
     name: RegionName,
 }
 
+/// Has a VM go on that stands still
+///
+/// Because it is paused, or because its move to another host was cut off. One whose keeper, a process of Aquifer's, was killed gets another.
+#[derive(Debug, Args)]
+pub struct Resume {
+    /// The VM
+    name: RegionName,
+    /// Also where the VM may be another host's: only if it is certain that it does not run there, and never will
+    #[arg(long)]
+    force: bool,
+}
+
 /// Has a VM power itself off, and takes away what it has left
 ///
 /// Also clears away one whose QEMU has ended by itself.
@@ -123,6 +139,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("aquifer vm show db", "Whether it runs, what of its memory is where, and how long faults take"),
         ("aquifer region resize-cache db 1G", "Gives half of its RAM back, now"),
         ("socat - unix:/run/aquifer/vms/db/serial", "Its serial port"),
+        ("aquifer vm migrate db --to c", "Has it run on host c, a peer of this one, in about a second"),
         ("aquifer vm stop db", "Has it power itself off"),
     ],
     notes: &[
@@ -131,6 +148,14 @@ pub(super) const MANUAL: Manual = Manual {
             "The VM runs on in the background until it powers itself off or is stopped; then its region is gone, and what it took of its \
              lenders. An engine that dies is followed by another. A lender that cannot be reached has the guest's \
              processors wait that touch its pages.",
+        ),
+        (
+            "Moving to another host",
+            "Both hosts run agents that are peers, and that of the other one has 'accept = true' under [vms]. Both reach the VM's lenders and, at the same \
+             paths, its disks. Its memory stays where it is, in the pool: what goes over is what is dirty in its local cache, and the state of its \
+             devices. Until it runs there, ctrl-C leaves it here, untouched; so does whatever goes wrong. At one moment, when all is there, it is noted here \
+             that it is the other host's: should the two lose each other just then, it stands still there until they meet again, or an operator decides \
+             ('vm resume --force').",
         ),
         (
             "What cannot be",
@@ -178,6 +203,15 @@ impl Vm {
                 let files = Files::new(&run_dir, &name);
                 let status = client::status(&files).or_fail(|| format!("asking for VM '{name}'"))?;
                 output::answer(common.json, &status, |status| text(&files, status))?;
+            }
+            What::Migrate(migrate) => migrate.run(common, &run_dir)?,
+            What::Resume(Resume { name: vm, force }) => {
+                let exe = std::env::current_exe().or_fail(|| "finding this program")?;
+                let resumed = client::resume(&exe, &Files::new(&run_dir, &vm), force);
+                resumed.or_fail(|| format!("having VM '{vm}' go on"))?;
+                output::answer(common.json, &Done { vm, done: "running" }, |is| {
+                    format!("{} is {}", is.vm, is.done)
+                })?;
             }
             What::Stop(stop) => stop.run(common, &run_dir)?,
         }
@@ -260,6 +294,16 @@ fn text(files: &Files, status: &Status) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
     line("vm", format!("{}, {}", status.spec.name, state(status)));
+    if let Some(given) = &status.given {
+        line("moved", format!("to host {}, whose it is now", given.to));
+    }
+    match &status.awaited {
+        Some(awaited) if awaited.prepared => {
+            line("comes", format!("from host {}, and waits for its word", awaited.from))
+        }
+        Some(awaited) => line("comes", format!("from host {}", awaited.from)),
+        None => {}
+    }
     if let Some(pid) = status.pid {
         line("qemu", format!("process {pid}"));
     }

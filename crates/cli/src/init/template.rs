@@ -86,6 +86,12 @@ pages = "{pages}"
 # Swap priority of borrowed devices; -1 leaves it to the kernel.
 # priority = 100
 
+[vms]
+# Take VMs that other hosts move here ('aquifer vm migrate'). Who may do that may have QEMU do here what it likes.
+# accept = false
+# QEMU itself.
+# qemu = "qemu-system-x86_64"
+
 # The other hosts.
 {peers}"#
     )

@@ -32,24 +32,36 @@ pub struct Exec {
     command: Vec<OsString>,
 }
 
-const SHIM: &str = "libaquifer_shim.so";
-
 /// What asks for the memory of a heap in a way that the shim sees.
 const ALLOCATOR: &str = "libjemalloc.so.2";
 
-/// Where the shim is: beside this program, or in the lib directory beside its own.
+/// Where jemalloc looks for its options.
+const OPTIONS: &str = "MALLOC_CONF";
+
+/// How much of a heap there is for each of jemalloc's arenas, at least: what one of them keeps, the others cannot have.
+const FOR_AN_ARENA: u64 = 64 << 20;
+
+/// What has jemalloc use all of a heap of this size and nothing else. Without these options each arena asks for ever more addresses at a
+/// time and never gives them back, and what has no room in the heap goes where programs without jemalloc have theirs (`sbrk`), which is not the region.
+/// Who runs the program may know better.
+fn options(size: u64) -> OsString {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let arenas = (size / FOR_AN_ARENA).clamp(1, 4 * processors);
+    let mut options = OsString::from(format!("dss:disabled,retain:false,narenas:{arenas}"));
+    if let Some(others) = std::env::var_os(OPTIONS).filter(|others| !others.is_empty()) {
+        options.push(",");
+        options.push(others);
+    }
+    options
+}
+
+/// Where the shim is.
 ///
 /// # Errors
-/// If it is in neither.
+/// If it is not there.
 pub(crate) fn shim() -> Result<PathBuf> {
-    let what = || format!("looking for {SHIM}");
-    let exe = std::env::current_exe().map_err(|error| Failure::new(what(), error))?;
-    let beside = exe.parent().unwrap_or(&exe);
-    let places = [beside.join(SHIM), beside.join("../lib").join(SHIM)];
-    places.iter().find(|path| path.exists()).cloned().ok_or_else(|| {
-        let why = format!("it is neither {} nor {}", places[0].display(), places[1].display());
-        Failure::new(what(), why).help("install it there: 'make install' does")
-    })
+    let what = || "looking for the shim";
+    aquifer_region::process::shim(&std::env::current_exe().or_fail(what)?).or_fail(what)
 }
 
 /// `command` with the shim preloaded.
@@ -79,9 +91,10 @@ impl Exec {
                 libraries.push(ALLOCATOR);
                 preload(&mut command, libraries);
                 let region = whole(&Files::new(&super::directory(common)?, name))?;
+                let what = || format!("lending region '{name}'");
+                command.env(OPTIONS, options(region.metadata().or_fail(what)?.len()));
                 command.env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
                 // It is locked until the program ends.
-                let what = || format!("lending region '{name}'");
                 fcntl_setfd(&region, FdFlags::empty()).or_fail(what)?;
                 let _ = region.into_raw_fd();
             }

@@ -1,0 +1,34 @@
+//! Regions with their lender, programs that map them, and killing what serves them.
+
+mod program;
+mod setting;
+
+use std::fs;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::common::eventually;
+pub use program::{HEAP_PROGRAM, Program};
+pub use setting::Setting;
+
+pub fn lacks_regions() -> bool {
+    let lacks = !rustix::process::geteuid().is_root();
+    if lacks {
+        eprintln!("skipped: needs root");
+    }
+    lacks
+}
+
+pub fn kill(pid: &Value) {
+    kill_process(Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Kills the processes of a region, the one that would start another engine first.
+pub fn kill_processes(setting: &Setting, name: &str) {
+    let engine = setting.show(name)["pid"].clone();
+    let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();
+    let keeper = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse::<i64>().unwrap();
+    [Value::from(keeper), engine].iter().for_each(kill);
+    eventually("nothing serves it", || !setting.aquifer(&["region", "show", name]).status.success());
+}

@@ -1,0 +1,96 @@
+//! Where a test's regions are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::program::PROGRAM;
+use super::{Program, lacks_regions};
+use crate::common::{Export, aquifer, eventually, stderr, stdout};
+
+/// A lender, and a directory in which regions are made; all of them are gone at the end.
+pub struct Setting {
+    pub dir: tempfile::TempDir,
+    pub lender: Export,
+}
+
+impl Setting {
+    /// Nothing if this test cannot run here.
+    pub fn new() -> Option<Self> {
+        if lacks_regions() {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let socket = format!("unix:{}", dir.path().join("lender").display());
+        let lender = Export::start(dir.path(), &["128M", "--nbd", &socket]);
+        Some(Self { dir, lender })
+    }
+
+    pub fn aquifer(&self, words: &[&str]) -> Output {
+        aquifer(self.dir.path()).args(words).output().unwrap()
+    }
+
+    /// A command that works; what it answers.
+    pub fn done(&self, words: &[&str]) -> Value {
+        let output = self.aquifer(&[&["--json"], words].concat());
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    pub fn create(&self, name: &str, more: &[&str]) -> PathBuf {
+        let words =
+            ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", self.lender.uri()];
+        let created = self.done(&[&words, more].concat());
+        PathBuf::from(created["file"].as_str().unwrap())
+    }
+
+    pub fn show(&self, name: &str) -> Value {
+        self.done(&["region", "show", name])
+    }
+
+    pub fn start(&self, region: &Path) -> Program {
+        let disk = self.dir.path().join("disk");
+        let words = ["--", "python3", "-c", PROGRAM, region.to_str().unwrap(), disk.to_str().unwrap()];
+        self.exec(&words)
+    }
+
+    pub fn exec(&self, words: &[&str]) -> Program {
+        Program::start(aquifer(self.dir.path()).args(["region", "exec"]).args(words))
+    }
+
+    pub fn mounts(&self) -> usize {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        mounts.lines().filter(|line| line.contains(self.dir.path().to_str().unwrap())).count()
+    }
+
+    /// Removes all regions that are left. False if that could not be.
+    fn removes_all(&self) -> bool {
+        let list = self.aquifer(&["--json", "region", "list"]);
+        let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
+        let mut regions = list.as_array().into_iter().flatten();
+        let removed = |region: &Value| self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
+        regions.all(|region| removed(region).status.success()) && self.mounts() == 0
+    }
+
+    pub fn remove(&self, name: &str) {
+        eventually("nobody maps it", || self.show(name)["programs"].as_array().unwrap().is_empty());
+        self.done(&["region", "rm", name]);
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // That a program is gone is noticed after a moment.
+        let removed = (0..500).any(|_| {
+            self.removes_all() || {
+                sleep(Duration::from_millis(20));
+                false
+            }
+        });
+        assert!(removed || std::thread::panicking(), "regions are left in {}", self.dir.path().display());
+    }
+}
