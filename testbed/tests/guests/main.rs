@@ -10,6 +10,7 @@ mod doctor;
 mod fabrics;
 mod hello;
 mod losses;
+mod migrate;
 mod nvme_initiator;
 mod nvme_target;
 mod out_of_memory;

@@ -2,6 +2,7 @@
 
 mod exec;
 mod orders;
+mod parts;
 mod run;
 mod specs;
 mod up;
@@ -33,6 +34,7 @@ enum Command {
         #[arg(value_name = "VERSION")]
         kernels: Vec<Kernel>,
     },
+    Parts(parts::Parts),
     Run(run::Run),
     Up(up::Up),
     Exec(exec::Exec),
@@ -41,6 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Testbed::parse().command {
         Command::Kernel { kernels } => kernel(&kernels),
+        Command::Parts(parts) => parts.run(),
         Command::Run(run) => run.run(),
         Command::Up(up) => up.run(),
         Command::Exec(exec) => exec.run(),

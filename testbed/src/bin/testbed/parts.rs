@@ -1,0 +1,30 @@
+//! `testbed parts`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::specs::Hardware;
+
+/// Makes what a host boots from, for another QEMU
+///
+/// Prints the kernel, the initial file system, which is made in DIR, and the kernel's command line, one a line.
+///
+/// Example: testbed parts --file target/release/examples/churn:/bin/churn DIR
+#[derive(Debug, Args)]
+pub(crate) struct Parts {
+    #[command(flatten)]
+    hardware: Hardware,
+    /// Where the initial file system is made
+    dir: PathBuf,
+}
+
+impl Parts {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let parts = self.hardware.spec("host").parts(&self.dir)?;
+        println!("{}\n{}\n{}", parts.kernel.display(), parts.initrd.display(), parts.append);
+        Ok(ExitCode::SUCCESS)
+    }
+}

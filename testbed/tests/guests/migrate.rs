@@ -1,0 +1,248 @@
+//! VMs that move between two hosts on this machine, each with an agent and a network of its own, by `aquifer vm migrate`.
+//!
+//! Needs root here, and userfaultfd. `AQUIFER_MOVES` says how often the VM moves (6 unless told), `AQUIFER_MATRIX=all` has everything die at every
+//! step.
+
+mod hosts;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aquifer_api::client::Client;
+use aquifer_api::order;
+use aquifer_guest::migrate::{Mode, Order};
+use aquifer_guest::process::{Files, client};
+use aquifer_page::RegionName;
+use aquifer_testbed::wait_until;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::{PATIENCE, step};
+use hosts::Hosts;
+
+#[test]
+fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let hosts = Hosts::new()?;
+    hosts.start("one")?;
+    let moves = std::env::var("AQUIFER_MOVES").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    for number in 0..moves {
+        let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
+        let before = hosts.ticks(from, "one")?;
+        let mode = if number % 3 == 2 { "precopy" } else { "instant" };
+        let moved = hosts
+            .done(from, &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "1s"])?;
+        step(&format!("{from} to {to}: {moved}"));
+        let after = hosts.goes_on(to, "one")?;
+        ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
+        wait_until("nothing is left of it where it was", PATIENCE, || hosts.is_empty(from))?;
+    }
+    let here = if moves % 2 == 0 { "a" } else { "b" };
+    hosts.done(here, &["vm", "stop", "one", "--force"])?;
+    ensure!(hosts.is_empty(here)?);
+    Ok(())
+}
+
+/// Who dies, or falls silent, while a VM moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    AgentHere,
+    EngineHere,
+    KeeperHere,
+    WhoAsked,
+    AgentThere,
+    EngineThere,
+    KeeperThere,
+    QemuThere,
+    /// It stops answering for three seconds.
+    Lender,
+    /// For three seconds.
+    Link,
+}
+
+use Who::*;
+
+const ALL: [Who; 10] = [
+    AgentHere,
+    EngineHere,
+    KeeperHere,
+    WhoAsked,
+    AgentThere,
+    EngineThere,
+    KeeperThere,
+    QemuThere,
+    Lender,
+    Link,
+];
+
+/// What a move is at when they do.
+const STEPS: [&str; 4] = ["writing back to the pool", "stopping", "handing over", "giving away"];
+
+#[test]
+fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let mut hosts = Hosts::new()?;
+    hosts.start("one")?;
+    let all = std::env::var("AQUIFER_MATRIX").is_ok_and(|which| which == "all");
+    let mut here = "a";
+    for (number, who) in ALL.into_iter().enumerate() {
+        for (at, when) in STEPS.into_iter().enumerate() {
+            if !all && at != (number + 2) % STEPS.len() {
+                continue;
+            }
+            here = dies(&hosts, here, who, when).with_context(|| format!("{who:?} died at '{when}'"))?;
+            hosts.start_agent("a")?;
+            hosts.start_agent("b")?;
+        }
+    }
+    hosts.done(here, &["vm", "stop", "one", "--force"])?;
+    ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
+    Ok(())
+}
+
+/// Moves the VM, and has who dies die at a step; says where the VM is then.
+fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'static str> {
+    let there = if here == "a" { "b" } else { "a" };
+    let order = awaited(hosts, here, there)?;
+    // Looked for before, as a step may be over soon.
+    let victim = match who {
+        AgentHere => hosts.agent(here)?,
+        EngineHere => engine(hosts, here)?,
+        KeeperHere => process(&format!("vm-serve {}", hosts.run_dir(here).display()))?,
+        AgentThere => hosts.agent(there)?,
+        EngineThere => engine(hosts, there)?,
+        KeeperThere => process(&format!("vm-serve {}", hosts.run_dir(there).display()))?,
+        QemuThere => process(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
+        Lender | Link | WhoAsked => hosts.lending()?,
+    };
+    let mut done: Option<Result<()>> = None;
+    let files = Files::new(&hosts.run_dir(here), &order.vm);
+    let moved = client::migrate(&files, &order.how, |progress| {
+        if progress.phase != when || done.is_some() {
+            return true;
+        }
+        done = Some(strike(hosts, who, victim));
+        who != WhoAsked
+    });
+    done.with_context(|| format!("it never came to '{when}'"))??;
+    let moved = match moved {
+        Ok(report) => format!("moved, {:.0} ms", report.total_ms),
+        Err(error) => error.to_string(),
+    };
+    let is = where_it_runs(hosts, here, there)?;
+    step(&format!("{who:?} at '{when}': {moved}; the VM runs on {is}"));
+    let [_, _, wrong] = hosts.goes_on(is, "one")?;
+    ensure!(wrong == 0, "{wrong} pages are wrong");
+    let other = if is == "a" { "b" } else { "a" };
+    if !hosts.is_empty(other)? {
+        // What is left there says what there is to do; where its keeper died, that is to clear it away.
+        let _ = hosts.ask(other, &["vm", "stop", "one", "--force"])?;
+        wait_until("nothing is left where it is not", Duration::from_secs(60), || hosts.is_empty(other))?;
+    }
+    // One whose keeper was killed is kept again, so that it can be moved.
+    hosts.done(is, &["vm", "resume", "one"])?;
+    Ok(is)
+}
+
+fn strike(hosts: &Hosts, who: Who, victim: u32) -> Result<()> {
+    let silence = Duration::from_secs(3);
+    match who {
+        WhoAsked => {}
+        Lender => {
+            kill(victim, Signal::STOP)?;
+            std::thread::sleep(silence);
+            kill(victim, Signal::CONT)?;
+        }
+        Link => {
+            hosts.network().connect(false)?;
+            std::thread::sleep(silence);
+            hosts.network().connect(true)?;
+        }
+        _ => kill(victim, Signal::KILL)?,
+    }
+    Ok(())
+}
+
+struct Moving {
+    vm: RegionName,
+    how: Order,
+}
+
+/// Has the VM be waited for there, as `aquifer vm migrate` does first.
+fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
+    let vm: RegionName = "one".parse()?;
+    let agent = Client::local(&hosts.run_dir(here).join("agent.sock")).with_timeout(Duration::from_secs(70));
+    let order = order::Migrate { vm: vm.clone(), to: there.parse()?, cache: None };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let order::Awaited { migration, address, identity } =
+        runtime.block_on(agent.post(aquifer_api::path::MIGRATE, &order))?;
+    let (to, mode, bandwidth) = (there.parse()?, Mode::Instant, None);
+    let max_downtime = Duration::from_secs(1);
+    Ok(Moving { vm, how: Order { migration, to, address, identity, mode, bandwidth, max_downtime } })
+}
+
+/// Waits until the VM runs on one side. Where it stands still, what it says there is to do is done: not to be forced, unless the other side
+/// says that it is not its own.
+fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Result<&'static str> {
+    let deadline = Instant::now() + Duration::from_secs(90);
+    loop {
+        let states = [here, there].map(|host| state(hosts, host));
+        let running = states.each_ref().map(|state| state == "running");
+        match running {
+            [true, true] => bail!("it runs on both sides"),
+            [true, false] => return Ok(here),
+            [false, true] => return Ok(there),
+            [false, false] if Instant::now() > deadline => bail!("it runs on no side: {states:?}"),
+            [false, false] => {}
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        for (host, other) in [(here, there), (there, here)] {
+            let resumed = hosts.ask(host, &["vm", "resume", "one"])?;
+            let why = String::from_utf8_lossy(&resumed.stderr).into_owned();
+            // It waits for the word of the other host, which has none, or has given the VM away.
+            let word = hosts.ask(other, &["vm", "resume", "one"])?;
+            let word = String::from_utf8_lossy(&word.stderr).into_owned();
+            let is_here = ["there is no VM", "since it was moved"].iter().any(|sign| word.contains(sign));
+            if why.contains("waits for the word") && is_here {
+                hosts.ask(host, &["vm", "resume", "one", "--force"])?;
+            }
+            if resumed.status.success() {
+                break;
+            }
+        }
+    }
+}
+
+/// How the VM is on a host, `none` where it is not.
+fn state(hosts: &Hosts, host: &str) -> String {
+    let state = hosts.done(host, &["vm", "show", "one"]).map(|status| status["state"].clone());
+    match state {
+        Ok(Value::String(state)) => state,
+        Ok(other) => other.to_string(),
+        Err(_) => "none".to_owned(),
+    }
+}
+
+fn engine(hosts: &Hosts, host: &str) -> Result<u32> {
+    let pid = hosts.done(host, &["region", "show", "one"])?["pid"].as_u64();
+    Ok(u32::try_from(pid.context("no engine")?)?)
+}
+
+/// The process whose command line is like that.
+fn process(like: &str) -> Result<u32> {
+    let found = std::process::Command::new("pgrep").args(["-f", like]).output()?;
+    let text = String::from_utf8(found.stdout)?;
+    let first = text.lines().next().with_context(|| format!("there is no process '{like}'"))?;
+    Ok(first.parse()?)
+}
+
+fn kill(process: u32, signal: Signal) -> Result<()> {
+    let process = Pid::from_raw(process as i32).context("no process")?;
+    Ok(kill_process(process, signal)?)
+}
