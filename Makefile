@@ -41,6 +41,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/floor --tcp
 	lab/policies --picture policies.png
 	lab/zipf --picture zipf.png
+	lab/migrate --picture migrate.png
 	lab/programs --picture programs.png
 
 build: ## the release binary: target/release/aquifer

@@ -44,7 +44,7 @@ class Lender:
             raise SystemExit(f"{sys.argv[0]}: aquifer {' '.join(map(str, words))}: {done.stderr.strip()}")
         return json.loads(done.stdout or "{}")
 
-    def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: list = []) -> Path:
+    def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: tuple = ()) -> Path:
         """The region's file. With `link` its pages cross an emulated link, one at a time, in place of going to the lender."""
         self.regions.append(name)
         way = ["--emulate-link", link, "--one-at-a-time"] if link else ["--lender", self.uri]
