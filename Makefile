@@ -5,12 +5,13 @@
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
 
-demo: ## build, then show two hosts sharing memory and memcached in a region: `aquifer demo sharing`, `aquifer demo region`
+demo: ## build, then show two hosts sharing memory, memcached in a region and a VM that moves: `aquifer demo sharing`, `region`, `migrate`
 	scripts/need-root demo
 	scripts/install-packages demo
-	cargo build --release --locked
+	cargo build --release --locked --workspace --lib --bins
 	target/release/aquifer demo sharing --picture sharing.png
 	target/release/aquifer demo region --picture region.png
+	target/release/aquifer demo migrate --picture migrate.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 
 test: ## everything: format, lints, licences, docs, unit, interoperation and VM tests
 	scripts/need-root test

@@ -1,10 +1,10 @@
 //! What a guest is to be like, as QEMU's command line.
 
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
@@ -13,16 +13,38 @@ use crate::error::GuestError;
 use crate::process::Files;
 
 /// What runs the guest's code.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
-    /// KVM where `/dev/kvm` can be opened, emulation elsewhere.
-    #[default]
-    Auto,
     /// The processor, by `/dev/kvm`.
     Kvm,
     /// Emulation.
     Tcg,
+}
+
+impl Accelerator {
+    /// KVM where this QEMU starts a machine of this type under it, else emulation. (There are hosts with a `/dev/kvm` that QEMU cannot use.)
+    pub fn find(qemu: &Path, machine: &str) -> Self {
+        let mut probe = Command::new(qemu);
+        probe.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-S"]);
+        probe.args(Self::Kvm.arguments()).args(["-qmp", "stdio"]);
+        probe.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let quit = b"{\"execute\": \"qmp_capabilities\"}{\"execute\": \"quit\"}";
+        let works = probe.spawn().and_then(|mut probe| {
+            // One that has ended already says how by its exit code.
+            let _ = probe.stdin.take().map(|mut to| to.write_all(quit));
+            probe.wait()
+        });
+        if works.is_ok_and(|end| end.success()) { Self::Kvm } else { Self::Tcg }
+    }
+
+    /// QEMU's arguments for it, and for a processor with all that it can have then.
+    pub fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
 }
 
 /// What a guest is to be like.
@@ -86,16 +108,6 @@ impl VmSpec {
         Ok(())
     }
 
-    fn accelerator(&self) -> Accelerator {
-        match self.accelerator {
-            Accelerator::Auto if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() => {
-                Accelerator::Kvm
-            }
-            Accelerator::Auto => Accelerator::Tcg,
-            chosen => chosen,
-        }
-    }
-
     /// QEMU with this guest, whose memory is the file `region`; one that waits for the guest to come from another host, if that is so.
     pub(crate) fn command(&self, files: &Files, region: &Path, comes: bool) -> Command {
         let Self { name, memory, .. } = self;
@@ -103,10 +115,7 @@ impl VmSpec {
         qemu.env("LD_PRELOAD", &self.shim);
         qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
-        qemu.args(match self.accelerator() {
-            Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            _ => ["-accel", "tcg,thread=multi", "-cpu", "max"],
-        });
+        qemu.args(self.accelerator.arguments());
         qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", memory.0 >> 20)]);
         // Not to be filled before it is used, nor dumped with QEMU: most of it is not here.
         let backend = format!("memory-backend-file,id=ram,size={},share=on,prealloc=off,dump=off", memory.0);
@@ -207,6 +216,12 @@ mod tests {
         assert!(spec(&["-netdev", "type=vhost-user,id=net"]).check().is_err());
         let odd = VmSpec { memory: Bytes(4096), ..spec(&[]) };
         assert!(odd.check().unwrap_err().to_string().contains("whole MiB"));
+    }
+
+    #[test]
+    fn a_qemu_that_cannot_start_leaves_emulation() {
+        assert_eq!(Accelerator::find(Path::new("/no/qemu"), "q35"), Accelerator::Tcg);
+        assert_eq!(Accelerator::find(Path::new("/bin/false"), "q35"), Accelerator::Tcg);
     }
 
     #[test]

@@ -1,18 +1,16 @@
 //! A guest's root file system: an initramfs, made for what is asked and kept in memory.
 
-mod cpio;
-mod files;
 mod modules;
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use aquifer_guest::Initrd;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::kernel::Prepared;
-use cpio::Archive;
 
 /// What goes into an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,20 +29,18 @@ const ALWAYS: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_net"];
 /// # Errors
 /// If a file, a library that it needs, or a module cannot be read.
 pub(crate) fn build(contents: &Contents, kernel: &Prepared) -> Result<File> {
-    let mut archive = Archive::default();
-    archive.directory("dev");
-    archive.directory("proc");
-    archive.directory("sys");
-    let mut files = files::Files::default();
-    files.put(&mut archive, "/bin/busybox".as_ref(), "/bin/busybox")?;
-    files.put(&mut archive, &crate::program("testbed-guest")?, "/init")?;
+    let mut initrd = Initrd::default();
+    ["dev", "proc", "sys"].iter().for_each(|path| initrd.directory(path));
+    initrd.copy("/bin/busybox".as_ref(), "/bin/busybox")?;
+    initrd.copy(&crate::program("testbed-guest")?, "/init")?;
     for (here, there) in &contents.files {
-        files.put(&mut archive, here, there)?;
+        ensure!(there.starts_with('/'), "'{there}' is no absolute path in a guest");
+        initrd.copy(here, there)?;
     }
     let modules = ALWAYS.iter().copied().chain(contents.modules.iter().map(String::as_str));
-    modules::put(&mut archive, kernel, modules)?;
+    modules::put(&mut initrd, kernel, modules)?;
     let image = memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot make a file in memory")?;
     let mut image = File::from(image);
-    image.write_all(&archive.finish()).context("cannot keep the guest's file system in memory")?;
+    image.write_all(&initrd.finish()).context("cannot keep the guest's file system in memory")?;
     Ok(image)
 }

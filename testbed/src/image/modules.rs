@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use aquifer_guest::Initrd;
 
-use super::cpio::Archive;
 use crate::command;
 use crate::kernel::Prepared;
 
 /// Puts in modules, each given as its name and, after a space, parameters, with those that they need.
 pub(super) fn put<'a>(
-    archive: &mut Archive,
+    initrd: &mut Initrd,
     kernel: &Prepared,
     modules: impl Iterator<Item = &'a str>,
 ) -> Result<()> {
@@ -28,7 +28,7 @@ pub(super) fn put<'a>(
                 continue;
             }
             let (file, content) = read(path)?;
-            archive.file(&format!("modules/{file}"), &content);
+            initrd.file(&format!("modules/{file}"), &content);
             order += &file;
             if index == last && !parameters.is_empty() {
                 order = order + " " + parameters;
@@ -36,7 +36,7 @@ pub(super) fn put<'a>(
             order.push('\n');
         }
     }
-    archive.file("modules/order", order.as_bytes());
+    initrd.file("modules/order", order.as_bytes());
     Ok(())
 }
 

@@ -8,6 +8,7 @@ pub mod demo;
 pub mod detach;
 pub mod doctor;
 pub mod export;
+pub mod guest_load;
 pub mod init;
 pub mod load;
 pub mod man;
@@ -90,6 +91,7 @@ pub enum Command {
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
+    GuestLoad(guest_load::GuestLoad),
     VolumeServe(volume_serve::VolumeServe),
     RegionServe(region_serve::RegionServe),
     VmServe(vm_serve::VmServe),
@@ -119,6 +121,7 @@ impl Cli {
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
+            Command::GuestLoad(command) => command.run(),
             Command::VolumeServe(command) => command.run(),
             Command::RegionServe(command) => command.run(),
             Command::VmServe(command) => command.run(),

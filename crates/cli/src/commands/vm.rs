@@ -84,14 +84,26 @@ pub struct Start {
     extra: Vec<String>,
 }
 
+/// What runs a guest's code, as commands take it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum AcceleratorName {
-    /// KVM where /dev/kvm can be opened, emulation elsewhere
+pub(super) enum AcceleratorName {
+    /// KVM where QEMU can use it, emulation elsewhere
     Auto,
     /// The processor, by /dev/kvm
     Kvm,
     /// Emulation
     Tcg,
+}
+
+impl AcceleratorName {
+    /// What it comes to with this QEMU and machine type.
+    pub(super) fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
+        match self {
+            Self::Auto => Accelerator::find(qemu, machine),
+            Self::Kvm => Accelerator::Kvm,
+            Self::Tcg => Accelerator::Tcg,
+        }
+    }
 }
 
 // Its help is that of the command that takes it.
@@ -230,11 +242,7 @@ impl Start {
             name: name.clone(),
             memory,
             cpus: self.cpus,
-            accelerator: match self.accel {
-                AcceleratorName::Auto => Accelerator::Auto,
-                AcceleratorName::Kvm => Accelerator::Kvm,
-                AcceleratorName::Tcg => Accelerator::Tcg,
-            },
+            accelerator: self.accel.choose(&self.qemu, &self.machine),
             machine: self.machine,
             disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
             kernel: self.kernel.map(absolute).transpose()?,

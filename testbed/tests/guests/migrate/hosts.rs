@@ -86,7 +86,7 @@ impl Hosts {
     pub fn new() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
-        let spec = Spec::new("guest").file(example("guest", "churn"), "/bin/churn");
+        let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = tempfile::Builder::new().prefix("aquifer-vm-").tempdir_in("/dev/shm")?.keep();
         let (network, agents) = (Network::new()?, BTreeMap::new());

@@ -8,26 +8,24 @@ mod memcache;
 mod picture;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, EXTENT_SIZE, RegionName};
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
 use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
-use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use crate::commands::region::with_shim;
-use crate::failure::{Failure, OrFail, Result};
+use crate::demo::process::{self, Process};
+use crate::failure::{OrFail, Result};
 use crate::instance::Instance;
 use crate::lender::{Lender, Trust};
 use crate::progress::Progress;
-use crate::sys;
 use memcache::{Client, Load, Read};
 
 /// What a demo is told.
@@ -116,7 +114,7 @@ pub fn run(options: &Options) -> Result<Outcome> {
     drop((memcached, progress));
 
     let _progress = Progress::spinner(format!("memcached with {} of {size} in local RAM", options.cache));
-    let _lender = stage.lender(size)?;
+    let _lender = process::lender(&stage.dir, size)?;
     let region = stage.region(size, options.cache)?;
     let status = || client::status(&region.0).or_fail(|| "asking the region's engine");
     let _memcached = stage.memcached(size, Some(&region.0))?;
@@ -218,31 +216,6 @@ struct Stage {
     dir: PathBuf,
 }
 
-/// A process that ends with this one.
-#[derive(Debug)]
-struct Process(Child);
-
-impl Process {
-    fn start(command: &mut Command, what: &str) -> Result<Self> {
-        sys::signal_with_parent(command, Signal::KILL);
-        command.spawn().map(Self).or_fail(|| format!("starting {what}"))
-    }
-}
-
-impl Drop for Process {
-    /// A lender takes its pages with it when it is asked to end.
-    fn drop(&mut self) {
-        let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let deadline = Instant::now() + START;
-        while asked.is_ok() && matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
-        // One that has ended already is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Stage {
     fn socket(&self) -> PathBuf {
         self.dir.join("memcached")
@@ -252,25 +225,9 @@ impl Stage {
         self.dir.join("regions")
     }
 
-    /// An exporting process on this machine.
-    fn lender(&self, size: Bytes) -> Result<Process> {
-        let what = "starting a lender";
-        let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
-        let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
-        command
-            .args(["--json", "export", &room, "--nbd"])
-            .arg(format!("unix:{}", self.dir.join("lender").display()));
-        command.env("AQUIFER_RUN_DIR", &self.dir).stdout(Stdio::piped());
-        let mut lender = Process::start(&mut command, "a lender")?;
-        let mut line = String::new();
-        let output = lender.0.stdout.take().ok_or_else(|| Failure::new(what, "it has no output"))?;
-        BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
-        if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
-    }
-
     fn region(&self, size: Bytes, cache: Bytes) -> Result<Served> {
         let what = || "making the region";
-        let uri = format!("nbd+unix:///?socket={}", self.dir.join("lender").display());
+        let uri = format!("nbd+unix:///?socket={}", process::lender_socket(&self.dir).display());
         let uri = uri.parse().or_fail(what)?;
         let lender = Lender::find(&uri, &Trust::default(), None)?;
         let name: RegionName = REGION.parse().or_fail(what)?;

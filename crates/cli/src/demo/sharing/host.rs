@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{OVERLOAD, THRESHOLDS};
 use crate::cgroup::Cgroup;
 use crate::demo::netns::Namespace;
+use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long an agent may take to start, and to end.
@@ -33,11 +34,6 @@ pub(super) struct Host {
     /// Behind a lock because asking whether it lives takes it.
     agent: Mutex<Child>,
     cgroup: Arc<Cgroup>,
-}
-
-/// Where the pages of a demo's hosts are.
-fn stores(dir: &Path) -> PathBuf {
-    Path::new("/dev/shm/aquifer").join(dir.file_name().unwrap_or_default())
 }
 
 impl Host {

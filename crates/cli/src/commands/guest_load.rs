@@ -1,0 +1,33 @@
+//! `aquifer guest-load`, hidden: the first process of the guest of `aquifer demo migrate`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::demo::churn::Load;
+use crate::demo::migrate::be_a_guest;
+use crate::failure::{OrFail, Result};
+
+/// Checks and rewrites memory all the time, and answers on standard output what is asked on standard input
+#[derive(Debug, Args)]
+#[command(hide = true)]
+pub struct GuestLoad {
+    /// Memory that it fills
+    mib: usize,
+    /// Percent of that which nine of ten writes go to
+    hot: usize,
+    /// MiB that it rewrites a second at most
+    rate: usize,
+}
+
+impl GuestLoad {
+    /// Is busy for ever.
+    ///
+    /// # Errors
+    /// If it cannot say anything any more.
+    pub fn run(self) -> Result<ExitCode> {
+        let Self { mib, hot, rate } = self;
+        be_a_guest(Load { mib, hot, rate }).or_fail(|| "being busy")?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,49 @@
+//! The first process of the demo's guest: it is busy with its memory, and answers whoever asks over its serial port.
+
+use std::io::{self, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+
+use crate::demo::churn::{self, Load, Told};
+
+/// Words that begin an answer: after them come what was asked, how often the guest has told how it goes, and how many pages were wrong.
+pub(super) const ANSWER: &str = "answer";
+
+/// Is busy for ever.
+///
+/// # Errors
+/// If it cannot say anything any more.
+pub fn run(load: Load) -> io::Result<()> {
+    let is = Arc::new(Mutex::new(Told::default()));
+    let stdin = io::stdin();
+    // What is asked is not to be said again by the terminal.
+    if let Ok(mut mode) = tcgetattr(&stdin) {
+        mode.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&stdin, OptionalActions::Now, &mode)?;
+    }
+    let now = is.clone();
+    thread::spawn(move || {
+        for question in stdin.lines().map_while(Result::ok) {
+            let Told { tick, wrong, .. } = *now.lock().unwrap_or_else(PoisonError::into_inner);
+            if tick > 0 && say(format_args!("{ANSWER} {question} {tick} {wrong}")).is_err() {
+                return;
+            }
+        }
+    });
+    churn::run(load, |told| {
+        *is.lock().unwrap_or_else(PoisonError::into_inner) = told;
+        if told.tick % 10 == 1 {
+            say(format_args!("churn {} {} {}", told.tick, told.pages, told.wrong))
+        } else {
+            Ok(())
+        }
+    })
+}
+
+fn say(what: std::fmt::Arguments<'_>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{what}")?;
+    out.flush()
+}

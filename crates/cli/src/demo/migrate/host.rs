@@ -1,0 +1,103 @@
+//! A host of the demo: a network namespace and an agent that takes VMs in.
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::stage::Wait;
+use crate::demo::netns::Namespace;
+use crate::demo::process::Process;
+use crate::demo::stores;
+use crate::failure::{Failure, OrFail, Result};
+
+/// How long an agent may take until it answers.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A host. Its agent ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Host {
+    name: &'static str,
+    dir: PathBuf,
+    agent: Process,
+}
+
+impl Host {
+    /// Starts the agent of host `name` with files in `dir`, where the cluster's are, too.
+    pub(super) fn start(
+        name: &'static str,
+        dir: &Path,
+        namespace: &Namespace,
+        (peer, peer_address): (&str, Ipv4Addr),
+        qemu: &Path,
+    ) -> Result<Self> {
+        let cluster = dir.join("cluster");
+        let store = stores(dir).join(name);
+        let dir = dir.join(name);
+        let what = || format!("starting the agent of host {name}");
+        fs::create_dir_all(&dir).or_fail(what)?;
+        let text = format!(
+            r#"host = "{name}"
+listen = "{address}:7070"
+pages = "{address}:7071"
+tls = "{tls}"
+socket = "{dir}/agent.sock"
+state = "{dir}"
+store = "{store}"
+[vms]
+accept = true
+qemu = "{qemu}"
+[lend]
+enabled = false
+[borrow]
+enabled = false
+[[peer]]
+name = "{peer}"
+address = "{peer_address}:7070"
+"#,
+            address = namespace.address(),
+            tls = cluster.join(name).join("tls").display(),
+            dir = dir.display(),
+            store = store.display(),
+            qemu = qemu.display(),
+        );
+        let config = dir.join("agent.toml");
+        fs::write(&config, text).or_fail(what)?;
+        let log = File::create(dir.join("agent.log")).or_fail(what)?;
+        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        command.arg("agent").arg("--config").arg(&config).stdin(Stdio::null());
+        command.stdout(log.try_clone().or_fail(what)?).stderr(log);
+        namespace.enter(&mut command)?;
+        let agent = Process::start(&mut command, "an agent")?;
+        Ok(Self { name, dir, agent })
+    }
+
+    /// Runs `aquifer` on it; what that answers.
+    pub(super) fn aquifer<T: DeserializeOwned>(&self, namespace: &Namespace, words: &[&str]) -> Result<T> {
+        let what = || format!("'aquifer {}' on host {}", words[..words.len().min(3)].join(" "), self.name);
+        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        command.arg("--json").args(words).env("AQUIFER_RUN_DIR", &self.dir).stdin(Stdio::null());
+        namespace.enter(&mut command)?;
+        let output = command.output().or_fail(what)?;
+        if !output.status.success() {
+            return Err(Failure::new(what(), String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        serde_json::from_slice(&output.stdout).or_fail(what)
+    }
+
+    pub(super) fn wait_until_ready(&mut self, namespace: &Namespace, wait: &Wait<'_>) -> Result<()> {
+        let what = format!("starting the agent of host {}", self.name);
+        wait.until(&what, PATIENCE, || {
+            if self.agent.ended().is_some() {
+                let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
+                return Err(Failure::new(what.clone(), log.lines().last().unwrap_or("it says nothing")));
+            }
+            Ok(self.aquifer::<Value>(namespace, &["status"]).ok())
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,226 @@
+//! `aquifer demo migrate`: a guest that is busy with its memory, and answers over its serial port, moves from one host to another and back;
+//! beside it, QEMU by itself moves the same guest.
+//!
+//! Everything is real: two hosts' agents in network namespaces of their own, an exporting process that lends, QEMU, a stock kernel.
+
+mod guest;
+mod host;
+mod peer;
+mod report;
+mod serial;
+mod stage;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use aquifer_guest::Accelerator;
+use aquifer_guest::migrate::Report;
+use aquifer_page::Bytes;
+use serde_json::Value;
+
+use super::process::lender_socket;
+use crate::failure::{OrFail, Result};
+use crate::instance::Instance;
+use crate::progress::Progress;
+pub use guest::run as be_a_guest;
+use peer::Qemu;
+pub use report::{Move, Summary};
+use serial::{Answer, User};
+use stage::{Boot, Stage, Wait};
+
+/// What a demo is told.
+#[derive(Debug)]
+pub struct Options {
+    /// Percent of what the guest uses that is in local RAM.
+    pub local: u64,
+    /// The guest's kernel; the newest of this system unless told.
+    pub kernel: Option<PathBuf>,
+    /// What runs its code.
+    pub accelerator: Accelerator,
+    /// QEMU.
+    pub qemu: PathBuf,
+    /// Where marks, sockets and logs are kept while it runs.
+    pub run_dir: PathBuf,
+}
+
+/// What is left of a demo.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures.
+    pub summary: Summary,
+    /// The picture, as PNG.
+    pub picture: Vec<u8>,
+}
+
+/// Marks of demos have this kind.
+const KIND: &str = "migrate-demo";
+
+const VM: &str = "demo";
+
+/// QEMU's type of the guest's machine.
+pub const MACHINE: &str = "q35";
+
+/// The guest: its memory, and what it does, as `aquifer guest-load` takes it (200 MiB, of which nine of ten writes go to a fifth, 20 MiB/s).
+const MEMORY: Bytes = Bytes::mib(512);
+const LOAD: &str = "guest-load 200 20 20";
+
+/// How often the guest tells how it goes before it moves, and after: ten times a second.
+const BUSY: u64 = 40;
+
+/// How long a guest may take to boot and to be busy.
+const BOOTING: Duration = Duration::from_secs(180);
+
+/// How long after a move silence is still counted.
+const AFTER: Duration = Duration::from_secs(1);
+
+/// Runs the demo from nothing to nothing.
+///
+/// # Errors
+/// What this machine lacks, or which step failed.
+pub fn run(options: &Options) -> Result<Outcome> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
+    }
+    for dead in Instance::dead(&options.run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
+        stage::clean_up(&options.run_dir.join(dead.name()), &dead)?;
+    }
+    let kernel = options.kernel.clone().map_or_else(stage::newest_kernel, Ok)?;
+    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
+    let wait = Wait(&interrupted);
+    let mut progress = Progress::spinner("two hosts and a lender");
+    let dir = options.run_dir.join(instance.name());
+    let stage = Stage::set(dir, &instance, MEMORY, &options.qemu, &wait)?;
+    let boot = Boot {
+        qemu: options.qemu.clone(),
+        memory: MEMORY,
+        kernel,
+        initrd: stage.initrd()?,
+        append: format!("console=ttyS0 quiet panic=-1 rdinit=/init -- {LOAD}"),
+        accelerator: options.accelerator,
+    };
+    let play = Play { stage: &stage, boot: &boot, wait, progress: &mut progress };
+    let summary = play.run(options)?;
+    let picture = summary.picture()?;
+    Ok(Outcome { summary, picture })
+}
+
+struct Play<'a> {
+    stage: &'a Stage,
+    boot: &'a Boot,
+    wait: Wait<'a>,
+    progress: &'a mut Progress,
+}
+
+impl Play<'_> {
+    fn run(mut self, options: &Options) -> Result<Summary> {
+        let (qemu, footprint, qemu_guest_errors) = self.by_itself()?;
+        let cache_bytes = Bytes((footprint * options.local / 100).next_multiple_of(Bytes::mib(1).0));
+        let ([there, back], guest_errors) = self.by_aquifer(cache_bytes)?;
+        let summary = Summary {
+            guest_bytes: MEMORY,
+            footprint_bytes: Bytes(footprint),
+            cache_bytes,
+            qemu,
+            there,
+            back,
+            speedup: 0.0,
+            data_ratio: 0.0,
+            guest_errors,
+            qemu_guest_errors,
+        };
+        Ok(summary.compared())
+    }
+
+    /// QEMU by itself; also what the guest uses, and how many pages it found wrong.
+    fn by_itself(&mut self) -> Result<(Move, u64, u64)> {
+        let dir = &self.stage.dir;
+        let [a, b] = self.stage.network.hosts();
+        self.progress.say("QEMU by itself: the guest boots".to_owned());
+        let mut there = Qemu::start(dir, "b", b, self.boot, true, &self.wait)?;
+        let mut here = Qemu::start(dir, "a", a, self.boot, false, &self.wait)?;
+        let user = User::start(["a", "b"].map(|host| peer::serial(dir, host)));
+        self.is_busy(&user)?;
+        self.progress.say("QEMU by itself: the guest moves from a to b".to_owned());
+        let began = Instant::now();
+        let (mut line, footprint) = here.migrate(&mut there, b.address(), &self.wait)?;
+        let wrong = self.after(&user)?;
+        line.silence_ms = milliseconds(user.longest_silence(began));
+        Ok((line, footprint, wrong))
+    }
+
+    /// The same guest in the pool: there, and back; also how many pages it found wrong.
+    fn by_aquifer(&mut self, cache: Bytes) -> Result<([Move; 2], u64)> {
+        let stage = self.stage;
+        let [a, b] = stage.network.hosts();
+        let [host_a, host_b] = &stage.hosts[..] else { unreachable!("there are two hosts") };
+        self.progress.say("Aquifer: the guest boots".to_owned());
+        let lender = format!("nbd+unix:///?socket={}", lender_socket(&stage.dir).display());
+        let text = |path: &PathBuf| path.display().to_string();
+        let Boot { qemu, kernel, initrd, append, memory, accelerator } = self.boot;
+        let accelerator = match accelerator {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Tcg => "tcg",
+        };
+        let (memory, cache) = (memory.0.to_string(), cache.0.to_string());
+        let (qemu, kernel, initrd) = (text(qemu), text(kernel), text(initrd));
+        let words = ["vm", "start", VM, "--memory", &memory, "--cache", &cache, "--lender", &lender];
+        let more = [
+            "--machine",
+            MACHINE,
+            "--accel",
+            accelerator,
+            "--qemu",
+            &qemu,
+            "--kernel",
+            &kernel,
+            "--initrd",
+            &initrd,
+            "--append",
+            append,
+        ];
+        let _: Value = host_a.aquifer(a, &[&words[..], &more].concat())?;
+        let user = User::start(stage.serials(VM));
+        self.is_busy(&user)?;
+        let mut moves = Vec::new();
+        for (here, space, from, to) in [(host_a, a, "a", "b"), (host_b, b, "b", "a")] {
+            self.progress.say(format!("Aquifer: the guest moves from {from} to {to}"));
+            let began = Instant::now();
+            let report: Report = here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
+            self.after(&user)?;
+            moves.push(Move { silence_ms: milliseconds(user.longest_silence(began)), ..Move::of(&report) });
+            self.is_busy(&user)?;
+        }
+        let wrong = user.last().map_or(0, |answer| answer.wrong);
+        drop(user);
+        let _: Value = host_a.aquifer(a, &["vm", "stop", VM, "--force"])?;
+        let [there, back] = <[Move; 2]>::try_from(moves).unwrap_or_else(|_| unreachable!("it moved twice"));
+        Ok(([there, back], wrong))
+    }
+
+    /// Waits until the guest has been busy for a while from now on.
+    fn is_busy(&self, user: &User) -> Result<()> {
+        let first = self.answer_after(user, |_| true)?.tick;
+        self.answer_after(user, |answer| answer.tick >= first + BUSY)?;
+        Ok(())
+    }
+
+    /// Waits until some time has passed after a move; pages wrong by then.
+    fn after(&self, user: &User) -> Result<u64> {
+        let over = Instant::now() + AFTER;
+        Ok(self.answer_after(user, |answer| answer.at > over)?.wrong)
+    }
+
+    fn answer_after(&self, user: &User, is: impl Fn(&Answer) -> bool) -> Result<Answer> {
+        let began = Instant::now();
+        self.wait.until("waiting for the guest's answer", BOOTING, || {
+            Ok(user.last().filter(|answer| answer.at > began && is(answer)))
+        })
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}

@@ -1,0 +1,167 @@
+//! What is left of the demo: figures, and their picture.
+
+use std::fmt;
+
+use aquifer_guest::migrate::Report;
+use aquifer_page::Bytes;
+use kuva::backend::raster::RasterBackend;
+use kuva::plot::BarPlot;
+use kuva::render::figure::Figure;
+use kuva::render::layout::Layout;
+use kuva::render::plots::Plot;
+use serde::Serialize;
+
+use crate::failure::{Failure, Result};
+
+/// A move of the guest.
+#[derive(Clone, Debug, Serialize)]
+pub struct Move {
+    /// From the order until the guest ran on the other host, in milliseconds.
+    pub total_ms: f64,
+    /// Of that, for how long it stood still.
+    pub downtime_ms: f64,
+    /// The longest time between two answers of the guest, which was asked every 10 ms, in milliseconds.
+    pub silence_ms: f64,
+    /// Contents of pages that were sent to the other host.
+    pub bytes_pages: u64,
+    /// Contents of pages that were written to the pool.
+    pub bytes_pool: u64,
+    /// All else that was sent.
+    pub bytes_metadata: u64,
+    /// Rounds, the last one included.
+    pub rounds: u64,
+    /// How: `instant`, or `qemu-precopy`.
+    pub mode: String,
+    /// Pages of the guest in the host's RAM when it began; with QEMU alone, all that are not zero.
+    pub resident_pages: u64,
+    /// Of these, those that were nowhere else.
+    pub dirty_pages: u64,
+}
+
+impl Move {
+    pub(super) fn of(report: &Report) -> Self {
+        let mode = serde_json::to_value(report.mode).ok().and_then(|mode| mode.as_str().map(str::to_owned));
+        Self {
+            total_ms: report.total_ms,
+            downtime_ms: report.downtime_ms,
+            silence_ms: 0.0,
+            bytes_pages: report.bytes_pages,
+            bytes_pool: report.bytes_pool,
+            bytes_metadata: report.bytes_metadata,
+            rounds: report.rounds.into(),
+            mode: mode.unwrap_or_default(),
+            resident_pages: report.resident_pages,
+            dirty_pages: report.dirty_pages,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes_pages + self.bytes_pool + self.bytes_metadata
+    }
+}
+
+/// What `aquifer demo migrate --json` prints.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// The guest's memory.
+    pub guest_bytes: Bytes,
+    /// Of that, what is not zero, as QEMU finds it.
+    pub footprint_bytes: Bytes,
+    /// Local RAM that Aquifer's guest may have on either host.
+    pub cache_bytes: Bytes,
+    /// QEMU by itself, from host a to host b.
+    pub qemu: Move,
+    /// Aquifer, from host a to host b.
+    pub there: Move,
+    /// Aquifer, from host b to host a.
+    pub back: Move,
+    /// QEMU's total time beside Aquifer's, the mean of both ways.
+    pub speedup: f64,
+    /// Aquifer's bytes, the mean of both ways, beside QEMU's.
+    pub data_ratio: f64,
+    /// Pages that the guest found other than it had left them, with Aquifer.
+    pub guest_errors: u64,
+    /// The same with QEMU by itself, which loses writes of emulated guests now and then.
+    pub qemu_guest_errors: u64,
+}
+
+impl Summary {
+    /// Fills in what follows from the moves.
+    pub(super) fn compared(self) -> Self {
+        let mean = |of: fn(&Move) -> f64| f64::midpoint(of(&self.there), of(&self.back));
+        let speedup = self.qemu.total_ms / mean(|is| is.total_ms).max(1e-9);
+        let data_ratio = mean(|is| is.bytes() as f64) / (self.qemu.bytes() as f64).max(1.0);
+        Self { speedup, data_ratio, ..self }
+    }
+
+    fn moves(&self) -> [(&'static str, &Move); 3] {
+        [("QEMU's pre-copy", &self.qemu), ("Aquifer, a to b", &self.there), ("Aquifer, b to a", &self.back)]
+    }
+
+    /// The picture, as PNG.
+    pub(super) fn picture(&self) -> Result<Vec<u8>> {
+        let bars = |of: fn(&Move) -> f64| {
+            let bars =
+                self.moves().iter().fold(BarPlot::new(), |bars, (name, is)| bars.with_bar(*name, of(is)));
+            vec![Plot::Bar(bars)]
+        };
+        let plots = vec![
+            bars(|is| is.total_ms),
+            bars(|is| is.bytes() as f64 / 1e6),
+            bars(|is| is.downtime_ms),
+            bars(|is| is.silence_ms),
+        ];
+        let titles = [
+            ("Until it runs there", "ms"),
+            ("Sent, to the host or the pool", "MB"),
+            ("Of that time it stood still", "ms"),
+            ("Longest silence for its user", "ms"),
+        ];
+        let layouts = plots.iter().zip(titles).map(|(plots, (title, unit))| {
+            Layout::auto_from_plots(plots).with_title(title).with_y_label(unit)
+        });
+        let layouts = layouts.collect();
+        let title = format!(
+            "A guest of {} moves to another host while it writes to its memory; {} of it in local RAM",
+            self.guest_bytes, self.cache_bytes
+        );
+        let figure = Figure::new(2, 2)
+            .with_title(title)
+            .with_title_size(20)
+            .with_figure_size(1280.0, 900.0)
+            .with_plots(plots)
+            .with_layouts(layouts);
+        RasterBackend::new()
+            .render_scene(&figure.render())
+            .map_err(|why| Failure::new("drawing the picture", why))
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "a guest of {}, {} of it not zero; with Aquifer {} of it in local RAM, the rest in the pool",
+            self.guest_bytes, self.footprint_bytes, self.cache_bytes
+        )?;
+        writeln!(
+            f,
+            "{:18}{:>10}{:>15}{:>19}{:>12}{:>9}",
+            "", "total", "stood still", "longest silence", "sent", "rounds"
+        )?;
+        for (name, is) in self.moves() {
+            let [total, still, silence] =
+                [is.total_ms, is.downtime_ms, is.silence_ms].map(|ms| format!("{ms:.0} ms"));
+            let sent = format!("{:.1} MB", is.bytes() as f64 / 1e6);
+            writeln!(f, "{name:18}{total:>10}{still:>15}{silence:>19}{sent:>12}{:>9}", is.rounds)?;
+        }
+        writeln!(
+            f,
+            "{:.1} times as fast, {:.0} % of the data; pages that the guest found wrong: {} (QEMU's own: {})",
+            self.speedup,
+            self.data_ratio * 100.0,
+            self.guest_errors,
+            self.qemu_guest_errors
+        )
+    }
+}

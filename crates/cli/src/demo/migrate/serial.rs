@@ -1,0 +1,126 @@
+//! A user of the guest: asks it over its serial port, on whichever host that is, and notes when it answers.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::guest::ANSWER;
+
+/// How often it is asked.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// An answer of the guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub(super) at: Instant,
+    /// How often it has told how it goes.
+    pub(super) tick: u64,
+    /// Pages that were not what they must be.
+    pub(super) wrong: u64,
+}
+
+/// Asks until it is dropped.
+#[derive(Debug)]
+pub(super) struct User {
+    answers: Arc<Mutex<Vec<Answer>>>,
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One host's end of the serial port.
+struct Port {
+    path: PathBuf,
+    stream: Option<UnixStream>,
+    heard: Vec<u8>,
+}
+
+impl User {
+    /// Asks at the sockets of the guest's serial port on each host.
+    pub(super) fn start(ports: [PathBuf; 2]) -> Self {
+        let answers = Arc::new(Mutex::new(Vec::new()));
+        let done = Arc::new(AtomicBool::new(false));
+        let (noted, over) = (answers.clone(), done.clone());
+        let thread = thread::spawn(move || {
+            let mut ports = ports.map(|path| Port { path, stream: None, heard: Vec::new() });
+            for question in 1_u64.. {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let heard: Vec<_> = ports.iter_mut().flat_map(|port| port.ask(question)).collect();
+                noted.lock().unwrap_or_else(PoisonError::into_inner).extend(heard);
+                thread::sleep(PERIOD);
+            }
+        });
+        Self { answers, done, thread: Some(thread) }
+    }
+
+    /// The last answer.
+    pub(super) fn last(&self) -> Option<Answer> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).last().copied()
+    }
+
+    /// The longest time without an answer since then, and until now.
+    pub(super) fn longest_silence(&self, since: Instant) -> Duration {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut before = since;
+        let times = answers.iter().map(|answer| answer.at).filter(|at| *at > since);
+        let silences = times.map(|at| at.duration_since(std::mem::replace(&mut before, at)));
+        silences.max().unwrap_or_else(|| since.elapsed())
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Port {
+    /// Asks, if anybody is there, and takes what was answered since.
+    fn ask(&mut self, question: u64) -> Vec<Answer> {
+        let connect = || {
+            let stream = UnixStream::connect(&self.path).ok()?;
+            stream.set_nonblocking(true).ok()?;
+            Some(stream)
+        };
+        self.stream = self.stream.take().or_else(connect);
+        let Some(stream) = &mut self.stream else { return Vec::new() };
+        // A question that finds no room is not asked.
+        let asked = stream.write(format!("{question}\n").as_bytes());
+        let mut buffer = [0; 4096];
+        let ended = loop {
+            match stream.read(&mut buffer) {
+                Ok(0) => break true,
+                Ok(read) => self.heard.extend(&buffer[..read]),
+                Err(error) => break error.kind() != ErrorKind::WouldBlock,
+            }
+        };
+        if ended || asked.is_err_and(|error| error.kind() != ErrorKind::WouldBlock) {
+            self.stream = None;
+        }
+        self.answers()
+    }
+
+    /// The lines that are complete.
+    fn answers(&mut self) -> Vec<Answer> {
+        let Some(end) = self.heard.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
+        let lines: Vec<u8> = self.heard.drain(..=end).collect();
+        let at = Instant::now();
+        let parsed = String::from_utf8_lossy(&lines).lines().filter_map(|line| parse(line, at)).collect();
+        parsed
+    }
+}
+
+fn parse(line: &str, at: Instant) -> Option<Answer> {
+    let mut words = line.trim().strip_prefix(ANSWER)?.split_whitespace().skip(1).map(str::parse);
+    let (Some(Ok(tick)), Some(Ok(wrong))) = (words.next(), words.next()) else { return None };
+    Some(Answer { at, tick, wrong })
+}

@@ -1,0 +1,165 @@
+//! What the demo happens on: two hosts, a lender, and what the guest boots from.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_guest::process::{Files, client};
+use aquifer_guest::{Accelerator, Initrd};
+use aquifer_page::Bytes;
+
+use super::host::Host;
+use crate::demo::netns::Network;
+use crate::demo::process::{self, Process};
+use crate::demo::stores;
+use crate::failure::{Failure, OrFail, Result};
+use crate::init::{Cluster, Member};
+use crate::instance::Instance;
+
+/// The kernel that this system would boot.
+const BOOT: &str = "/boot";
+
+/// How long a VM may take to be cleared away.
+const CLEARING: Duration = Duration::from_secs(20);
+
+/// Waits for conditions, until there is a signal to end.
+#[derive(Debug)]
+pub(super) struct Wait<'a>(pub(super) &'a AtomicBool);
+
+impl Wait<'_> {
+    /// Waits until there is something, and returns it.
+    pub(super) fn until<T>(
+        &self,
+        what: &str,
+        patience: Duration,
+        mut is: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(found) = is()? {
+                return Ok(found);
+            }
+            if self.0.load(Ordering::Relaxed) {
+                return Err(Failure::new("the demo", "interrupted"));
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::new(what, format!("not within {} s", patience.as_secs())));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// How a guest is booted.
+#[derive(Debug)]
+pub(super) struct Boot {
+    pub(super) qemu: PathBuf,
+    pub(super) memory: Bytes,
+    pub(super) kernel: PathBuf,
+    pub(super) initrd: PathBuf,
+    pub(super) append: String,
+    pub(super) accelerator: Accelerator,
+}
+
+/// The newest kernel of this system.
+pub(super) fn newest_kernel() -> Result<PathBuf> {
+    let found = fs::read_dir(BOOT).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_kernel =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"));
+    let when = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).ok();
+    found.filter(is_kernel).max_by_key(when).ok_or_else(|| {
+        Failure::new("finding a kernel for the guest", format!("there is no vmlinuz-* in {BOOT}"))
+            .help("name one by --kernel, or install one (Debian: apt-get install linux-image-cloud-amd64)")
+    })
+}
+
+/// The hosts and all that they stand on. Dropping it takes everything away.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) hosts: Vec<Host>,
+    pub(super) network: Network,
+    pub(super) dir: PathBuf,
+    _lender: Process,
+}
+
+impl Stage {
+    pub(super) fn set(
+        dir: PathBuf,
+        instance: &Instance,
+        memory: Bytes,
+        qemu: &Path,
+        wait: &Wait<'_>,
+    ) -> Result<Self> {
+        fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
+        let lender = process::lender(&dir, memory)?;
+        let network = Network::create(instance)?;
+        let mut stage = Self { hosts: Vec::new(), network, dir, _lender: lender };
+        let names = ["a", "b"];
+        let spaces = stage.network.hosts();
+        let members: Vec<_> = names
+            .iter()
+            .zip(spaces)
+            .map(|(name, space)| {
+                Member::new(&name.parse().or_fail(|| "naming a host")?, &space.address().to_string())
+            })
+            .collect::<Result<_>>()?;
+        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }.make(&members, false)?;
+        for (index, name) in names.into_iter().enumerate() {
+            let [own, other] = [index, 1 - index].map(|index| &stage.network.hosts()[index]);
+            let peer = (names[1 - index], other.address());
+            stage.hosts.push(Host::start(name, &stage.dir, own, peer, qemu)?);
+        }
+        for (host, space) in stage.hosts.iter_mut().zip(stage.network.hosts()) {
+            host.wait_until_ready(space, wait)?;
+        }
+        Ok(stage)
+    }
+
+    /// Makes the guest's first file system: this program, which is the guest's first process.
+    pub(super) fn initrd(&self) -> Result<PathBuf> {
+        let what = || "making the guest's first file system";
+        let mut initrd = Initrd::default();
+        initrd.copy(&std::env::current_exe().or_fail(what)?, "/init").or_fail(what)?;
+        let path = self.dir.join("initrd");
+        fs::write(&path, initrd.finish()).or_fail(what)?;
+        Ok(path)
+    }
+
+    /// The serial ports of a VM on both hosts.
+    pub(super) fn serials(&self, vm: &str) -> [PathBuf; 2] {
+        ["a", "b"].map(|host| self.dir.join(host).join("vms").join(vm).join("serial"))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        clear_vms(&self.dir);
+        self.hosts.clear();
+        // Nobody is left to tell; the next demo removes what is left.
+        remove(&self.dir);
+    }
+}
+
+fn remove(dir: &Path) {
+    let _ = fs::remove_dir_all(stores(dir));
+    let _ = fs::remove_dir_all(dir);
+}
+
+fn clear_vms(dir: &Path) {
+    for host in ["a", "b"] {
+        let files: Vec<Files> = client::list(&dir.join(host)).unwrap_or_default();
+        for vm in files {
+            let _ = client::stop(&vm, true, CLEARING);
+        }
+    }
+}
+
+/// Removes what a demo left that was killed. Its agents, its lender and the other QEMUs went with it.
+pub(super) fn clean_up(dir: &Path, dead: &Instance) -> Result<()> {
+    clear_vms(dir);
+    Network::clean_up(dead)?;
+    remove(dir);
+    Ok(())
+}

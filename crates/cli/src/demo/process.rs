@@ -1,0 +1,72 @@
+//! Processes of a demo, which end with it.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, EXTENT_SIZE};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::failure::{Failure, OrFail, Result};
+use crate::sys;
+
+/// How long one may take to end when it is asked to.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A process that ends with this one.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Starts it; `what` it is, for an error.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(command: &mut Command, what: &str) -> Result<Self> {
+        sys::signal_with_parent(command, Signal::KILL);
+        command.spawn().map(Self).or_fail(|| format!("starting {what}"))
+    }
+
+    /// Whether it has ended, and how.
+    pub fn ended(&mut self) -> Option<String> {
+        self.0.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+}
+
+impl Drop for Process {
+    /// A lender takes its pages with it when it is asked to end.
+    fn drop(&mut self) {
+        let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let deadline = Instant::now() + PATIENCE;
+        while asked.is_ok() && matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        // One that has ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where the lender of a demo in `dir` listens.
+pub fn lender_socket(dir: &Path) -> PathBuf {
+    dir.join("lender")
+}
+
+/// Starts an exporting process on this machine, with files in `dir`.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
+    let what = "starting a lender";
+    let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
+    let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
+    command.args(["--json", "export", &room, "--nbd"]).arg(format!("unix:{}", lender_socket(dir).display()));
+    command.env("AQUIFER_RUN_DIR", dir).stdout(Stdio::piped());
+    let mut lender = Process::start(&mut command, "a lender")?;
+    let mut line = String::new();
+    let output = lender.0.stdout.take().ok_or_else(|| Failure::new(what, "it has no output"))?;
+    BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
+    if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
+}

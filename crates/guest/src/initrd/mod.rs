@@ -1,0 +1,105 @@
+//! First file systems for guests, made of programs of this host.
+
+mod cpio;
+mod elf;
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::GuestError;
+use cpio::Archive;
+
+/// A first file system in the making: what QEMU's `-initrd` takes.
+#[derive(Debug, Default)]
+pub struct Initrd {
+    archive: Archive,
+    libraries: HashSet<String>,
+}
+
+impl Initrd {
+    /// Adds a directory and those above it.
+    pub fn directory(&mut self, path: &str) {
+        self.archive.directory(path);
+    }
+
+    /// Adds a file that can be executed, and the directories above it.
+    pub fn file(&mut self, path: &str, content: &[u8]) {
+        self.archive.file(path, content);
+    }
+
+    /// Adds this host's file `here` as `there`, an absolute path. A program comes without what only debuggers read, and with the shared libraries
+    /// that it needs, where it looks for them.
+    ///
+    /// # Errors
+    /// What cannot be read, or a library that is missing.
+    pub fn copy(&mut self, here: &Path, there: &str) -> Result<(), GuestError> {
+        let fail = |path: &Path| GuestError::io(format!("cannot put {} into a guest", path.display()));
+        let content = fs::read(here).map_err(fail(here))?;
+        let Some(headers) = elf::Headers::of(&content) else {
+            self.archive.file(there, &content);
+            return Ok(());
+        };
+        self.archive.file(there, &headers.lean());
+        for library in libraries(here, &headers).map_err(fail(here))? {
+            if self.libraries.insert(library.clone()) {
+                let content = fs::read(&library).map_err(fail(library.as_ref()))?;
+                let lean = elf::Headers::of(&content).map(|headers| headers.lean());
+                self.archive.file(&library, &lean.unwrap_or(content));
+            }
+        }
+        Ok(())
+    }
+
+    /// All of it, as the kernel unpacks it.
+    pub fn finish(self) -> Vec<u8> {
+        self.archive.finish()
+    }
+}
+
+/// The paths of the libraries that a program, or a library, needs; its loader among them.
+fn libraries(of: &Path, headers: &elf::Headers<'_>) -> io::Result<Vec<String>> {
+    let loader = match headers.interpreter() {
+        Some(loader) => loader.to_owned(),
+        None if !headers.is_shared() => return Ok(Vec::new()),
+        // A library is loaded by whatever loads this program.
+        None => {
+            let own = fs::read("/proc/self/exe")?;
+            let own = elf::Headers::of(&own).and_then(|own| own.interpreter().map(str::to_owned));
+            own.ok_or_else(|| io::Error::other("this program has no loader"))?
+        }
+    };
+    let listed = Command::new(&loader).arg("--list").arg(of).output()?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    if text.contains("not found") {
+        return Err(io::Error::other(format!("a library that it needs is missing:\n{text}")));
+    }
+    let mut paths: Vec<_> =
+        text.split_whitespace().filter(|word| word.starts_with('/')).map(str::to_owned).collect();
+    paths.push(loader);
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn a_program_runs_from_what_was_put_in() {
+        let mut initrd = Initrd::default();
+        let own = fs::read_link("/proc/self/exe").unwrap();
+        initrd.copy(&own, "/init").unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let archive = dir.path().join("archive");
+        fs::write(&archive, initrd.finish()).unwrap();
+        let unpack = "cd $0 && busybox cpio -i -d < archive && test -e lib64 -o -e lib && ./init --list";
+        let unpacked = Command::new("sh").args(["-c", unpack]).arg(dir.path()).output().unwrap();
+        let listed = String::from_utf8_lossy(&unpacked.stdout).into_owned();
+        assert!(listed.contains("a_program_runs_from_what_was_put_in"), "{unpacked:?}");
+        assert!(fs::metadata(dir.path().join("init")).unwrap().len() < fs::metadata(own).unwrap().len());
+    }
+}
