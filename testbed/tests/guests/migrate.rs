@@ -5,6 +5,8 @@
 
 mod hosts;
 
+use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,11 +15,11 @@ use aquifer_api::order;
 use aquifer_guest::migrate::{Mode, Order};
 use aquifer_guest::process::{Files, client};
 use aquifer_page::RegionName;
-use aquifer_testbed::wait_until;
+use aquifer_testbed::{Kernel, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{PATIENCE, step};
+use crate::support::{PATIENCE, aquifer, step};
 use hosts::Hosts;
 
 #[test]
@@ -43,6 +45,41 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
     let here = if moves % 2 == 0 { "a" } else { "b" };
     hosts.done(here, &["vm", "stop", "one", "--force"])?;
     ensure!(hosts.is_empty(here)?);
+    Ok(())
+}
+
+#[test]
+fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let picture = dir.path().join("migrate.png");
+    let mut demo = Command::new(aquifer());
+    demo.args(["--json", "demo", "migrate", "--accel", "tcg", "--kernel"])
+        .arg(Kernel::V6_12.prepare()?.vmlinux());
+    let output = demo.arg("--picture").arg(&picture).env("AQUIFER_RUN_DIR", dir.path()).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary: Value = serde_json::from_slice(&output.stdout)?;
+    step(&format!("the demo: {summary}"));
+    ensure!(summary["guest_errors"] == 0, "{summary}");
+    for way in ["there", "back"] {
+        let number = |of: &str| summary[way][of].as_f64().with_context(|| format!("no {of} in {summary}"));
+        ensure!(number("downtime_ms")? > 0.0 && number("total_ms")? > number("downtime_ms")?, "{summary}");
+        ensure!(
+            number("silence_ms")? > 0.0 && number("resident_pages")? >= number("dirty_pages")?,
+            "{summary}"
+        );
+        ensure!(
+            number("bytes_pages")? + number("bytes_pool")? > 0.0 && number("rounds")? >= 2.0,
+            "{summary}"
+        );
+    }
+    ensure!(summary["data_ratio"].as_f64().is_some_and(|ratio| ratio < 1.0), "{summary}");
+    ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
+    fs::remove_file(&picture)?;
+    ensure!(fs::read_dir(dir.path())?.count() == 0, "something is left in {}", dir.path().display());
     Ok(())
 }
 
@@ -101,6 +138,8 @@ fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
             hosts.start_agent("b")?;
         }
     }
+    // A processor of its waits for ever then.
+    kill(hosts.lending()?, Signal::KILL)?;
     hosts.done(here, &["vm", "stop", "one", "--force"])?;
     ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
     Ok(())

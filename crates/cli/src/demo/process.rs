@@ -1,6 +1,7 @@
 //! Processes of a demo, which end with it.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -26,6 +27,8 @@ impl Process {
     /// If it cannot be started.
     pub fn start(command: &mut Command, what: &str) -> Result<Self> {
         sys::signal_with_parent(command, Signal::KILL);
+        // What ends the demo from a terminal is not for it: it is ended in its turn.
+        command.process_group(0);
         command.spawn().map(Self).or_fail(|| format!("starting {what}"))
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::MigrationId;
 use aquifer_region::process::{RegionSpec, client as regions, first_word};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::files::Files;
@@ -28,6 +29,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a keeper may take to clear away what its QEMU has left.
 const CLEARING: Duration = Duration::from_secs(40);
+
+/// How long a QEMU may take to end that is to end at once.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// How long a QEMU may take to start.
+const STARTING: Duration = Duration::from_secs(60);
 
 /// Starts a VM with files under `run_dir`, whose memory is the region of `memory`, which is made for it. Its keeper is `program`, whose
 /// [`SUBCOMMAND`] must come to call [`super::run()`]. When this fails nothing is left of it.
@@ -227,20 +234,45 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
 /// # Errors
 /// [`GuestError::StillRunning`] if that takes longer than `patience`.
 pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), GuestError> {
-    files.read()?;
-    if let Ok(mut qmp) = Qmp::connect(&files.control(), PATIENCE) {
+    // One that is being started listens in a moment.
+    let deadline = Instant::now() + STARTING;
+    let qemu = loop {
+        let is_starting = files.read()?.pid.is_none() && files.is_kept();
+        match Qmp::connect(&files.control(), PATIENCE) {
+            Ok(qmp) => break Some(qmp),
+            Err(_) if is_starting && Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            Err(_) => break None,
+        }
+    };
+    if let Some(mut qmp) = qemu {
         match qmp.execute(if at_once { "quit" } else { "system_powerdown" }, json!({})) {
             // Who quits may not answer first.
             Ok(_) | Err(GuestError::Io { .. }) => drop(qmp),
             Err(error) => return Err(error),
         }
-        wait_until(patience, || !is_running(files)).map_err(|()| GuestError::StillRunning(patience))?;
+        let ended = wait_until(if at_once { ENDING } else { patience }, || !is_running(files));
+        if at_once && ended.is_err() {
+            // Its processors wait, perhaps for pages of a lender that is gone.
+            kill(files)?;
+        } else {
+            ended.map_err(|()| GuestError::StillRunning(patience))?;
+        }
     }
     // Its keeper does the rest; where there is none any more, or QEMU ended badly, it is done here.
     let _ = wait_until(CLEARING, || !files.is_kept());
     remove_region(files)?;
     files.remove();
     Ok(())
+}
+
+/// Kills a QEMU that listens.
+fn kill(files: &Files) -> Result<(), GuestError> {
+    let fail = || GuestError::io("cannot kill QEMU");
+    let pid = files.read()?.pid.and_then(|pid| Pid::from_raw(pid as i32));
+    if let Some(pid) = pid.filter(|_| is_running(files)) {
+        kill_process(pid, Signal::KILL).map_err(io::Error::from).map_err(fail())?;
+    }
+    wait_until(CLEARING, || !is_running(files)).map_err(|()| GuestError::StillRunning(CLEARING))
 }
 
 fn is_running(files: &Files) -> bool {

@@ -84,7 +84,8 @@ address = "{peer_address}:7070"
         namespace.enter(&mut command)?;
         let output = command.output().or_fail(what)?;
         if !output.status.success() {
-            return Err(Failure::new(what(), String::from_utf8_lossy(&output.stderr).trim()));
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(Failure::new(what(), if said.is_empty() { output.status.to_string() } else { said }));
         }
         serde_json::from_slice(&output.stdout).or_fail(what)
     }
