@@ -89,6 +89,7 @@ impl Inner {
             listen: listen.ip(),
             identity: tls.clone(),
             prepared: false,
+            left: None,
         };
         let address = client::receive(&self.exe, state, &arrival, awaited).map_err(problem)?;
         tracing::info!(vm = %arrival.vm.name, %address, "a VM is waited for");

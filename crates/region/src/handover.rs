@@ -32,7 +32,8 @@ pub enum Frame {
     Pages(Run),
     /// The other engine is to have these pages no more.
     Purge(Vec<Run>),
-    /// What is known of the pages from this one on: four of them a byte, bit 0 of each that the volume has it, bit 1 that it is dirty.
+    /// What is known of the pages from this one on: four of them a byte, bit 0 of each that the volume has it, bit 1 that
+    /// what the volume has is old; such a page that has not come was left behind.
     States(u64),
     /// Where the volume's extents are.
     Extents(Vec<Extent>),
@@ -44,6 +45,14 @@ pub enum Frame {
     Done,
     /// It is not done, and will not be.
     Failed(String),
+    /// To the engine that has the region: which of the pages that were left behind does it want? `Want` comes back: of those that are waited for, if
+    /// not of all; `Done` when all have come.
+    Next {
+        /// Not only of those that are waited for.
+        all: bool,
+    },
+    /// To the engine that had the region: these. `Pages` come back, and `Done` behind them.
+    Want(Vec<Run>),
 }
 
 /// A round, by what goes over to the other engine, and what to the volume.
@@ -57,6 +66,8 @@ pub enum Round {
     Last,
     /// What was written to since the last round, by who saved the state of its devices.
     Rest,
+    /// In place of the last one: what would be sent is left behind, to be asked for when the program runs there.
+    Leave,
 }
 
 /// What a round came to, in pages.
@@ -68,6 +79,8 @@ pub struct Sent {
     pub cleaned: u64,
     /// That the other engine had, and is to have no more.
     pub purged: u64,
+    /// Left behind, to be asked for.
+    pub left: u64,
     /// In the local cache when the round began.
     pub resident: u64,
     /// Of these, dirty.

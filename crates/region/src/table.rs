@@ -35,15 +35,18 @@ pub(crate) struct Page {
     pub(crate) dirty: bool,
     /// Somebody waits for it who must be woken when it has arrived at its place.
     pub(crate) wanted: bool,
+    /// What it is is with the engine before this one, on another host, and comes from there: what the volume has is old.
+    pub(crate) coming: bool,
 }
 
 const STORED: u8 = 1 << 4;
 const DIRTY: u8 = 1 << 5;
 const WANTED: u8 = 1 << 6;
+const COMING: u8 = 1 << 7;
 
 impl Page {
     const fn new(place: Place) -> Self {
-        Self { place, stored: false, dirty: false, wanted: false }
+        Self { place, stored: false, dirty: false, wanted: false, coming: false }
     }
 
     fn from_byte(byte: u8) -> Self {
@@ -56,12 +59,13 @@ impl Page {
             _ => Place::Zero,
         };
         let is = |flag| byte & flag != 0;
-        Self { place, stored: is(STORED), dirty: is(DIRTY), wanted: is(WANTED) }
+        Self { place, stored: is(STORED), dirty: is(DIRTY), wanted: is(WANTED), coming: is(COMING) }
     }
 
     fn byte(self) -> u8 {
         let flag = |is, flag| if is { flag } else { 0 };
-        self.place as u8 | flag(self.stored, STORED) | flag(self.dirty, DIRTY) | flag(self.wanted, WANTED)
+        let flags = flag(self.stored, STORED) | flag(self.dirty, DIRTY) | flag(self.wanted, WANTED);
+        self.place as u8 | flags | flag(self.coming, COMING)
     }
 
     pub(crate) fn at(self, place: Place) -> Self {
@@ -76,7 +80,7 @@ impl Page {
     /// Where it is once it is not in the file.
     pub(crate) fn without_frame(self) -> Self {
         let place = if self.stored { Place::Remote } else { Place::Zero };
-        Self { stored: self.stored, ..Self::new(place) }
+        Self { stored: self.stored, coming: self.coming, ..Self::new(place) }
     }
 }
 

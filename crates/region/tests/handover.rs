@@ -64,7 +64,26 @@ fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
     }
 }
 
-fn goes_to_and_fro(rounds: &[Round]) {
+/// Has the one engine get what it wants of what was left behind with the other, until it has all.
+fn fetch_left(from: &Engine, to: &Engine) -> u64 {
+    let (mut cursor, mut fetched) = (0, 0);
+    loop {
+        let wanted = to.next_left(Some(&mut cursor)).unwrap();
+        if wanted.is_empty() {
+            return fetched;
+        }
+        fetched += wanted.iter().map(|run| run.count).sum::<u64>();
+        // It comes twice, as it may when a connection breaks.
+        let mut take = |frame: &Frame, data: &[u8]| {
+            to.take_in(&mut Incoming::default(), frame, data).unwrap();
+            to.take_in(&mut Incoming::default(), frame, data).unwrap();
+            Ok(())
+        };
+        from.send_left(&wanted, &mut take).unwrap();
+    }
+}
+
+fn goes_to_and_fro(rounds: &[Round], last: Round) {
     let mut here = Setting::new(PAGES);
     let mut serving = here.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let versions: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
@@ -85,17 +104,36 @@ fn goes_to_and_fro(rounds: &[Round]) {
             }
             stop.store(true, Ordering::Relaxed);
         });
-        let last = round(from, to, &mut incoming, Round::Last);
+        let last = round(from, to, &mut incoming, last);
         eprintln!("last: {last:?}");
         // A device is saved, which writes to memory.
         write(&region, 7, 1 << 40);
         versions[7].store(1 << 40, Ordering::Relaxed);
         round(from, to, &mut incoming, Round::Rest);
+        if last.left > 0 {
+            // The page that was written to since may have been one of them.
+            let coming = to.usage().coming.pages();
+            assert!(coming == last.left || coming + 1 == last.left, "{coming} of {} are left", last.left);
+            assert!(from.send_left(&[Run { first: PAGES, count: 1 }], &mut |_, _| Ok(())).is_err());
+        }
         to.own();
         // The one before must not write to the volume any more.
         drop(region);
-        drop(serving);
         let region = there.map();
+        if last.left > 0 {
+            assert!(to.begin_outgoing().is_err(), "it is not all there");
+            let stop = AtomicBool::new(false);
+            let fetched = thread::scope(|scope| {
+                scope.spawn(|| work(&region, &versions, journey * 99 + 1, &stop));
+                let fetching = scope.spawn(|| fetch_left(from, to));
+                let fetched = fetching.join();
+                stop.store(true, Ordering::Relaxed);
+                fetched
+            });
+            assert!(fetched.unwrap() > last.left / 2, "most was not discarded meanwhile");
+            assert_eq!(to.usage().coming.pages(), 0);
+        }
+        drop(serving);
         (0..PAGES).for_each(|page| check(&region, page, versions[page as usize].load(Ordering::Relaxed)));
         drop(region);
         common::pool::wait_until("the engine knows", || next.engine.mapped_by().is_empty());
@@ -105,17 +143,27 @@ fn goes_to_and_fro(rounds: &[Round]) {
 
 #[test]
 fn what_is_here_and_dirty_is_sent_while_a_program_goes_on() {
-    goes_to_and_fro(&[Round::Copy, Round::Copy, Round::Copy]);
+    goes_to_and_fro(&[Round::Copy, Round::Copy, Round::Copy], Round::Last);
 }
 
 #[test]
 fn what_is_dirty_goes_to_the_pool_while_a_program_goes_on() {
-    goes_to_and_fro(&[Round::Clean, Round::Clean]);
+    goes_to_and_fro(&[Round::Clean, Round::Clean], Round::Last);
 }
 
 #[test]
 fn what_stands_still_goes_at_once() {
-    goes_to_and_fro(&[]);
+    goes_to_and_fro(&[], Round::Last);
+}
+
+#[test]
+fn what_is_left_behind_comes_when_the_program_goes_on() {
+    goes_to_and_fro(&[], Round::Leave);
+}
+
+#[test]
+fn what_was_sent_before_and_is_old_is_left_behind() {
+    goes_to_and_fro(&[Round::Copy, Round::Copy], Round::Leave);
 }
 
 #[test]

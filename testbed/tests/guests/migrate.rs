@@ -34,7 +34,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
     for number in 0..moves {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
         let before = hosts.ticks(from, "one")?;
-        let mode = if number % 3 == 2 { "precopy" } else { "instant" };
+        let mode = ["instant", "postcopy", "precopy"][number % 3];
         let moved = hosts
             .done(from, &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "1s"])?;
         step(&format!("{from} to {to}: {moved}"));
@@ -223,7 +223,10 @@ fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
         runtime.block_on(agent.post(aquifer_api::path::MIGRATE, &order))?;
     let (to, mode, bandwidth) = (there.parse()?, Mode::Instant, None);
     let max_downtime = Duration::from_secs(1);
-    Ok(Moving { vm, how: Order { migration, to, address, identity, mode, bandwidth, max_downtime } })
+    Ok(Moving {
+        vm,
+        how: Order { migration, to, address, identity, mode, bandwidth, max_downtime, may_leave: false },
+    })
 }
 
 /// Waits until the VM runs on one side. Where it stands still, what it says there is to do is done: not to be forced, unless the other side

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aquifer_guest::process::{Files, State, Status, client};
+use aquifer_guest::process::client::{self, Resumed};
+use aquifer_guest::process::{Files, State, Status};
 use aquifer_guest::{Accelerator, VmSpec};
 use aquifer_page::{Bytes, RegionName};
 use clap::{Args, Subcommand, ValueEnum};
@@ -220,10 +221,11 @@ impl Vm {
             What::Resume(Resume { name: vm, force }) => {
                 let exe = std::env::current_exe().or_fail(|| "finding this program")?;
                 let resumed = client::resume(&exe, &Files::new(&run_dir, &vm), force);
-                resumed.or_fail(|| format!("having VM '{vm}' go on"))?;
-                output::answer(common.json, &Done { vm, done: "running" }, |is| {
-                    format!("{} is {}", is.vm, is.done)
-                })?;
+                let done = match resumed.or_fail(|| format!("having VM '{vm}' go on"))? {
+                    Resumed::Runs => "running",
+                    Resumed::Sends => "sending what was left here of it",
+                };
+                output::answer(common.json, &Done { vm, done }, |is| format!("{} is {}", is.vm, is.done))?;
             }
             What::Stop(stop) => stop.run(common, &run_dir)?,
         }
@@ -304,6 +306,9 @@ fn text(files: &Files, status: &Status) -> String {
     line("vm", format!("{}, {}", status.spec.name, state(status)));
     if let Some(given) = &status.given {
         line("moved", format!("to host {}, whose it is now", given.to));
+        if let Some(left) = &given.left {
+            line("left", format!("some of its memory, which host {} asks for", left.host));
+        }
     }
     match &status.awaited {
         Some(awaited) if awaited.prepared => {
@@ -311,6 +316,11 @@ fn text(files: &Files, status: &Status) -> String {
         }
         Some(awaited) => line("comes", format!("from host {}", awaited.from)),
         None => {}
+    }
+    if let Some(coming) = &status.coming {
+        let left =
+            status.region.as_ref().map_or_else(String::new, |region| format!("{} ", region.usage.coming));
+        line("coming", format!("{left}of its memory, from host {}", coming.host));
     }
     if let Some(pid) = status.pid {
         line("qemu", format!("process {pid}"));

@@ -1,9 +1,10 @@
 //! The side that a VM comes to.
 
 use std::io::{self, Write as _};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ use aquifer_region::handover::Frame;
 use aquifer_region::process::client as regions;
 use serde_json::json;
 
-use super::message::{Awaited, Message};
+use super::left;
+use super::message::{Awaited, Link, Message};
 use super::source::release;
 use super::wire::Wire;
 use crate::error::GuestError;
@@ -29,15 +31,15 @@ const LOADING: Duration = Duration::from_secs(20);
 
 /// A VM that comes, or does not.
 pub(crate) enum Outcome {
-    /// It is here, and this host's.
-    Here,
+    /// It is here, and this host's. What was left behind of its memory comes by this.
+    Here(Option<Wire>),
     /// It stays where it is.
     Stays(String),
 }
 
 /// How a conversation has ended.
 enum End {
-    Here,
+    Here(Wire),
     Stays(String),
 }
 
@@ -51,7 +53,8 @@ pub(crate) fn take_in(
 ) -> Result<Outcome, GuestError> {
     let fail = || GuestError::io("cannot wait for the VM");
     listener.set_nonblocking(true).map_err(fail())?;
-    let mut taking = Taking { files, awaited: awaited.clone(), qmp: None, version: String::new() };
+    let address = listener.local_addr().map_err(fail())?;
+    let mut taking = Taking { files, awaited: awaited.clone(), qmp: None, version: String::new(), address };
     taking.version = release(&taking.qmp()?.execute("query-version", json!({}))?);
     let began = Instant::now();
     loop {
@@ -60,7 +63,7 @@ pub(crate) fn take_in(
         }
         match Wire::accept(listener, &awaited.from, &awaited.identity) {
             Ok(wire) => match taking.converse(wire, note) {
-                Ok(End::Here) => return Ok(Outcome::Here),
+                Ok(End::Here(wire)) => return Ok(Outcome::Here(Some(wire))),
                 Ok(End::Stays(why)) => return Ok(Outcome::Stays(why)),
                 Err(error) if !taking.awaited.prepared => return Ok(Outcome::Stays(error.to_string())),
                 Err(error) => tracing::warn!("whose the VM is, host {} has to say: {error}", awaited.from),
@@ -69,7 +72,7 @@ pub(crate) fn take_in(
                 // A word that was missed comes by a file: the operator's.
                 if taking.awaited.prepared && files.is_ours()? {
                     taking.own(true)?;
-                    return Ok(Outcome::Here);
+                    return Ok(Outcome::Here(None));
                 }
                 thread::sleep(Duration::from_millis(5));
             }
@@ -86,6 +89,8 @@ struct Taking<'a> {
     awaited: Awaited,
     qmp: Option<Qmp>,
     version: String,
+    /// Where the other host finds this one.
+    address: SocketAddr,
 }
 
 impl Taking<'_> {
@@ -104,7 +109,7 @@ impl Taking<'_> {
     ) -> Result<End, GuestError> {
         let lost = || GuestError::io("the other host has gone");
         let mut devices = None;
-        let mut engine = None;
+        let mut engine: Option<UnixStream> = None;
         loop {
             let (message, data) = wire.receive().map_err(lost())?;
             let done = match message {
@@ -126,26 +131,28 @@ impl Taking<'_> {
                     if devices.is_none() {
                         devices = Some(self.begin_loading()?);
                     }
-                    if let Some(devices) = &mut devices {
-                        let fail = GuestError::io("QEMU does not load the VM's devices");
-                        devices.write_all(data).map_err(fail)?;
-                    }
+                    // QEMU may have to wait for pages first. Should it be gone, that is found when it is to be ready.
+                    _ = devices.as_ref().map(|devices| devices.send(data.to_vec()));
                     continue;
                 }
-                Message::Prepare => {
+                Message::Prepare { leaves } => {
                     drop(devices.take());
-                    self.prepare(note)
+                    let fetched = engine.as_mut().filter(|_| leaves).map(|engine| (&mut wire, engine));
+                    self.prepare(fetched, note)
                 }
                 Message::Own { runs } if self.awaited.prepared => {
                     self.own(runs)?;
                     wire.send(&Message::Done, &[]).map_err(lost())?;
+                    if self.awaited.left.is_some() {
+                        return Ok(End::Here(wire));
+                    }
                     // What was used most is of use, but no more.
                     if let (Ok((Message::Engine(hot @ Frame::Hot(_)), _)), Some(engine)) =
                         (wire.receive(), &mut engine)
                     {
                         let _ = hot.send(engine, &[]);
                     }
-                    return Ok(End::Here);
+                    return Ok(End::Here(wire));
                 }
                 Message::Drop => {
                     let _ = wire.send(&Message::Done, &[]);
@@ -176,8 +183,8 @@ impl Taking<'_> {
         Ok(())
     }
 
-    /// Has QEMU load what is written to what comes back.
-    fn begin_loading(&mut self) -> Result<UnixStream, GuestError> {
+    /// Has QEMU load what is sent to what comes back.
+    fn begin_loading(&mut self) -> Result<Sender<Vec<u8>>, GuestError> {
         let path = self.files.devices();
         let _ = std::fs::remove_file(&path);
         let uri = format!("unix:{}", path.display());
@@ -185,14 +192,46 @@ impl Taking<'_> {
         let capabilities = [json!({ "capability": "x-ignore-shared", "state": true })];
         qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
         qmp.execute("migrate-incoming", json!({ "uri": uri }))?;
-        UnixStream::connect(&path).map_err(GuestError::io("QEMU does not take in the VM"))
+        let fail = || GuestError::io("QEMU does not take in the VM");
+        let mut qemu = UnixStream::connect(&path).map_err(fail())?;
+        let (devices, chunks) = mpsc::channel::<Vec<u8>>();
+        let passing = move || chunks.iter().try_for_each(|chunk| qemu.write_all(&chunk));
+        thread::Builder::new().name("devices".to_owned()).spawn(passing).map_err(fail())?;
+        Ok(devices)
     }
 
-    /// All is sent: waits until it is loaded.
+    /// All is sent: waits until it is loaded. What is needed for that of what was left behind is fetched meanwhile.
     fn prepare(
         &mut self,
+        left: Option<(&mut Wire, &mut UnixStream)>,
         note: &mut dyn FnMut(&Awaited) -> Result<(), GuestError>,
     ) -> Result<(), GuestError> {
+        let link = left.as_ref().map(|_| Link {
+            migration: self.awaited.migration,
+            host: self.awaited.from.clone(),
+            address: self.address,
+            identity: self.awaited.identity.clone(),
+        });
+        match left {
+            None => self.wait_until_loaded()?,
+            Some((wire, engine)) => thread::scope(|scope| {
+                let loading = scope.spawn(|| self.wait_until_loaded());
+                while !loading.is_finished() {
+                    left::fetch(wire, engine, false)
+                        .map_err(GuestError::io("what was left behind does not come"))?;
+                    thread::sleep(Duration::from_millis(1));
+                }
+                loading.join().unwrap_or_else(|_| Err(GuestError::Keeper("it cannot be loaded".to_owned())))
+            })?,
+        }
+        let _ = std::fs::remove_file(self.files.devices());
+        let prepared = Awaited { prepared: true, left: link, ..self.awaited.clone() };
+        note(&prepared)?;
+        self.awaited = prepared;
+        Ok(())
+    }
+
+    fn wait_until_loaded(&mut self) -> Result<(), GuestError> {
         let deadline = Instant::now() + LOADING;
         loop {
             let state = self.qmp()?.execute("query-status", json!({}))?["status"].clone();
@@ -201,18 +240,13 @@ impl Taking<'_> {
                 return Err(GuestError::Keeper("QEMU cannot load the VM's devices".to_owned()));
             }
             if state != "inmigrate" {
-                break;
+                return Ok(());
             }
             if Instant::now() > deadline {
                 return Err(GuestError::Keeper("QEMU does not come to an end of loading".to_owned()));
             }
             thread::sleep(Duration::from_millis(1));
         }
-        let _ = std::fs::remove_file(self.files.devices());
-        let prepared = Awaited { prepared: true, ..self.awaited.clone() };
-        note(&prepared)?;
-        self.awaited = prepared;
-        Ok(())
     }
 
     /// The VM is this host's from here on, whether it can go on at once or not.

@@ -19,6 +19,8 @@ pub enum Mode {
     Instant,
     /// What is in the cache goes to the other host while the VM runs, round by round (Migration, section 3.3).
     PreCopy,
+    /// The VM runs there first, and what is dirty in the cache comes after it: what it waits for before all else.
+    PostCopy,
 }
 
 /// A VM that comes from another host, as that offers it.
@@ -46,6 +48,9 @@ pub struct Awaited {
     pub identity: PathBuf,
     /// All has come, and only the other host's word is missing.
     pub prepared: bool,
+    /// By which way comes what was left behind of its memory, if something was.
+    #[serde(default)]
+    pub left: Option<Link>,
 }
 
 /// An order to move a VM.
@@ -65,6 +70,8 @@ pub struct Order {
     pub bandwidth: Option<Bytes>,
     /// For how long the VM may stand still at most, as far as that can be foreseen.
     pub max_downtime: Duration,
+    /// Whether to go on as by [`Mode::PostCopy`] where that would be exceeded.
+    pub may_leave: bool,
 }
 
 /// That a VM was given away.
@@ -75,6 +82,34 @@ pub struct Given {
     pub migration: MigrationId,
     /// Whose it is.
     pub to: HostName,
+    /// Where that host asks for what it has not of the VM's memory.
+    #[serde(default)]
+    pub left: Option<Link>,
+}
+
+/// The way to the other host, or from it, by which what was left behind of a VM's memory goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// The attempt.
+    pub migration: MigrationId,
+    /// The other host.
+    pub host: HostName,
+    /// Where the VM is, or is now.
+    pub address: SocketAddr,
+    /// Directory of this host's certificate.
+    pub identity: PathBuf,
+}
+
+impl Order {
+    pub(super) fn link(&self) -> Link {
+        Link {
+            migration: self.migration,
+            host: self.to.clone(),
+            address: self.address,
+            identity: self.identity.clone(),
+        }
+    }
 }
 
 /// What a move has come to.
@@ -100,6 +135,8 @@ pub struct Report {
     pub dirty_pages: u64,
     /// Pages of the last round.
     pub last_pages: u64,
+    /// Pages that were left behind, and came when the VM ran there.
+    pub left_pages: u64,
 }
 
 /// How far a move is.
@@ -119,6 +156,8 @@ pub struct Progress {
     pub dirty_rate: u64,
     /// Milliseconds since it began.
     pub elapsed_ms: f64,
+    /// Milliseconds until it may be over, as the rounds before have it; nothing as long as they do not get smaller.
+    pub remaining_ms: Option<f64>,
 }
 
 /// What the keepers of a VM on two hosts say to each other; data belongs to some.
@@ -132,9 +171,9 @@ pub(super) enum Message {
     Engine(Frame),
     /// Some of the state of the VM's devices.
     Device,
-    /// That was all of it. Answered with `Done` when it is loaded and all is there that the VM needs.
-    Prepare,
-    /// The VM is yours. Answered with `Done` when it runs, if it is to.
+    /// That was all of it. Answered with `Done` when it is loaded and all is there that the VM needs; before that what was left behind may be asked for.
+    Prepare { leaves: bool },
+    /// The VM is yours. Answered with `Done` when it runs, if it is to. What was left behind is asked for then, and last of all comes `Done`.
     Own { runs: bool },
     /// The VM stays; forget it.
     Drop,

@@ -8,12 +8,18 @@
 //!    happened. It tells the other keeper, again and again if need be, and that has the VM run.
 //!
 //! A keeper there that has all, but has not been told, waits: the VM stands still there until the word comes, or an operator says that it will not.
+//!
+//! Where rounds do not come to an end, or none are wanted, what is dirty is left behind in step 2 (post-copy): the VM runs there first, and its memory
+//! comes after it, what it waits for before all else (`left.rs`). Until all has come the VM needs both hosts.
 
 mod destination;
+mod left;
 mod message;
 mod source;
 mod wire;
 
 pub(crate) use destination::{Outcome, take_in};
-pub use message::{Arrival, Awaited, Given, Mode, Order, Progress, Report};
+pub(crate) use left::{fetch_all, serve_all};
+pub use message::{Arrival, Awaited, Given, Link, Mode, Order, Progress, Report};
 pub(crate) use source::{migrate, resume};
+pub(crate) use wire::Wire;

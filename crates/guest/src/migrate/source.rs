@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use super::message::{Given, Message, Mode, Order, Progress, Report};
+use super::left;
+use super::message::{Given, Link, Message, Mode, Order, Progress, Report};
 use super::wire::Wire;
 use crate::error::GuestError;
 use crate::process::Files;
@@ -113,32 +114,46 @@ pub(super) fn release(version: &Value) -> String {
 
 impl Move<'_> {
     fn go(&mut self, undo: &mut Undo<'_>) -> Result<Report, GuestError> {
-        self.rounds()?;
+        let leaves = self.rounds()?;
         let devices = self.stop(undo)?;
         let stopped = Instant::now();
         self.phase("handing over")?;
-        let last = self.round(Round::Last)?;
-        self.report.last_pages = last.pages;
+        if leaves {
+            self.report.mode = Mode::PostCopy;
+            let last = self.round(Round::Leave)?;
+            self.note_first(&last);
+            self.report.left_pages = last.left;
+        } else {
+            self.report.last_pages = self.round(Round::Last)?.pages;
+        }
         self.save_devices(&devices)?;
         // What was written as devices were saved.
         self.round(Round::Rest)?;
-        self.wire.send(&Message::Prepare, &[]).and_then(|()| self.wire.done()).map_err(lost(self.order))?;
+        self.wire.send(&Message::Prepare { leaves }, &[]).map_err(lost(self.order))?;
+        self.serve_left().map_err(lost(self.order))?;
         self.tell_progress()?;
-        self.give_away(undo)?;
+        self.give_away(undo, leaves)?;
         self.report.downtime_ms = milliseconds(stopped);
         self.report.total_ms = milliseconds(self.began);
-        self.tell_hot();
+        if !leaves {
+            self.tell_hot();
+        }
         self.report.bytes_metadata = self.wire.sent() - self.report.bytes_pages;
+        if leaves {
+            self.serve_all_left()?;
+            self.report.total_ms = milliseconds(self.began);
+        }
         // It has nothing more to do.
         let _ = self.qmp.execute("quit", json!({}));
         Ok(self.report.clone())
     }
 
-    /// Has little be left to do when the VM stands still.
-    fn rounds(&mut self) -> Result<(), GuestError> {
+    /// Has little be left to do when the VM stands still. True where that cannot be, and is to be left behind.
+    fn rounds(&mut self) -> Result<bool, GuestError> {
         let (kind, phase) = match self.order.mode {
             Mode::Instant => (Round::Clean, "writing back to the pool"),
             Mode::PreCopy => (Round::Copy, "copying"),
+            Mode::PostCopy => return Ok(true),
         };
         let (mut before, mut hopeless) = (u64::MAX, 0);
         while self.report.rounds < MOST_ROUNDS {
@@ -147,15 +162,16 @@ impl Move<'_> {
             let sent = self.round(kind)?;
             let pages = sent.pages + sent.cleaned;
             let took = began.elapsed().as_secs_f64();
-            if self.report.rounds == 1 {
-                self.report.resident_pages = sent.resident;
-                self.report.dirty_pages = sent.dirty;
-            } else {
+            self.note_first(&sent);
+            if self.report.rounds > 1 {
                 self.progress.dirty_rate = (pages as f64 * PAGE_SIZE as f64 / took.max(0.001)) as u64;
+                // Each round takes as much less than the one before as this one did.
+                let share = pages as f64 / before as f64;
+                self.progress.remaining_ms = (share < 1.0).then(|| took * 1000.0 * share / (1.0 - share));
             }
             // The next round would take about as long as this one, and have as much more to do as became dirty in it.
             if took <= self.order.max_downtime.as_secs_f64() / 2.0 && self.report.rounds > 1 || pages == 0 {
-                return Ok(());
+                return Ok(false);
             }
             hopeless = if pages > before.saturating_mul(9) / 10 { hopeless + 1 } else { 0 };
             before = pages;
@@ -163,7 +179,18 @@ impl Move<'_> {
                 break;
             }
         }
+        if self.order.may_leave {
+            return Ok(true);
+        }
         Err(GuestError::Diverges { rounds: self.report.rounds, limit: self.order.max_downtime })
+    }
+
+    /// What there was when it began.
+    fn note_first(&mut self, sent: &Sent) {
+        if self.report.rounds == 1 {
+            self.report.resident_pages = sent.resident;
+            self.report.dirty_pages = sent.dirty;
+        }
     }
 
     fn round(&mut self, round: Round) -> Result<Sent, GuestError> {
@@ -187,7 +214,7 @@ impl Move<'_> {
                         self.report.bytes_pages += data.len() as u64;
                     }
                     self.wire.send(&Message::Engine(frame), &data).map_err(lost(self.order))?;
-                    self.pace(began, before);
+                    pace(self.order, began, self.wire.sent() - before);
                     self.tell_now_and_then()?;
                 }
             }
@@ -209,14 +236,6 @@ impl Move<'_> {
         match poll(&mut engine, Some(&patience)) {
             Err(Errno::INTR) => Ok(false),
             ready => Ok(ready? > 0),
-        }
-    }
-
-    /// Sends no faster than is allowed.
-    fn pace(&self, began: Instant, before: u64) {
-        if let Some(bandwidth) = self.order.bandwidth {
-            let due = Duration::from_secs_f64((self.wire.sent() - before) as f64 / bandwidth.0.max(1) as f64);
-            thread::sleep(due.saturating_sub(began.elapsed()));
         }
     }
 
@@ -301,7 +320,7 @@ impl Move<'_> {
     }
 
     /// From here on the VM is the other host's, whatever happens.
-    fn give_away(&mut self, undo: &mut Undo<'_>) -> Result<(), GuestError> {
+    fn give_away(&mut self, undo: &mut Undo<'_>, leaves: bool) -> Result<(), GuestError> {
         undo.given = true;
         let engine = || GuestError::io("the engine of the VM's region does not answer");
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
@@ -309,7 +328,8 @@ impl Move<'_> {
             Some(Frame::Done) => {}
             other => return Err(GuestError::Keeper(format!("the region cannot be given away: {other:?}"))),
         }
-        let given = Given { migration: self.order.migration, to: self.order.to.clone() };
+        let left = leaves.then(|| self.order.link());
+        let given = Given { migration: self.order.migration, to: self.order.to.clone(), left };
         self.files.give_away(Some(given))?;
         // Nobody can cancel it any more.
         let _ = self.phase("giving away");
@@ -317,12 +337,31 @@ impl Move<'_> {
         let told = self.wire.send(&own, &[]).and_then(|()| self.wire.done());
         let Err(error) = told else { return Ok(()) };
         tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
-        self.wire = tell_again(self.order, &own).ok_or_else(|| GuestError::Unconfirmed {
+        self.wire = tell_again(&self.order.link(), &own).ok_or_else(|| GuestError::Unconfirmed {
             name: self.files.name().clone(),
             to: self.order.to.clone(),
             why: error.to_string(),
         })?;
         Ok(())
+    }
+
+    /// Sends what was left behind and is asked for, until the other side is done.
+    fn serve_left(&mut self) -> io::Result<()> {
+        let report = &mut self.report;
+        left::serve(&mut self.wire, &mut self.engine, &mut |pages, _| report.bytes_pages += pages)
+    }
+
+    /// The same until all has come there.
+    fn serve_all_left(&mut self) -> Result<(), GuestError> {
+        let _ = self.phase("sending what was left behind");
+        let Self { files, order, report, progress, wire, tell, .. } = self;
+        let (began, before) = (Instant::now(), wire.sent());
+        left::serve_all(files, &order.link(), Some(wire), &mut |pages, sent| {
+            report.bytes_pages += pages;
+            progress.bytes_sent += pages;
+            tell(progress);
+            pace(order, began, sent.saturating_sub(before));
+        })
     }
 
     /// Tells the other host which pages were used most. That is of use, but no more.
@@ -354,14 +393,19 @@ impl Move<'_> {
     }
 }
 
+/// Sends no faster than is allowed, as so much was sent since then.
+fn pace(order: &Order, began: Instant, sent: u64) {
+    if let Some(bandwidth) = order.bandwidth {
+        let due = Duration::from_secs_f64(sent as f64 / bandwidth.0.max(1) as f64);
+        thread::sleep(due.saturating_sub(began.elapsed()));
+    }
+}
+
 /// Tells the other host whose the VM is, until it says that it has heard.
-fn tell_again(order: &Order, what: &Message) -> Option<Wire> {
+fn tell_again(link: &Link, what: &Message) -> Option<Wire> {
     let deadline = Instant::now() + TELLING_AGAIN;
     while Instant::now() < deadline {
-        let told = Wire::connect(order.address, &order.to, &order.identity).and_then(|mut wire| {
-            let hello = Message::Hello { migration: order.migration, qemu: String::new() };
-            wire.send(&hello, &[])?;
-            wire.done()?;
+        let told = Wire::greet(link).and_then(|mut wire| {
             wire.send(what, &[])?;
             wire.done()?;
             Ok(wire)
@@ -384,9 +428,9 @@ impl Undo<'_> {
         }
         if self.given || self.begun {
             // It may be waiting for the word.
-            let order = order.clone();
+            let link = order.link();
             let told = thread::Builder::new().name("drop".to_owned());
-            let _ = told.spawn(move || tell_again(&order, &Message::Drop));
+            let _ = told.spawn(move || tell_again(&link, &Message::Drop));
         }
     }
 }

@@ -10,7 +10,7 @@ use aquifer_fabric::tls::{self, Identity, TlsStream};
 use aquifer_page::HostName;
 use aquifer_region::handover;
 
-use super::message::Message;
+use super::message::{Link, Message};
 
 /// How long the other side may take to be there and show who it is.
 const GREETING: Duration = Duration::from_secs(5);
@@ -19,7 +19,7 @@ const GREETING: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection to the other keeper.
-pub(super) struct Wire {
+pub(crate) struct Wire {
     stream: TlsStream,
     data: Vec<u8>,
     sent: u64,
@@ -63,6 +63,26 @@ impl Wire {
             return Err(io::Error::other(format!("host {is} connected where {host} was to")));
         }
         Self::new(stream)
+    }
+
+    /// Connects and says what it is about.
+    pub(super) fn greet(link: &Link) -> io::Result<Self> {
+        let mut wire = Self::connect(link.address, &link.host, &link.identity)?;
+        // The QEMUs have long agreed.
+        let hello = Message::Hello { migration: link.migration, qemu: String::new() };
+        wire.send(&hello, &[]).and_then(|()| wire.done())?;
+        Ok(wire)
+    }
+
+    /// The next that connects, is this host and says that it is about this.
+    pub(super) fn greeted(listener: &TcpListener, link: &Link) -> io::Result<Self> {
+        let mut wire = Self::accept(listener, &link.host, &link.identity)?;
+        match wire.receive()?.0 {
+            Message::Hello { migration, .. } if migration == link.migration => {
+                wire.send(&Message::Done, &[]).map(|()| wire)
+            }
+            other => Err(io::Error::other(format!("it says {other:?}"))),
+        }
     }
 
     fn new(stream: TlsStream) -> io::Result<Self> {

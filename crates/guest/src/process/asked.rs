@@ -4,13 +4,16 @@ use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
 use super::files::Files;
-use super::message::{Request, Told};
-use crate::migrate::{self, Order, Progress};
+use super::message::{Record, Request, Told};
+use crate::error::GuestError;
+use crate::migrate::{self, Given, Order, Progress};
+use crate::qmp::Qmp;
 
 /// How long a client may take to ask, or to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,12 +27,14 @@ pub(super) struct Asked {
     files: Files,
     /// Held by who moves the VM.
     moving: Arc<Mutex<()>>,
+    /// It is to stay.
+    cancelled: Arc<AtomicBool>,
 }
 
 impl Asked {
     /// Answers whoever asks, each on a thread of its own.
     pub(super) fn serve(files: &Files) -> io::Result<Self> {
-        let asked = Self { files: files.clone(), moving: Arc::default() };
+        let asked = Self { files: files.clone(), moving: Arc::default(), cancelled: Arc::default() };
         let path = files.keeper();
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
@@ -66,6 +71,7 @@ impl Asked {
                 let told = self.migrate(&order, client);
                 tell(client, &told)
             }
+            Ok(Request::Cancel) => tell(client, &self.cancel()),
             Err(error) => {
                 tell(client, &Told::Failed { error: format!("cannot understand the request: {error}") })
             }
@@ -80,8 +86,11 @@ impl Asked {
             Ok(moving) => moving,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
+        self.cancelled.store(false, Ordering::Relaxed);
         // Who asked hears of progress as long as it wants the VM to move.
-        let mut goes_on = |progress: &Progress| tell(client, &Told::Progress(progress.clone())).is_ok();
+        let mut goes_on = |progress: &Progress| {
+            tell(client, &Told::Progress(progress.clone())).is_ok() && !self.cancelled.load(Ordering::Relaxed)
+        };
         match migrate::migrate(&self.files, order, &mut goes_on) {
             Ok(report) => {
                 tracing::info!("moved to host {} in {:.0} ms", order.to, report.total_ms);
@@ -89,8 +98,47 @@ impl Asked {
             }
             Err(error) => {
                 tracing::error!("not moved to host {}: {error}", order.to);
+                self.serve_left();
                 Told::Failed { error: error.to_string() }
             }
+        }
+    }
+}
+
+impl Asked {
+    /// Has the VM stay that is being moved.
+    fn cancel(&self) -> Told {
+        if self.moving.try_lock().is_ok() {
+            return Told::Failed { error: "the VM is not being moved".to_owned() };
+        }
+        self.cancelled.store(true, Ordering::Relaxed);
+        // Until it is here as before, or gone.
+        drop(self.busy());
+        match self.files.read() {
+            Ok(Record { given: None, .. }) => Told::Cancelled,
+            _ => Told::Failed { error: "it is too late: the VM is the other host's".to_owned() },
+        }
+    }
+
+    /// Has what was left here of the memory of a VM that was given away be sent to who has it now, and the VM end here then.
+    pub(super) fn serve_left(&self) {
+        let Ok(Record { given: Some(Given { left: Some(link), .. }), .. }) = self.files.read() else {
+            return;
+        };
+        let serving = self.clone();
+        let started = thread::Builder::new().name("left".to_owned()).spawn(move || {
+            let _busy = serving.busy();
+            if let Err(error) = migrate::serve_all(&serving.files, &link, None, &mut |_, _| ()) {
+                return tracing::error!("host {} has not all of the VM's memory: {error}", link.host);
+            }
+            let quit = Qmp::connect(&serving.files.mover(), PATIENCE)
+                .and_then(|mut qmp| qmp.execute("quit", serde_json::json!({})));
+            if let Err(GuestError::Refused { why, .. }) = quit {
+                tracing::error!("QEMU does not quit: {why}");
+            }
+        });
+        if let Err(error) = started {
+            tracing::error!("cannot start a thread for what was left behind: {error}");
         }
     }
 }

@@ -20,7 +20,7 @@ use super::meminfo;
 use super::message::{Record, Request, Response, State, Status, Told};
 use super::run::{SUBCOMMAND, remove_region};
 use crate::error::GuestError;
-use crate::migrate::{self, Arrival, Awaited, Order, Progress, Report};
+use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
 use crate::qmp::Qmp;
 use crate::spec::VmSpec;
 
@@ -134,13 +134,8 @@ pub fn migrate(
     order: &Order,
     mut tell: impl FnMut(&Progress) -> bool,
 ) -> Result<Report, GuestError> {
-    files.read()?;
+    let stream = asked(files, &Request::Migrate(Box::new(order.clone())))?;
     let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    let mut stream = UnixStream::connect(files.keeper()).map_err(fail())?;
-    let request = Request::Migrate(Box::new(order.clone()));
-    let mut line = serde_json::to_vec(&request).map_err(|error| fail()(error.into()))?;
-    line.push(b'\n');
-    stream.write_all(&line).map_err(fail())?;
     for line in BufReader::new(&stream).lines() {
         match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
             Told::Progress(progress) => {
@@ -154,9 +149,45 @@ pub fn migrate(
                 return Ok(report);
             }
             Told::Failed { error } => return Err(GuestError::Keeper(error)),
+            Told::Cancelled => return Err(GuestError::Cancelled),
         }
     }
     Err(fail()(io::ErrorKind::UnexpectedEof.into()))
+}
+
+/// Asks a VM's keeper.
+fn asked(files: &Files, request: &Request) -> Result<UnixStream, GuestError> {
+    files.read()?;
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    let mut stream = UnixStream::connect(files.keeper()).map_err(fail())?;
+    let mut line = serde_json::to_vec(request).map_err(|error| fail()(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(fail())?;
+    Ok(stream)
+}
+
+/// Has a VM stay that is being moved; returns when it is as it was.
+///
+/// # Errors
+/// It is not being moved, or is the other host's already.
+pub fn cancel(files: &Files) -> Result<(), GuestError> {
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    let mut line = String::new();
+    BufReader::new(asked(files, &Request::Cancel)?).read_line(&mut line).map_err(fail())?;
+    match serde_json::from_str(&line).map_err(|error| fail()(error.into()))? {
+        Told::Cancelled => Ok(()),
+        Told::Failed { error } => Err(GuestError::Keeper(error)),
+        other => Err(GuestError::Keeper(format!("it says {other:?}"))),
+    }
+}
+
+/// What became of a VM that was to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// It runs.
+    Runs,
+    /// It is another host's, and what was left here of its memory is sent there.
+    Sends,
 }
 
 /// Has a VM go on that stands still: because it is paused, or because its move to another host or from there was cut off. One whose keeper was
@@ -164,7 +195,7 @@ pub fn migrate(
 ///
 /// # Errors
 /// [`GuestError`]: where it may be another host's, and `force` does not say that it is not.
-pub fn resume(program: &Path, files: &Files, force: bool) -> Result<(), GuestError> {
+pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, GuestError> {
     let record = files.read()?;
     match (record.awaited, record.given) {
         (Some(awaited), _) if !awaited.prepared => {
@@ -182,8 +213,14 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<(), GuestErr
             if files.is_kept() {
                 // Its keeper does the rest.
                 return wait_until(PATIENCE, || runs(files))
+                    .map(|()| Resumed::Runs)
                     .map_err(|()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())));
             }
+        }
+        (None, Some(Given { left: Some(_), .. })) if !force && !files.is_kept() => {
+            // Who takes its keeper's place sends what was left here.
+            keeper(program, files)?;
+            return Ok(Resumed::Sends);
         }
         (None, Some(given)) if !force => {
             return Err(GuestError::Given { name: files.name().clone(), to: given.to });
@@ -195,7 +232,7 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<(), GuestErr
     if !files.is_kept() {
         keeper(program, files)?;
     }
-    Ok(())
+    Ok(Resumed::Runs)
 }
 
 fn runs(files: &Files) -> bool {
@@ -215,7 +252,7 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn status(files: &Files) -> Result<Status, GuestError> {
-    let Record { spec, pid, ended, awaited, given } = files.read()?;
+    let Record { spec, pid, ended, awaited, given, coming } = files.read()?;
     let asked =
         Qmp::connect(&files.control(), PATIENCE).and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
@@ -225,7 +262,7 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     };
     let region = regions::status(&files.region()).ok();
     let [qmp, serial, console, log] = [files.qmp(), files.serial(), files.console(), files.log()];
-    Ok(Status { spec, state, pid, qmp, serial, console, log, awaited, given, region })
+    Ok(Status { spec, state, pid, qmp, serial, console, log, awaited, given, coming, region })
 }
 
 /// Has the guest power itself off, or QEMU end at once; returns when nothing is left of it. What a QEMU has left that ended by

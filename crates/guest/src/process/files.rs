@@ -108,7 +108,26 @@ impl Files {
     /// Notes that a VM that came is this host's.
     pub(crate) fn take_over(&self) -> Result<(), GuestError> {
         let record = self.read()?;
-        self.write(&Record { awaited: None, ..record })
+        let coming = record.awaited.as_ref().and_then(|awaited| awaited.left.clone());
+        self.write(&Record { awaited: None, coming, ..record })
+    }
+
+    /// Notes that all of the memory of a VM that was given away is with the other host.
+    pub(crate) fn gave_all(&self) -> Result<(), GuestError> {
+        let record = self.read()?;
+        let given = record.given.map(|given| Given { left: None, ..given });
+        self.write(&Record { given, ..record })
+    }
+
+    /// Notes that all of the memory of a VM that came is here.
+    pub(crate) fn has_all(&self) -> Result<(), GuestError> {
+        let record = self.read()?;
+        self.write(&Record { coming: None, ..record })
+    }
+
+    /// Whether there is the VM, and its QEMU has not ended, as far as is known.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.read().is_ok_and(|record| record.ended.is_none())
     }
 
     /// Whether that has been noted.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use aquifer_region::process::Status as RegionStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::migrate::{Awaited, Given, Order, Progress, Report};
+use crate::migrate::{Awaited, Given, Link, Order, Progress, Report};
 use crate::spec::VmSpec;
 
 /// What is on file of a VM.
@@ -22,12 +22,15 @@ pub(super) struct Record {
     /// It is another host's now.
     #[serde(default)]
     pub(super) given: Option<Given>,
+    /// It is here, and what was left behind of its memory comes by this.
+    #[serde(default)]
+    pub(super) coming: Option<Link>,
 }
 
 impl Record {
     /// Of a VM that is about to be started, or to come.
     pub(super) fn of(spec: &VmSpec, awaited: Option<Awaited>) -> Self {
-        Self { spec: spec.clone(), pid: None, ended: None, awaited, given: None }
+        Self { spec: spec.clone(), pid: None, ended: None, awaited, given: None, coming: None }
     }
 }
 
@@ -63,6 +66,8 @@ pub struct Status {
     pub awaited: Option<Awaited>,
     /// Whose it is now, if not this host's.
     pub given: Option<Given>,
+    /// Where what comes from that is not here yet of its memory, if something is not.
+    pub coming: Option<Link>,
     /// Its memory; nothing if no engine serves it.
     pub region: Option<RegionStatus>,
 }
@@ -86,6 +91,8 @@ pub(super) enum Response {
 #[serde(tag = "request", rename_all = "snake_case")]
 pub(super) enum Request {
     Migrate(Box<Order>),
+    /// The VM is to stay, if it is still here.
+    Cancel,
 }
 
 /// What it answers: a line for each.
@@ -94,5 +101,6 @@ pub(super) enum Request {
 pub(super) enum Told {
     Progress(Progress),
     Moved(Report),
+    Cancelled,
     Failed { error: String },
 }

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aquifer_page::RegionName;
@@ -18,7 +18,7 @@ use super::asked::Asked;
 use super::files::Files;
 use super::message::{Record, Response};
 use crate::error::GuestError;
-use crate::migrate::{self, Awaited, Outcome};
+use crate::migrate::{self, Awaited, Outcome, Wire};
 use crate::qmp::Qmp;
 
 /// The hidden subcommand of the program that a VM's keeper is: its `main` must hand what follows it to [`run()`].
@@ -59,21 +59,24 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     }
     let record = Record { pid: Some(qemu.id()), ..record };
     files.write(&record)?;
+    let mut fetching = None;
     match &record.awaited {
         None => {
             say(&Response::Started);
             first_word::is_said().map_err(fail())?;
         }
         Some(awaited) => {
-            let came = take_in(files, awaited, &mut qemu, &record);
-            if !matches!(came, Ok(Outcome::Here)) {
+            let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
+            let listener = TcpListener::bind((awaited.listen, 0)).map_err(fail())?;
+            let came = take_in(files, awaited, &listener, &mut qemu, &record);
+            if !matches!(came, Ok(Outcome::Here(_))) {
                 let _ = qemu.kill();
                 let _ = qemu.wait();
                 remove_region(files)?;
                 files.remove();
             }
             match came? {
-                Outcome::Here => {}
+                Outcome::Here(wire) => fetching = fetch(files, Some(listener), wire)?,
                 Outcome::Stays(why) => {
                     tracing::warn!("VM '{}' does not come: {why}", files.name());
                     return Ok(());
@@ -84,7 +87,33 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     let asked = Asked::serve(files).map_err(fail())?;
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
     tracing::info!("QEMU has ended: {end}");
-    clean_up(files, &asked, (!end.success()).then(|| end.to_string()))
+    clean_up(files, &asked, (!end.success()).then(|| end.to_string()))?;
+    has_ended(fetching);
+    Ok(())
+}
+
+/// Has what was left behind of the VM's memory be fetched, if something was; by the listener, or a new one where it was before.
+fn fetch(
+    files: &Files,
+    listener: Option<TcpListener>,
+    wire: Option<Wire>,
+) -> Result<Option<JoinHandle<()>>, GuestError> {
+    let Some(link) = files.read()?.coming else { return Ok(None) };
+    let fail = || GuestError::io(format!("cannot listen at {}", link.address));
+    let listener = listener.map_or_else(|| TcpListener::bind(link.address), Ok).map_err(fail())?;
+    listener.set_nonblocking(true).map_err(fail())?;
+    let files = files.clone();
+    let fetching = thread::Builder::new().name("fetch".to_owned());
+    let fetching = fetching.spawn(move || migrate::fetch_all(&files, &link, &listener, wire));
+    fetching.map(Some).map_err(GuestError::io("cannot start a thread"))
+}
+
+/// Waits until the other host knows that there is nothing more to fetch, but not for long.
+fn has_ended(fetching: Option<JoinHandle<()>>) {
+    let deadline = Instant::now() + RELEASE;
+    while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished()) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Keeps a QEMU that another keeper has started.
@@ -96,28 +125,32 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     // The number could be another process's by now.
     Qmp::connect(&files.control(), PATIENCE)?;
     let asked = Asked::serve(files).map_err(fail())?;
+    let fetching = fetch(files, None, None)?;
+    asked.serve_left();
     say(&Response::Started);
     first_word::is_said().map_err(fail())?;
     let mut ends = [PollFd::new(&process, PollFlags::IN)];
     while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
     tracing::info!("QEMU has ended; how, only who started it could tell");
-    clean_up(files, &asked, None)
+    clean_up(files, &asked, None)?;
+    has_ended(fetching);
+    Ok(())
 }
 
 /// Waits for the VM to come from another host.
 fn take_in(
     files: &Files,
     awaited: &Awaited,
+    listener: &TcpListener,
     qemu: &mut Child,
     record: &Record,
 ) -> Result<Outcome, GuestError> {
     let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
-    let listener = TcpListener::bind((awaited.listen, 0)).map_err(fail())?;
     say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
     first_word::is_said().map_err(fail())?;
     let mut note =
         |awaited: &Awaited| files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() });
-    migrate::take_in(files, awaited, &listener, qemu, &mut note)
+    migrate::take_in(files, awaited, listener, qemu, &mut note)
 }
 
 fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {

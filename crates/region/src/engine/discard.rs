@@ -49,11 +49,11 @@ impl Engine {
                     cache.policy.went(next);
                 }
                 stored |= is.stored;
-                discarded += usize::from(is.place != Place::Zero);
+                discarded += usize::from(is.place != Place::Zero || is.coming);
                 // Nobody touches a page before this is done, also where it is nowhere: the volume is asked for all of them at once. An engine that
                 // comes after this one finds nothing, or the page as it was: nothing in between.
-                self.table
-                    .set(next, Page { stored: false, dirty: true, wanted: false, place: Place::Leaving });
+                let leaving = Page { place: Place::Leaving, stored: false, dirty: true, coming: false, ..is };
+                self.table.set(next, leaving);
                 next += 1;
             }
             if next == from {

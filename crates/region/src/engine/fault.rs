@@ -97,6 +97,12 @@ impl Engine {
                     self.table.set(page, Page { wanted: true, ..is });
                     return Ok(());
                 }
+                Place::Zero | Place::Remote if is.coming => {
+                    add(&self.counters.late_faults, 1);
+                    self.table.set(page, Page { wanted: true, ..is });
+                    cache.coming.push_back(page);
+                    return Ok(());
+                }
                 Place::Resident | Place::Unmapped if !touch.fault.minor => {
                     drop(cache);
                     add(&self.counters.late_faults, 1);
@@ -173,8 +179,7 @@ impl Engine {
             self.zero_ahead(touch);
             program.userfault.fill_zero(fault.address).map_err(|error| cannot_map(page, error))
         };
-        let there =
-            Page { place: Place::Resident, dirty: !remote || fault.write, wanted: false, stored: is.stored };
+        let there = Page { dirty: !remote || fault.write, wanted: false, ..is.at(Place::Resident) };
         match filled {
             Ok(Filled::Now) => self.settle(page, there, false),
             Ok(Filled::Before) if !remote => {

@@ -31,7 +31,10 @@ impl Engine {
     /// What is no part of the region, or cannot be put there. Nothing more is to be taken in then.
     pub fn take_in(&self, incoming: &mut Incoming, frame: &Frame, data: &[u8]) -> Result<(), RegionError> {
         if !self.is_frozen() {
-            return Err(RegionError::Misuse("the region is this host's already".to_owned()));
+            return match frame {
+                Frame::Pages(run) => self.take_left(*run, data),
+                _ => Err(RegionError::Misuse("the region is this host's already".to_owned())),
+            };
         }
         let pages = self.table.pages() as usize;
         incoming.came.resize(pages, false);
@@ -51,7 +54,7 @@ impl Engine {
         }
     }
 
-    fn check(&self, run: Run) -> Result<(), RegionError> {
+    pub(super) fn check(&self, run: Run) -> Result<(), RegionError> {
         match run.first.checked_add(run.count) {
             Some(end) if end <= self.table.pages() => Ok(()),
             _ => Err(RegionError::Misuse("pages that are not in the region".to_owned())),
@@ -68,7 +71,7 @@ impl Engine {
         for (page, was) in (run.first..run.end()).zip(were) {
             incoming.came[page as usize] = true;
             // Until it is known what it is, it is only here.
-            let is = Page { place: Place::Unmapped, stored: was.stored, dirty: true, wanted: false };
+            let is = Page { dirty: true, wanted: false, coming: false, ..was.at(Place::Unmapped) };
             self.settle(page, is, false);
         }
         put.map_err(RegionError::io("cannot put pages into the region's file"))
@@ -141,11 +144,13 @@ impl Engine {
             incoming.stored[at] = stored;
             let is = self.table.get(page);
             let is = match is.place {
-                Place::Zero | Place::Remote => Page { stored, ..is }.without_frame(),
+                // What it is was left behind.
+                Place::Zero | Place::Remote => Page { stored, coming: dirty, ..is }.without_frame(),
                 _ => Page { stored, dirty: dirty || !stored, ..is },
             };
             self.table.set(page, is);
             if is.has_frame() && !incoming.came[at] {
+                self.table.set(page, Page { coming: dirty, ..is });
                 strange.push(page);
             }
         }
@@ -187,13 +192,19 @@ impl Engine {
         }
     }
 
+    /// Whether the volume has it, as it is, and nobody else.
+    fn is_remote(&self, page: u64) -> bool {
+        let is = self.table.get(page);
+        is.place == Place::Remote && !is.coming
+    }
+
     /// Fetches those of the pages that are remote. None if there is no room, or they cannot be fetched.
     fn fetch_ahead(&self, pages: std::ops::Range<u64>, buffer: &mut [u8]) -> Option<()> {
         let mut cache = lock(&self.cache);
         if cache.free() < cache.reserve() + (pages.end - pages.start) {
             return None;
         }
-        let taken: Vec<_> = pages.filter(|page| self.table.get(*page).place == Place::Remote).collect();
+        let taken: Vec<_> = pages.filter(|page| self.is_remote(*page)).collect();
         for page in &taken {
             self.table.set(*page, self.table.get(*page).at(Place::Filling));
         }

@@ -12,6 +12,7 @@
 //! waits. All changes of the table are made under the lock of the cache. The table is in shared memory and says at every moment enough
 //! for another engine to go on ([`recover`]).
 
+mod coming;
 mod discard;
 mod evict;
 mod expected;
@@ -104,6 +105,8 @@ pub struct Usage {
     pub remote: Bytes,
     /// Never written, or discarded.
     pub zero: Bytes,
+    /// With the host that the region came from, and on its way.
+    pub coming: Bytes,
 }
 
 /// The local cache.
@@ -124,6 +127,8 @@ struct Cache {
     cooling: VecDeque<u64>,
     /// What the host has to which the region is being handed over.
     outgoing: Option<Outgoing>,
+    /// Pages that are waited for and come from the host that had the region before. Those that came since are still listed.
+    coming: VecDeque<u64>,
 }
 
 /// A fault that could not be served.
@@ -214,6 +219,7 @@ impl Engine {
             is_short: false,
             cooling: VecDeque::new(),
             outgoing: None,
+            coming: VecDeque::new(),
         };
         let engine = Self {
             file,
@@ -419,10 +425,11 @@ impl Engine {
 
     /// What is where.
     pub fn usage(&self) -> Usage {
-        let mut pages = [0; 4];
+        let mut pages = [0; 5];
         for page in 0..self.table.pages() {
             let is = self.table.get(page);
             match is.place {
+                Place::Zero | Place::Remote if is.coming => pages[4] += 1,
                 Place::Zero => pages[0] += 1,
                 Place::Remote => pages[1] += 1,
                 _ => {
@@ -432,9 +439,9 @@ impl Engine {
             }
         }
         let bytes = |pages| Bytes(pages * PAGE_SIZE as u64);
-        let [zero, remote, resident, dirty] = pages.map(bytes);
+        let [zero, remote, resident, dirty, coming] = pages.map(bytes);
         let (size, cache) = (bytes(self.table.pages()), bytes(lock(&self.cache).limit));
-        Usage { size, cache, resident, dirty, remote, zero }
+        Usage { size, cache, resident, dirty, remote, zero, coming }
     }
 
     /// Changes the limit of the local cache. Returns when the cache is within it.

@@ -31,6 +31,8 @@ pub(super) struct Outgoing {
     there: Vec<bool>,
     /// What it has of this page is what there is here.
     current: Vec<bool>,
+    /// It is to ask for this page.
+    left: Vec<bool>,
     /// Nothing was sent yet.
     first: bool,
 }
@@ -59,11 +61,15 @@ impl Engine {
         self.may_change()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
+        if (0..self.table.pages()).any(|page| self.table.get(page).coming) {
+            let why = "some of it is still with the host that it came from, and comes: try again in a moment";
+            return Err(RegionError::Misuse(why.to_owned()));
+        }
         if cache.outgoing.is_some() {
             return Err(RegionError::Misuse("the region is being handed over already".to_owned()));
         }
-        cache.outgoing =
-            Some(Outgoing { there: vec![false; pages], current: vec![false; pages], first: true });
+        let none = || vec![false; pages];
+        cache.outgoing = Some(Outgoing { there: none(), current: none(), left: none(), first: true });
         Ok(())
     }
 
@@ -86,7 +92,7 @@ impl Engine {
             let cleaned = self.persist()?;
             return Ok(Sent { cleaned, resident, dirty: cleaned, ..Sent::default() });
         }
-        if matches!(round, Round::Last | Round::Rest) {
+        if matches!(round, Round::Last | Round::Leave | Round::Rest) {
             let cache = lock(&self.cache);
             self.frozen.store(true, Ordering::Relaxed);
             drop(cache);
@@ -98,7 +104,7 @@ impl Engine {
             sink(&Frame::Purge(run.to_vec()), &[]).map_err(fail())?;
         }
         self.send(&plan.send, sink)?;
-        if round == Round::Last {
+        if matches!(round, Round::Last | Round::Leave) {
             self.send_states(sink).map_err(fail())?;
         }
         Ok(plan.sent)
@@ -148,7 +154,15 @@ impl Engine {
                 if outgoing.current[at] {
                     continue;
                 }
-                if is_here && (must || all) {
+                if is_here && must && round == Round::Leave {
+                    // It is asked for later, and what the other engine has of it is old.
+                    outgoing.current[at] = true;
+                    outgoing.left[at] = true;
+                    plan.sent.left += 1;
+                    if std::mem::take(&mut outgoing.there[at]) {
+                        plan.purge.push(page);
+                    }
+                } else if is_here && (must || all) {
                     // Before it is read: should it leave meanwhile, that is noted after this.
                     outgoing.there[at] = true;
                     outgoing.current[at] = true;
@@ -197,13 +211,17 @@ impl Engine {
 
     /// Says what is known of every page, and where the extents are.
     fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
+        let left =
+            lock(&self.cache).outgoing.as_ref().map(|outgoing| outgoing.left.clone()).unwrap_or_default();
         let mut first = 0;
         while first < self.table.pages() {
             let end = (first + handover::STATES).min(self.table.pages());
             let mut states = vec![0; (end - first).div_ceil(4) as usize];
             for page in first..end {
                 let is = self.table.get(page);
-                let state = u8::from(is.stored) | u8::from(is.has_frame() && is.dirty) << 1;
+                // Of what the volume does not have that is said only where it was left behind: it has come, or is of zeroes.
+                let dirty = is.has_frame() && if is.stored { is.dirty } else { left[page as usize] };
+                let state = u8::from(is.stored) | u8::from(dirty) << 1;
                 states[((page - first) / 4) as usize] |= state << ((page - first) % 4 * 2);
             }
             sink(&Frame::States(first), &states)?;
@@ -225,11 +243,11 @@ impl Engine {
     }
 }
 
-fn as_run(run: &Range<u64>) -> Run {
+pub(super) fn as_run(run: &Range<u64>) -> Run {
     Run { first: run.start, count: run.end - run.start }
 }
 
-fn as_runs(pages: &[u64]) -> Vec<Run> {
+pub(super) fn as_runs(pages: &[u64]) -> Vec<Run> {
     runs(pages.iter().copied()).iter().map(as_run).collect()
 }
 
@@ -245,7 +263,7 @@ mod tests {
     fn of_eight_pages_five_are_sent_where_eleven_were() {
         let engine = Engine::bare(9);
         let is = |page: u64, place, dirty| {
-            engine.table.set(page, Page { place, stored: true, dirty, wanted: false });
+            engine.table.set(page, Page { place, stored: true, dirty, wanted: false, coming: false });
         };
         let leaves = |page| {
             is(page, Place::Remote, false);
@@ -272,7 +290,7 @@ mod tests {
     fn what_left_and_came_back_is_not_what_the_other_engine_has() {
         let engine = Engine::bare(4);
         let is = |page: u64, place, stored, dirty| {
-            engine.table.set(page, Page { place, stored, dirty, wanted: false });
+            engine.table.set(page, Page { place, stored, dirty, wanted: false, coming: false });
         };
         is(0, Place::Resident, true, false);
         is(1, Place::Resident, true, false);

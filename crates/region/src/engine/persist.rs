@@ -133,7 +133,7 @@ impl Engine {
             // With nothing but zeroes in it, it is dirty still: the volume has nothing.
             let dirty = stored != Some(true) || again.contains(page);
             let is_stored = stored.unwrap_or(is.stored);
-            self.table.set(*page, Page { place: was.place, stored: is_stored, dirty, wanted: false });
+            self.table.set(*page, Page { stored: is_stored, dirty, wanted: false, ..was });
             match was.place {
                 Place::Resident => cache.policy.came(*page),
                 _ => cache.cooling.push_back(*page),

@@ -73,7 +73,7 @@ impl Engine {
                 break;
             };
             let is = self.table.get(page);
-            if is.place == place && cache.frames < cache.limit {
+            if is.place == place && !is.coming && cache.frames < cache.limit {
                 cache.frames += 1;
                 self.table.set(page, is.at(Place::Filling));
                 pages.push(page);

@@ -28,10 +28,10 @@ impl Engine {
                 cache.policy.came(page);
                 // Not yet, or no more, in a page table is as good as being there: a fault tells. Whether it was written to is
                 // still marked in the program's page table.
-                let dirty = is.dirty || !is.stored || !was.has_frame();
-                Page { dirty, ..is.at(Place::Resident) }
+                let dirty = is.dirty || !is.stored || !was.has_frame() || was.coming;
+                Page { dirty, coming: false, ..is.at(Place::Resident) }
             } else {
-                if matches!(was.place, Place::Resident | Place::Unmapped) {
+                if matches!(was.place, Place::Resident | Place::Unmapped) && !was.coming {
                     tracing::error!(page, "is not in the region's file any more, where it was");
                 }
                 is.without_frame()
@@ -47,7 +47,7 @@ impl Engine {
         let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
         let lost = (0..self.table.pages())
             .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
-            .find(|page| self.table.get(*page).place == Place::Remote);
+            .find(|page| self.table.get(*page).place == Place::Remote && !self.table.get(*page).coming);
         if let Some(page) = lost {
             let why = format!("page {page} was with the engine before this one, and with no lender");
             return Err(io::Error::other(why));
@@ -89,7 +89,7 @@ mod tests {
     impl Engine {
         /// An engine of so many pages that were never written, without a lender.
         pub(in crate::engine) fn bare(pages: u64) -> Self {
-            let was = Page { place: Place::Zero, stored: false, dirty: false, wanted: false };
+            let was = Page { place: Place::Zero, stored: false, dirty: false, wanted: false, coming: false };
             after(was, false, pages).unwrap()
         }
     }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_page_that_was_leaving_when_its_extent_was_given_back_is_still_there() {
-        let leaving = Page { place: Place::Leaving, stored: true, dirty: true, wanted: true };
+        let leaving = Page { place: Place::Leaving, stored: true, dirty: true, wanted: true, coming: false };
         let engine = after(leaving, true, 4).unwrap();
         let is = engine.table.get(0);
         assert_eq!((is.place, is.dirty, is.wanted), (Place::Resident, true, false));
@@ -141,8 +141,19 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_coming_still_is_unless_it_came() {
+        let coming = Page { place: Place::Filling, stored: true, dirty: false, wanted: true, coming: true };
+        let engine = after(Page { stored: false, ..coming }, false, 4).unwrap();
+        let is = engine.table.get(0);
+        assert_eq!((is.place, is.coming, is.wanted), (Place::Zero, true, false));
+        let engine = after(coming, true, 4).unwrap();
+        let is = engine.table.get(0);
+        assert_eq!((is.place, is.coming, is.dirty), (Place::Resident, false, true));
+    }
+
+    #[test]
     fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
-        let remote = Page { place: Place::Remote, stored: true, dirty: false, wanted: false };
+        let remote = Page { place: Place::Remote, stored: true, dirty: false, wanted: false, coming: false };
         let refused = after(remote, false, 4).unwrap_err().to_string();
         assert!(refused.contains("with no lender"), "{refused}");
     }

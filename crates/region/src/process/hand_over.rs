@@ -24,7 +24,9 @@ impl Serving {
     /// Sends or receives frames until the other end is gone. A region that was not given away till then stays.
     pub(super) fn hand_over(&self, request: &Request, client: &UnixStream) -> io::Result<()> {
         let sends = *request == Request::Send;
-        let begun = if sends { self.engine.begin_outgoing() } else { Ok(()) };
+        // Of a region that was given away only what was left behind is asked for.
+        let begins = sends && !self.files.is_foreign();
+        let begun = if begins { self.engine.begin_outgoing() } else { Ok(()) };
         if let Err(error) = begun {
             return answer(client, &Response::Failed { error: error.to_string() });
         }
@@ -45,6 +47,7 @@ impl Serving {
             let reply = match frame {
                 Frame::Round(round) => self.engine.round(round, &mut to_client).map(Frame::Sent),
                 Frame::GiveAway => self.files.make_foreign(true).map(|()| Frame::Done),
+                Frame::Want(pages) => self.engine.send_left(&pages, &mut to_client).map(|()| Frame::Done),
                 Frame::TellHot => Ok(Frame::Hot(self.engine.hot(HOT))),
                 other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
             };
@@ -56,11 +59,22 @@ impl Serving {
     fn receive(&self, mut client: &UnixStream) -> io::Result<()> {
         let (mut incoming, mut data) = (Incoming::default(), Vec::new());
         let mut failed = None;
-        let mut frames = client;
+        let (mut frames, mut cursor) = (client, 0);
         while let Some(frame) = Frame::receive(&mut frames, &mut data)? {
             match frame {
                 Frame::Sync => {
                     let reply = failed.clone().map_or(Frame::Done, Frame::Failed);
+                    reply.send(&mut client, &[])?;
+                }
+                Frame::Next { all } => {
+                    let next = || {
+                        self.engine.next_left(all.then_some(&mut cursor)).map_err(|error| error.to_string())
+                    };
+                    let reply = match failed.clone().map_or_else(next, Err) {
+                        Ok(pages) if all && pages.is_empty() => Frame::Done,
+                        Ok(pages) => Frame::Want(pages),
+                        Err(why) => Frame::Failed(why),
+                    };
                     reply.send(&mut client, &[])?;
                 }
                 Frame::Hot(pages) => {

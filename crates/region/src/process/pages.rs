@@ -17,7 +17,7 @@ use crate::table::{Page, Place, Table};
 pub enum PageState {
     /// Nowhere: it was never written, or discarded, and reads as zeroes.
     Zero = 0,
-    /// With a lender only.
+    /// With a lender only; of a region that came from another host a moment ago, perhaps still with that.
     Remote = 1,
     /// In the local cache, and a lender has the same, as far as is known: what a program has written since the page came is only found when it leaves.
     Resident = 2,
@@ -28,6 +28,8 @@ pub enum PageState {
 impl From<Page> for PageState {
     fn from(page: Page) -> Self {
         match page.place {
+            // It is with the host that the region came from.
+            Place::Zero | Place::Remote if page.coming => Self::Remote,
             Place::Zero => Self::Zero,
             Place::Remote => Self::Remote,
             _ if page.dirty || !page.stored => Self::Dirty,

@@ -17,14 +17,17 @@ use crate::progress::Progress;
 
 /// Moves a VM to another host while it runs
 ///
-/// Returns when it runs there. Until then ctrl-C, and whatever goes wrong, leaves it here as it was.
+/// Returns when it runs there and all of it is there. Until it runs there ctrl-C, and whatever goes wrong, leaves it here as it was.
 #[derive(Debug, Args)]
 pub struct Migrate {
     /// The VM
     name: RegionName,
     /// The host, a peer of this one
-    #[arg(long, value_name = "HOST")]
-    to: HostName,
+    #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
+    to: Option<HostName>,
+    /// Has a VM stay that another 'vm migrate' is moving just now
+    #[arg(long, conflicts_with = "to")]
+    cancel: bool,
     /// How its memory goes over
     #[arg(long, value_name = "MODE", default_value = "instant")]
     mode: ModeName,
@@ -34,6 +37,10 @@ pub struct Migrate {
     /// For how long the VM may stand still at most, as far as that can be foreseen
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = humantime::parse_duration)]
     max_downtime: Duration,
+    /// Fails where that would be exceeded, as the VM writes to its memory faster than it goes over: otherwise the VM runs there first then, and what is
+    /// missing comes after it
+    #[arg(long)]
+    no_postcopy: bool,
     /// What its local cache is to be there; as large as here, unless told
     #[arg(long, value_name = "SIZE")]
     cache: Option<Bytes>,
@@ -47,6 +54,8 @@ enum ModeName {
     Instant,
     /// What is in the local cache goes to the other host while the VM runs, round by round
     Precopy,
+    /// The VM runs there first; what is dirty comes after it, what it waits for before all else. It needs both hosts until all has come
+    Postcopy,
 }
 
 /// How long a host may take to get ready.
@@ -62,7 +71,13 @@ struct Moved {
 
 impl Migrate {
     pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let Self { name: vm, to, .. } = self;
+        let vm = self.name;
+        let files = Files::new(run_dir, &vm);
+        let Some(to) = self.to else {
+            client::cancel(&files).or_fail(|| format!("having VM '{vm}' stay"))?;
+            let done = super::Done { vm, done: "stays" };
+            return output::answer(common.json, &done, |is| format!("{} {}", is.vm, is.done));
+        };
         let what = || format!("moving VM '{vm}' to host {to}");
         let progress = Progress::spinner(what());
         let agent = self.socket.agent(common)?;
@@ -77,13 +92,16 @@ impl Migrate {
             mode: match self.mode {
                 ModeName::Instant => Mode::Instant,
                 ModeName::Precopy => Mode::PreCopy,
+                ModeName::Postcopy => Mode::PostCopy,
             },
             bandwidth: self.bandwidth,
             max_downtime: self.max_downtime,
+            may_leave: !self.no_postcopy,
         };
-        let report = client::migrate(&Files::new(run_dir, &vm), &order, |is| {
+        let report = client::migrate(&files, &order, |is| {
+            let left = is.remaining_ms.map_or(String::new(), |ms| format!(", about {ms:.0} ms left"));
             progress.say(format!(
-                "{}: {}; {} rounds, {} sent, {} to the pool, {}/s become dirty",
+                "{}: {}; {} rounds, {} sent, {} to the pool, {}/s become dirty{left}",
                 what(),
                 is.phase,
                 is.rounds,

@@ -1,0 +1,147 @@
+//! What was left behind of a VM's memory (post-copy): the host where the VM is asks for it, the host where it was sends it. Should they lose each
+//! other, the latter connects again, for as long as both have the VM; what was sent may be asked for again.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use aquifer_region::handover::Frame;
+use aquifer_region::process::client as regions;
+
+use super::message::{Link, Message};
+use super::wire::Wire;
+use crate::error::GuestError;
+use crate::process::Files;
+use crate::qmp::Qmp;
+
+/// How long it is waited before what went wrong is tried again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long QEMU may take to say that it is there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn failed(why: impl Into<String>) -> io::Error {
+    io::Error::other(why.into())
+}
+
+/// Sends what is asked for, until the other side is done. `sent` is told how many bytes of pages that was, and of everything in all.
+pub(super) fn serve(
+    wire: &mut Wire,
+    engine: &mut UnixStream,
+    sent: &mut dyn FnMut(u64, u64),
+) -> io::Result<()> {
+    let mut data = Vec::new();
+    loop {
+        match wire.receive()?.0 {
+            Message::Engine(want @ Frame::Want(_)) => want.send(engine, &[])?,
+            Message::Done => return Ok(()),
+            Message::Failed(why) => return Err(failed(why)),
+            other => return Err(failed(format!("it says {other:?} where it should ask for pages"))),
+        }
+        let mut pages = 0;
+        loop {
+            match Frame::receive(engine, &mut data)? {
+                Some(frame @ Frame::Pages(_)) => {
+                    pages += data.len() as u64;
+                    wire.send(&Message::Engine(frame), &data)?;
+                }
+                Some(done @ Frame::Done) => break wire.send(&Message::Engine(done), &[])?,
+                Some(Frame::Failed(why)) => return Err(failed(why)),
+                _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+        sent(pages, wire.sent());
+    }
+}
+
+/// The same, over one connection after the other, until the other host has all.
+///
+/// # Errors
+/// The VM is not here any more.
+pub(crate) fn serve_all(
+    files: &Files,
+    link: &Link,
+    mut first: Option<&mut Wire>,
+    sent: &mut dyn FnMut(u64, u64),
+) -> Result<(), GuestError> {
+    let mut told = false;
+    loop {
+        let mut serve_once = || {
+            let mut another = None;
+            let wire = match first.take() {
+                Some(wire) => wire,
+                None => another.insert(Wire::greet(link)?),
+            };
+            let mut engine = regions::send(&files.region()).map_err(io::Error::other)?;
+            serve(wire, &mut engine, sent)?;
+            // Should that be lost, it waits for it for no longer than the VM is there.
+            let _ = wire.send(&Message::Done, &[]);
+            Ok::<_, io::Error>(())
+        };
+        let Err(error) = serve_once() else { return files.gave_all() };
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!("host {} has not all of the VM's memory yet: {error}", link.host);
+        }
+        Qmp::connect(&files.control(), PATIENCE)?;
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Has the engine get some of what was left behind: what is waited for, if not just anything. True when it has all.
+pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::Result<bool> {
+    Frame::Next { all }.send(engine, &[])?;
+    match Frame::receive(engine, &mut Vec::new())? {
+        Some(Frame::Want(pages)) if pages.is_empty() => return Ok(false),
+        Some(want @ Frame::Want(_)) => wire.send(&Message::Engine(want), &[])?,
+        Some(Frame::Done) => return Ok(true),
+        Some(Frame::Failed(why)) => return Err(failed(why)),
+        _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+    loop {
+        match wire.receive()? {
+            (Message::Engine(pages @ Frame::Pages(_)), data) => pages.send(engine, data)?,
+            (Message::Engine(Frame::Done), _) => return Ok(false),
+            (other, _) => return Err(failed(format!("it says {other:?} where pages were to come"))),
+        }
+    }
+}
+
+/// Has the engine get all that was left behind, or until the VM is not here any more; the other host comes by the listener where there is no
+/// connection.
+pub(crate) fn fetch_all(files: &Files, link: &Link, listener: &TcpListener, mut wire: Option<Wire>) {
+    let mut told = false;
+    while files.is_alive() {
+        let mut fetch_once = || {
+            let over = wire.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+            let mut engine = regions::receive(&files.region()).map_err(io::Error::other)?;
+            while !fetch(over, &mut engine, true)? {}
+            over.send(&Message::Done, &[])?;
+            over.done()
+        };
+        match fetch_once() {
+            Ok(()) => {
+                tracing::info!("all of the VM's memory has come from host {}", link.host);
+                if let Err(error) = files.has_all() {
+                    tracing::error!("cannot note that: {error}");
+                }
+                return;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
+            Err(error) if !told => {
+                tracing::warn!("some of the VM's memory is with host {} still: {error}", link.host);
+                told = true;
+            }
+            Err(_) => {}
+        }
+        if files.is_alive() {
+            thread::sleep(PAUSE);
+            wire = Wire::greeted(listener, link).ok();
+        }
+    }
+    // It may forget it.
+    if let Some(wire) = &mut wire {
+        let _ = wire.send(&Message::Done, &[]);
+    }
+}
