@@ -32,14 +32,14 @@ const LOADING: Duration = Duration::from_secs(20);
 /// A VM that comes, or does not.
 pub(crate) enum Outcome {
     /// It is here, and this host's. What was left behind of its memory comes by this.
-    Here(Option<Wire>),
+    Here(Option<Box<Wire>>),
     /// It stays where it is.
     Stays(String),
 }
 
 /// How a conversation has ended.
 enum End {
-    Here(Wire),
+    Here(Box<Wire>),
     Stays(String),
 }
 
@@ -144,7 +144,7 @@ impl Taking<'_> {
                     self.own(runs)?;
                     wire.send(&Message::Done, &[]).map_err(lost())?;
                     if self.awaited.left.is_some() {
-                        return Ok(End::Here(wire));
+                        return Ok(End::Here(Box::new(wire)));
                     }
                     // What was used most is of use, but no more.
                     if let (Ok((Message::Engine(hot @ Frame::Hot(_)), _)), Some(engine)) =
@@ -152,7 +152,7 @@ impl Taking<'_> {
                     {
                         let _ = hot.send(engine, &[]);
                     }
-                    return Ok(End::Here(wire));
+                    return Ok(End::Here(Box::new(wire)));
                 }
                 Message::Drop => {
                     let _ = wire.send(&Message::Done, &[]);

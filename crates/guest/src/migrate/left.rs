@@ -74,8 +74,8 @@ pub(crate) fn serve_all(
                 Some(wire) => wire,
                 None => another.insert(Wire::greet(link)?),
             };
-            let mut engine = regions::send(&files.region()).map_err(io::Error::other)?;
-            serve(wire, &mut engine, sent)?;
+            let served = regions::send(&files.region()).map_err(io::Error::other);
+            served.and_then(|mut engine| serve(wire, &mut engine, sent)).inspect_err(|_| wire.break_off())?;
             // Should that be lost, it waits for it for no longer than the VM is there.
             let _ = wire.send(&Message::Done, &[]);
             Ok::<_, io::Error>(())

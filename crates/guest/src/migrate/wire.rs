@@ -90,6 +90,12 @@ impl Wire {
         Ok(Self { stream, data: Vec::new(), sent: 0 })
     }
 
+    /// Breaks it off, so that the other side need not wait.
+    pub(super) fn break_off(&self) {
+        // One that is broken is as good.
+        let _ = self.stream.shutdown();
+    }
+
     /// Bytes sent so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent

@@ -112,11 +112,14 @@ impl Asked {
             return Told::Failed { error: "the VM is not being moved".to_owned() };
         }
         self.cancelled.store(true, Ordering::Relaxed);
-        // Until it is here as before, or gone.
-        drop(self.busy());
-        match self.files.read() {
-            Ok(Record { given: None, .. }) => Told::Cancelled,
-            _ => Told::Failed { error: "it is too late: the VM is the other host's".to_owned() },
+        let is_here = || matches!(self.files.read(), Ok(Record { given: None, .. }));
+        // Until it is as before, or gone.
+        if is_here() {
+            drop(self.busy());
+        }
+        match is_here() {
+            true => Told::Cancelled,
+            false => Told::Failed { error: "it is too late: the VM is the other host's".to_owned() },
         }
     }
 

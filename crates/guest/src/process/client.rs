@@ -140,7 +140,11 @@ pub fn migrate(
         match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
             Told::Progress(progress) => {
                 if !tell(&progress) {
-                    return Err(GuestError::Cancelled);
+                    // From some moment on it goes on without who asked.
+                    return Err(match files.read()?.given {
+                        Some(given) => GuestError::Given { name: files.name().clone(), to: given.to },
+                        None => GuestError::Cancelled,
+                    });
                 }
             }
             Told::Moved(report) => {
@@ -228,6 +232,11 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, Gue
         (None, Some(_)) => files.give_away(None)?,
         (None, None) => {}
     }
+    let coming = files.read()?.coming;
+    if coming.is_some() && !files.is_kept() {
+        // QEMU may wait for what nobody fetches.
+        keeper(program, files)?;
+    }
     migrate::resume(files, true)?;
     if !files.is_kept() {
         keeper(program, files)?;
@@ -258,6 +267,8 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     let state = match asked {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
         Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
+        // It may wait for a page of the guest's memory.
+        Err(_) if is_running(files) => State::Qemu("unresponsive".to_owned()),
         Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
     };
     let region = regions::status(&files.region()).ok();

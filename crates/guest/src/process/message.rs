@@ -40,7 +40,7 @@ impl Record {
 pub enum State {
     /// QEMU has ended, and how.
     Ended(String),
-    /// As QEMU calls it: `running`, `paused`, `io-error`, …; `starting` before it can be asked.
+    /// As QEMU calls it: `running`, `paused`, `io-error`, …; `starting` before it can be asked, `unresponsive` where it does not answer.
     #[serde(untagged)]
     Qemu(String),
 }

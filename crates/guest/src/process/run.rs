@@ -76,7 +76,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
                 files.remove();
             }
             match came? {
-                Outcome::Here(wire) => fetching = fetch(files, Some(listener), wire)?,
+                Outcome::Here(wire) => fetching = fetch(files, Some(listener), wire.map(|wire| *wire))?,
                 Outcome::Stays(why) => {
                     tracing::warn!("VM '{}' does not come: {why}", files.name());
                     return Ok(());
@@ -122,10 +122,11 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
     let process = process.map_err(io::Error::from).map_err(fail())?;
     let process = pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
+    let asked = Asked::serve(files).map_err(fail())?;
+    // QEMU may wait for some of it.
+    let fetching = fetch(files, None, None)?;
     // The number could be another process's by now.
     Qmp::connect(&files.control(), PATIENCE)?;
-    let asked = Asked::serve(files).map_err(fail())?;
-    let fetching = fetch(files, None, None)?;
     asked.serve_left();
     say(&Response::Started);
     first_word::is_said().map_err(fail())?;

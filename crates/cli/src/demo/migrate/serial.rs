@@ -114,8 +114,7 @@ impl Port {
         let Some(end) = self.heard.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
         let lines: Vec<u8> = self.heard.drain(..=end).collect();
         let at = Instant::now();
-        let parsed = String::from_utf8_lossy(&lines).lines().filter_map(|line| parse(line, at)).collect();
-        parsed
+        String::from_utf8_lossy(&lines).lines().filter_map(|line| parse(line, at)).collect()
     }
 }
 
