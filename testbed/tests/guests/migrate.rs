@@ -7,11 +7,13 @@ mod hosts;
 
 use std::fs;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aquifer_api::client::Client;
 use aquifer_api::order;
+use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use aquifer_guest::migrate::{Mode, Order};
 use aquifer_guest::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
@@ -80,6 +82,81 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
     fs::remove_file(&picture)?;
     ensure!(fs::read_dir(dir.path())?.count() == 0, "something is left in {}", dir.path().display());
+    Ok(())
+}
+
+/// Only the cache needs room where a VM goes: host b may use less memory, for all that runs there, than the VM has.
+#[test]
+fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let hosts = Hosts::new()?;
+    hosts.start("one")?;
+    let limits = Limits { memory: SMALL, swap: Swap::Forbidden };
+    let name = format!("aquifer-small-{}", std::process::id());
+    let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
+    // What its agent starts is in it, too.
+    small.add(hosts.agent("b")?)?;
+    let moved =
+        hosts.done("a", &["vm", "migrate", "one", "--to", "b", "--cache", "48M", "--max-downtime", "1s"])?;
+    let [_, _, wrong] = hosts.goes_on("b", "one")?;
+    let used = small.memory_used()?;
+    step(&format!("a VM of {} runs on a host of {SMALL}, of which {used} are used: {moved}", hosts::MEMORY));
+    ensure!(wrong == 0 && used <= SMALL && hosts::MEMORY > SMALL);
+    let region = &hosts.done("b", &["vm", "show", "one"])?["region"];
+    ensure!(region["usage"]["cache"] == Bytes::mib(48).0, "{region}");
+    // And back, to where it has more room.
+    hosts.done("b", &["vm", "migrate", "one", "--to", "a", "--cache", "128M", "--max-downtime", "1s"])?;
+    let [_, _, wrong] = hosts.goes_on("a", "one")?;
+    ensure!(wrong == 0);
+    hosts.done("a", &["vm", "stop", "one", "--force"])?;
+    ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
+    Ok(())
+}
+
+/// What host b has for its agent, a QEMU that emulates, an engine and its cache.
+const SMALL: Bytes = Bytes::mib(192);
+
+/// A move that is to be stopped is not made, and one that is to be slow is slow.
+#[test]
+fn a_move_that_is_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let hosts = Hosts::new()?;
+    hosts.start("one")?;
+    let slow = ["vm", "migrate", "one", "--to", "b", "--mode", "precopy", "--bandwidth", "4M"];
+    let cancelled = thread::scope(|scope| {
+        let moving = scope.spawn(|| hosts.ask("a", &slow));
+        wait_until("it is being moved", PATIENCE, || Ok(state(&hosts, "b") == "inmigrate"))?;
+        wait_until("it can be cancelled", PATIENCE, || {
+            Ok(hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?.status.success())
+        })?;
+        moving.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?
+    })?;
+    let why = String::from_utf8_lossy(&cancelled.stderr).into_owned();
+    ensure!(!cancelled.status.success() && why.contains("cancelled"), "{why}");
+    ensure!(state(&hosts, "a") == "running");
+    wait_until("nothing is left of it there", PATIENCE, || hosts.is_empty("b"))?;
+    let too_late = hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?;
+    ensure!(String::from_utf8_lossy(&too_late.stderr).contains("is not being moved"));
+
+    // A millisecond is never enough: it is moved as far as it can be, or not at all.
+    let strict = ["vm", "migrate", "one", "--to", "b", "--max-downtime", "1ms"];
+    let refused = hosts.ask("a", &[&strict[..], &["--no-postcopy"]].concat())?;
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && why.contains("as fast as that goes over"), "{why}");
+    ensure!(state(&hosts, "a") == "running");
+    let moved = hosts.done("a", &strict)?;
+    step(&format!("left behind, as rounds do not end: {moved}"));
+    ensure!(moved["mode"] == "postcopy" && moved["left_pages"].as_u64() > Some(0), "{moved}");
+    let [_, _, wrong] = hosts.goes_on("b", "one")?;
+    ensure!(wrong == 0);
+    hosts.done("b", &["vm", "stop", "one", "--force"])?;
+    ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
     Ok(())
 }
 
@@ -221,12 +298,12 @@ fn strike(hosts: &Hosts, who: Who, victim: u32) -> Result<()> {
         WhoAsked => {}
         Lender => {
             kill(victim, Signal::STOP)?;
-            std::thread::sleep(silence);
+            thread::sleep(silence);
             kill(victim, Signal::CONT)?;
         }
         Link => {
             hosts.network().connect(false)?;
-            std::thread::sleep(silence);
+            thread::sleep(silence);
             hosts.network().connect(true)?;
         }
         _ => kill(victim, Signal::KILL)?,
@@ -269,7 +346,7 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
             [false, false] if Instant::now() > deadline => bail!("it runs on no side: {states:?}"),
             [false, false] => {}
         }
-        std::thread::sleep(Duration::from_secs(1));
+        thread::sleep(Duration::from_secs(1));
         for (host, other) in [(here, there), (there, here)] {
             let resumed = hosts.ask(host, &["vm", "resume", "one"])?;
             let why = String::from_utf8_lossy(&resumed.stderr).into_owned();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::support::{PATIENCE, aquifer, example, step};
 
-const MEMORY: Bytes = Bytes::mib(384);
+pub const MEMORY: Bytes = Bytes::mib(384);
 const CACHE: Bytes = Bytes::mib(128);
 
 /// What the guest checks and rewrites, in MiB; of that in percent what it mostly rewrites, and how many MiB a second.
