@@ -14,13 +14,9 @@ use super::message::{Link, Message};
 use super::wire::Wire;
 use crate::error::GuestError;
 use crate::process::Files;
-use crate::qmp::Qmp;
 
 /// How long it is waited before what went wrong is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// How long QEMU may take to say that it is there.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
@@ -84,7 +80,11 @@ pub(crate) fn serve_all(
         if !std::mem::replace(&mut told, true) {
             tracing::warn!("host {} has not all of the VM's memory yet: {error}", link.host);
         }
-        Qmp::connect(&files.control(), PATIENCE)?;
+        if !files.is_running() {
+            return Err(GuestError::Keeper(
+                "the VM was ended here, and with it what was left of its memory".to_owned(),
+            ));
+        }
         thread::sleep(PAUSE);
     }
 }

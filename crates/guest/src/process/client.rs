@@ -268,7 +268,7 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
         Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
         // It may wait for a page of the guest's memory.
-        Err(_) if is_running(files) => State::Qemu("unresponsive".to_owned()),
+        Err(_) if files.is_running() => State::Qemu("unresponsive".to_owned()),
         Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
     };
     let region = regions::status(&files.region()).ok();
@@ -298,7 +298,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
             Ok(_) | Err(GuestError::Io { .. }) => drop(qmp),
             Err(error) => return Err(error),
         }
-        let ended = wait_until(if at_once { ENDING } else { patience }, || !is_running(files));
+        let ended = wait_until(if at_once { ENDING } else { patience }, || !files.is_running());
         if at_once && ended.is_err() {
             // Its processors wait, perhaps for pages of a lender that is gone.
             kill(files)?;
@@ -317,14 +317,10 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
 fn kill(files: &Files) -> Result<(), GuestError> {
     let fail = || GuestError::io("cannot kill QEMU");
     let pid = files.read()?.pid.and_then(|pid| Pid::from_raw(pid as i32));
-    if let Some(pid) = pid.filter(|_| is_running(files)) {
+    if let Some(pid) = pid.filter(|_| files.is_running()) {
         kill_process(pid, Signal::KILL).map_err(io::Error::from).map_err(fail())?;
     }
-    wait_until(CLEARING, || !is_running(files)).map_err(|()| GuestError::StillRunning(CLEARING))
-}
-
-fn is_running(files: &Files) -> bool {
-    UnixStream::connect(files.control()).is_ok()
+    wait_until(CLEARING, || !files.is_running()).map_err(|()| GuestError::StillRunning(CLEARING))
 }
 
 fn wait_until(patience: Duration, condition: impl Fn() -> bool) -> Result<(), ()> {

@@ -1,6 +1,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::RegionName;
@@ -123,6 +124,11 @@ impl Files {
     pub(crate) fn has_all(&self) -> Result<(), GuestError> {
         let record = self.read()?;
         self.write(&Record { coming: None, ..record })
+    }
+
+    /// Whether its QEMU is there, be it that it does not answer just now.
+    pub(crate) fn is_running(&self) -> bool {
+        UnixStream::connect(self.control()).is_ok()
     }
 
     /// Whether there is the VM, and its QEMU has not ended, as far as is known.
