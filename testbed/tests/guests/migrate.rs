@@ -24,14 +24,27 @@ use serde_json::Value;
 use crate::support::{PATIENCE, aquifer, step};
 use hosts::Hosts;
 
-#[test]
-fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
+fn lacks_root() -> bool {
+    let lacks = !rustix::process::geteuid().is_root();
+    if lacks {
         eprintln!("skipped: needs root");
-        return Ok(());
+    }
+    lacks
+}
+
+/// Hosts with a VM `one` on host a that is busy with its memory.
+fn with_a_vm() -> Result<Option<Hosts>> {
+    if lacks_root() {
+        return Ok(None);
     }
     let hosts = Hosts::new()?;
     hosts.start("one")?;
+    Ok(Some(hosts))
+}
+
+#[test]
+fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
+    let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let moves = std::env::var("AQUIFER_MOVES").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     for number in 0..moves {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
@@ -52,8 +65,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
 
 #[test]
 fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
+    if lacks_root() {
         return Ok(());
     }
     let dir = tempfile::tempdir()?;
@@ -88,12 +100,7 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
 /// Only the cache needs room where a VM goes: host b may use less memory, for all that runs there, than the VM has.
 #[test]
 fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
-        return Ok(());
-    }
-    let hosts = Hosts::new()?;
-    hosts.start("one")?;
+    let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let limits = Limits { memory: SMALL, swap: Swap::Forbidden };
     let name = format!("aquifer-small-{}", std::process::id());
     let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
@@ -122,12 +129,7 @@ const SMALL: Bytes = Bytes::mib(192);
 /// A move that is to be stopped is not made, and one that is to be slow is slow.
 #[test]
 fn a_move_that_is_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
-        return Ok(());
-    }
-    let hosts = Hosts::new()?;
-    hosts.start("one")?;
+    let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let slow = ["vm", "migrate", "one", "--to", "b", "--mode", "precopy", "--bandwidth", "4M"];
     let cancelled = thread::scope(|scope| {
         let moving = scope.spawn(|| hosts.ask("a", &slow));
@@ -204,12 +206,7 @@ const STEPS: [&str; 4] = ["writing back to the pool", "stopping", "handing over"
 
 #[test]
 fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root");
-        return Ok(());
-    }
-    let mut hosts = Hosts::new()?;
-    hosts.start("one")?;
+    let Some(mut hosts) = with_a_vm()? else { return Ok(()) };
     let matrix = std::env::var("AQUIFER_MATRIX").unwrap_or_default();
     let (all, only_left) = (matrix == "all" || matrix == "left", matrix == "left");
     let mut here = "a";

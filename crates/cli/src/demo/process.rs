@@ -1,5 +1,6 @@
 //! Processes of a demo, which end with it.
 
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::{Bytes, EXTENT_SIZE};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::netns::Namespace;
 use crate::failure::{Failure, OrFail, Result};
 use crate::sys;
 
@@ -72,4 +74,20 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     let output = lender.0.stdout.take().ok_or_else(|| Failure::new(what, "it has no output"))?;
     BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
     if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
+}
+
+/// An agent in a namespace, with this configuration and its log in `dir`.
+///
+/// # Errors
+/// If its files cannot be written, or the namespace is gone.
+pub fn agent(dir: &Path, namespace: &Namespace, config: &str) -> Result<Command> {
+    let what = || format!("configuring an agent in {}", dir.display());
+    let path = dir.join("agent.toml");
+    fs::write(&path, config).or_fail(what)?;
+    let log = File::create(dir.join("agent.log")).or_fail(what)?;
+    let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+    command.arg("agent").arg("--config").arg(path).stdin(Stdio::null());
+    command.stdout(log.try_clone().or_fail(what)?).stderr(log);
+    namespace.enter(&mut command)?;
+    Ok(command)
 }

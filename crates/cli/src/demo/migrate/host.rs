@@ -1,6 +1,6 @@
 //! A host of the demo: a network namespace and an agent that takes VMs in.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::stage::Wait;
 use crate::demo::netns::Namespace;
-use crate::demo::process::Process;
+use crate::demo::process::{Process, agent};
 use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 
@@ -65,13 +65,7 @@ address = "{peer_address}:7070"
             store = store.display(),
             qemu = qemu.display(),
         );
-        let config = dir.join("agent.toml");
-        fs::write(&config, text).or_fail(what)?;
-        let log = File::create(dir.join("agent.log")).or_fail(what)?;
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
-        command.arg("agent").arg("--config").arg(&config).stdin(Stdio::null());
-        command.stdout(log.try_clone().or_fail(what)?).stderr(log);
-        namespace.enter(&mut command)?;
+        let mut command = agent(&dir, namespace, &text)?;
         let agent = Process::start(&mut command, "an agent")?;
         Ok(Self { name, dir, agent })
     }

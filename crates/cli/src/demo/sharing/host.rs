@@ -1,11 +1,11 @@
 //! A host of the demo: a network namespace, a cgroup, an agent.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{OVERLOAD, THRESHOLDS};
 use crate::cgroup::Cgroup;
 use crate::demo::netns::Namespace;
+use crate::demo::process::agent;
 use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 
@@ -80,13 +81,7 @@ address = "{peer_address}:7070"
             store = store.display(),
             cgroup = cgroup.path().display(),
         );
-        let config = dir.join("agent.toml");
-        fs::write(&config, text).or_fail(what)?;
-        let log = File::create(dir.join("agent.log")).or_fail(what)?;
-        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
-        command.arg("agent").arg("--config").arg(&config).stdin(Stdio::null());
-        command.stdout(log.try_clone().or_fail(what)?).stderr(log);
-        namespace.enter(&mut command)?;
+        let mut command = agent(&dir, namespace, &text)?;
         // An interrupted agent gives back what it borrowed, so a demo that is killed leaves no swap behind.
         crate::sys::signal_with_parent(&mut command, Signal::INT);
         let agent = command.spawn().or_fail(what)?;
