@@ -96,8 +96,9 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "Needs",
-        "Root, FUSE and loop devices (or nbd or ublk), memory cgroups with swap accounting, and ip(8). Swap devices belong to \
-         the whole kernel: while the demo runs, other programs of this machine may swap to them too.",
+        "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap accounting, and ip(8). Swap devices belong to \
+         the whole kernel: while it runs, other programs of this machine may swap to them too. 'region': what 'aquifer region' needs, and memcached. \
+         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest.",
     )],
     see_also: &["aquifer-agent(1)"],
     ..Manual::NONE

@@ -79,8 +79,9 @@ pub(crate) fn migrate(
     }
     let mut undo = Undo { files, runs, begun: false, given: false };
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
-    moved.inspect_err(|error| {
-        if !matches!(error, GuestError::Unconfirmed { .. }) {
+    // What is on record decides, whatever went wrong.
+    moved.inspect_err(|_| {
+        if !files.is_given() {
             undo.undo(order);
         }
     })

@@ -106,6 +106,11 @@ impl Files {
         self.write(&Record { given, ..record })
     }
 
+    /// Whether that has been noted; also where that cannot be told.
+    pub(crate) fn is_given(&self) -> bool {
+        self.read().map_or(true, |record| record.given.is_some())
+    }
+
     /// Notes that a VM that came is this host's.
     pub(crate) fn take_over(&self) -> Result<(), GuestError> {
         let record = self.read()?;

@@ -31,8 +31,8 @@ pub struct Migrate {
     /// How its memory goes over
     #[arg(long, value_name = "MODE", default_value = "instant")]
     mode: ModeName,
-    /// Bytes a second that are sent at most; as many as go, unless told
-    #[arg(long, value_name = "SIZE")]
+    /// Bytes a second that are sent at most, 1MiB or more; as many as go, unless told
+    #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
     bandwidth: Option<Bytes>,
     /// For how long the VM may stand still at most, as far as that can be foreseen
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = humantime::parse_duration)]
@@ -56,6 +56,13 @@ enum ModeName {
     Precopy,
     /// The VM runs there first; what is dirty comes after it, what it waits for before all else. It needs both hosts until all has come
     Postcopy,
+}
+
+/// Slower than the least, one side would take the other for gone.
+fn bandwidth(text: &str) -> std::result::Result<Bytes, String> {
+    let bandwidth: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+    let least = Bytes::mib(1);
+    if bandwidth < least { Err(format!("the least is {least}")) } else { Ok(bandwidth) }
 }
 
 /// How long a host may take to get ready.
