@@ -71,7 +71,7 @@ pub(crate) fn take_in(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 // A word that was missed comes by a file: the operator's.
                 if taking.awaited.prepared && files.is_ours()? {
-                    taking.own(true)?;
+                    taking.own(true, None)?;
                     return Ok(Outcome::Here(None));
                 }
                 thread::sleep(Duration::from_millis(5));
@@ -141,7 +141,11 @@ impl Taking<'_> {
                     self.prepare(fetched, note)
                 }
                 Message::Own { runs } if self.awaited.prepared => {
-                    self.own(runs)?;
+                    if self.awaited.left.is_some() && engine.is_none() {
+                        engine = regions::receive(&self.files.region()).ok();
+                    }
+                    let left = engine.as_mut().filter(|_| self.awaited.left.is_some());
+                    self.own(runs, left.map(|engine| (&mut wire, engine)))?;
                     wire.send(&Message::Done, &[]).map_err(lost())?;
                     if self.awaited.left.is_some() {
                         return Ok(End::Here(Box::new(wire)));
@@ -212,18 +216,7 @@ impl Taking<'_> {
             address: self.address,
             identity: self.awaited.identity.clone(),
         });
-        match left {
-            None => self.wait_until_loaded()?,
-            Some((wire, engine)) => thread::scope(|scope| {
-                let loading = scope.spawn(|| self.wait_until_loaded());
-                while !loading.is_finished() {
-                    left::fetch(wire, engine, false)
-                        .map_err(GuestError::io("what was left behind does not come"))?;
-                    thread::sleep(Duration::from_millis(1));
-                }
-                loading.join().unwrap_or_else(|_| Err(GuestError::Keeper("it cannot be loaded".to_owned())))
-            })?,
-        }
+        left::fetch_while(left, || self.wait_until_loaded())?;
         let _ = std::fs::remove_file(self.files.devices());
         let prepared = Awaited { prepared: true, left: link, ..self.awaited.clone() };
         note(&prepared)?;
@@ -250,9 +243,9 @@ impl Taking<'_> {
     }
 
     /// The VM is this host's from here on, whether it can go on at once or not.
-    fn own(&mut self, runs: bool) -> Result<(), GuestError> {
+    fn own(&mut self, runs: bool, left: Option<(&mut Wire, &mut UnixStream)>) -> Result<(), GuestError> {
         self.files.take_over()?;
-        if let Err(error) = self.go_on(runs) {
+        if let Err(error) = left::fetch_while(left, || self.go_on(runs)) {
             tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");
         }
         self.qmp = None;

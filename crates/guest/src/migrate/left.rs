@@ -18,6 +18,9 @@ use crate::process::Files;
 /// How long it is waited before what went wrong is tried again.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// How often it is looked whether somebody waits for a page.
+const TURN: Duration = Duration::from_millis(1);
+
 fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
@@ -106,6 +109,25 @@ pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::
             (other, _) => return Err(failed(format!("it says {other:?} where pages were to come"))),
         }
     }
+}
+
+/// Does something of which QEMU may need what was left behind, which is fetched meanwhile as far as somebody waits for it.
+pub(super) fn fetch_while<T: Send>(
+    left: Option<(&mut Wire, &mut UnixStream)>,
+    what: impl FnOnce() -> Result<T, GuestError> + Send,
+) -> Result<T, GuestError> {
+    let Some((wire, engine)) = left else { return what() };
+    thread::scope(|scope| {
+        let doing = scope.spawn(what);
+        let mut fetched = Ok(false);
+        while fetched.is_ok() && !doing.is_finished() {
+            fetched = fetch(wire, engine, false);
+            thread::sleep(TURN);
+        }
+        let done =
+            doing.join().unwrap_or_else(|_| Err(GuestError::Keeper("it came to no end".to_owned())))?;
+        fetched.map(|_| done).map_err(GuestError::io("what was left behind does not come"))
+    })
 }
 
 /// Has the engine get all that was left behind, or until the VM is not here any more; the other host comes by the listener where there is no

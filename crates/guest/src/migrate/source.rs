@@ -139,7 +139,8 @@ impl Move<'_> {
         if !leaves {
             self.tell_hot();
         }
-        self.report.bytes_metadata = self.wire.sent() - self.report.bytes_pages;
+        // Of another connection, should it have come to that.
+        self.report.bytes_metadata = self.wire.sent().saturating_sub(self.report.bytes_pages);
         if leaves {
             self.serve_all_left()?;
             self.report.total_ms = milliseconds(self.began);
@@ -335,10 +336,16 @@ impl Move<'_> {
         // Nobody can cancel it any more.
         let _ = self.phase("giving away");
         let own = Message::Own { runs: undo.runs };
-        let told = self.wire.send(&own, &[]).and_then(|()| self.wire.done());
+        // Done is said by way of that, where nothing was left.
+        let told = self.wire.send(&own, &[]).and_then(|()| self.serve_left());
         let Err(error) = told else { return Ok(()) };
         tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
-        self.wire = tell_again(&self.order.link(), &own).ok_or_else(|| GuestError::Unconfirmed {
+        let region = self.files.region();
+        let told = tell_again(&self.order.link(), &own, &|wire| {
+            let mut engine = regions::send(&region).map_err(io::Error::other)?;
+            left::serve(wire, &mut engine, &mut |_, _| ())
+        });
+        self.wire = told.ok_or_else(|| GuestError::Unconfirmed {
             name: self.files.name().clone(),
             to: self.order.to.clone(),
             why: error.to_string(),
@@ -403,12 +410,12 @@ fn pace(order: &Order, began: Instant, sent: u64) {
 }
 
 /// Tells the other host whose the VM is, until it says that it has heard.
-fn tell_again(link: &Link, what: &Message) -> Option<Wire> {
+fn tell_again(link: &Link, what: &Message, until_done: &dyn Fn(&mut Wire) -> io::Result<()>) -> Option<Wire> {
     let deadline = Instant::now() + TELLING_AGAIN;
     while Instant::now() < deadline {
         let told = Wire::greet(link).and_then(|mut wire| {
             wire.send(what, &[])?;
-            wire.done()?;
+            until_done(&mut wire)?;
             Ok(wire)
         });
         match told {
@@ -431,7 +438,7 @@ impl Undo<'_> {
             // It may be waiting for the word.
             let link = order.link();
             let told = thread::Builder::new().name("drop".to_owned());
-            let _ = told.spawn(move || tell_again(&link, &Message::Drop));
+            let _ = told.spawn(move || tell_again(&link, &Message::Drop, &Wire::done));
         }
     }
 }
