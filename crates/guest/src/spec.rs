@@ -1,6 +1,7 @@
 //! What a guest is to be like, as QEMU's command line.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -20,6 +21,15 @@ pub enum Accelerator {
     Kvm,
     /// Emulation.
     Tcg,
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        })
+    }
 }
 
 impl Accelerator {

@@ -32,8 +32,8 @@ pub enum Frame {
     Pages(Run),
     /// The other engine is to have these pages no more.
     Purge(Vec<Run>),
-    /// What is known of the pages from this one on: four of them a byte, bit 0 of each that the volume has it, bit 1 that
-    /// what the volume has is old; such a page that has not come was left behind.
+    /// What is known of the pages from this one on: four of them a byte, bit 0 of each that the volume has it, bit 1 that what the volume
+    /// has is old; such a page that has not come was left behind.
     States(u64),
     /// Where the volume's extents are.
     Extents(Vec<Extent>),

@@ -347,11 +347,12 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
         for (host, other) in [(here, there), (there, here)] {
             let resumed = hosts.ask(host, &["vm", "resume", "one"])?;
             let why = String::from_utf8_lossy(&resumed.stderr).into_owned();
-            // It waits for the word of the other host, which has none, or has given the VM away.
+            // It waits for the word of the other host, which has none, or has given the VM away; or it was given to that, which does not have it.
             let word = hosts.ask(other, &["vm", "resume", "one"])?;
             let word = String::from_utf8_lossy(&word.stderr).into_owned();
             let is_here = ["there is no VM", "since it was moved"].iter().any(|sign| word.contains(sign));
-            if why.contains("waits for the word") && is_here {
+            let is_back = why.contains("since it was moved") && word.contains("there is no VM");
+            if why.contains("waits for the word") && is_here || is_back {
                 hosts.ask(host, &["vm", "resume", "one", "--force"])?;
             }
             if resumed.status.success() {

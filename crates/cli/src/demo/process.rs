@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +13,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::netns::Namespace;
+use super::stores;
 use crate::failure::{Failure, OrFail, Result};
 use crate::sys;
 
@@ -76,18 +78,64 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
 }
 
-/// An agent in a namespace, with this configuration and its log in `dir`.
-///
-/// # Errors
-/// If its files cannot be written, or the namespace is gone.
-pub fn agent(dir: &Path, namespace: &Namespace, config: &str) -> Result<Command> {
-    let what = || format!("configuring an agent in {}", dir.display());
-    let path = dir.join("agent.toml");
-    fs::write(&path, config).or_fail(what)?;
-    let log = File::create(dir.join("agent.log")).or_fail(what)?;
-    let mut command = Command::new(std::env::current_exe().or_fail(what)?);
-    command.arg("agent").arg("--config").arg(path).stdin(Stdio::null());
-    command.stdout(log.try_clone().or_fail(what)?).stderr(log);
-    namespace.enter(&mut command)?;
-    Ok(command)
+/// A host of a demo, one of two.
+#[derive(Debug)]
+pub struct Site<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Where the demo has its files: the cluster's in `cluster`, the host's in a directory of its name.
+    pub dir: &'a Path,
+    /// Its network.
+    pub namespace: &'a Namespace,
+    /// The other one's name and address.
+    pub peer: (&'a str, Ipv4Addr),
+}
+
+impl Site<'_> {
+    /// Where the host has its files.
+    pub fn files(&self) -> PathBuf {
+        self.dir.join(self.name)
+    }
+
+    /// Where it has the pages that it lends.
+    pub fn store(&self) -> PathBuf {
+        stores(self.dir).join(self.name)
+    }
+
+    /// Its agent, not started yet, with more of a configuration than every agent has.
+    ///
+    /// # Errors
+    /// If its files cannot be written, or the namespace is gone.
+    pub fn agent(&self, sections: &str) -> Result<Command> {
+        let Self { name, dir, namespace, peer: (peer, peer_address) } = self;
+        let what = || format!("configuring the agent of host {name}");
+        let files = self.files();
+        fs::create_dir_all(&files).or_fail(what)?;
+        let config = format!(
+            r#"host = "{name}"
+listen = "{address}:7070"
+pages = "{address}:7071"
+tls = "{cluster}/{name}/tls"
+socket = "{files}/agent.sock"
+state = "{files}"
+store = "{store}"
+{sections}
+[[peer]]
+name = "{peer}"
+address = "{peer_address}:7070"
+"#,
+            address = namespace.address(),
+            cluster = dir.join("cluster").display(),
+            store = self.store().display(),
+            files = files.display(),
+        );
+        let path = files.join("agent.toml");
+        fs::write(&path, config).or_fail(what)?;
+        let log = File::create(files.join("agent.log")).or_fail(what)?;
+        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        command.arg("agent").arg("--config").arg(path).stdin(Stdio::null());
+        command.stdout(log.try_clone().or_fail(what)?).stderr(log);
+        namespace.enter(&mut command)?;
+        Ok(command)
+    }
 }

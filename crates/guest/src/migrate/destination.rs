@@ -244,6 +244,10 @@ impl Taking<'_> {
 
     /// The VM is this host's from here on, whether it can go on at once or not.
     fn own(&mut self, runs: bool, left: Option<(&mut Wire, &mut UnixStream)>) -> Result<(), GuestError> {
+        if !self.files.is_running() {
+            // It has not run here, so the other host still has all of it.
+            return Err(GuestError::Keeper("QEMU has ended before the VM was here".to_owned()));
+        }
         self.files.take_over()?;
         if let Err(error) = left::fetch_while(left, || self.go_on(runs)) {
             tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");

@@ -45,8 +45,6 @@ struct Undo<'a> {
     runs: bool,
     /// QEMU was told to migrate.
     begun: bool,
-    /// The engine was told that the region is another's.
-    given: bool,
 }
 
 /// A move that is under way.
@@ -77,7 +75,7 @@ pub(crate) fn migrate(
     if !runs && status["status"] != "paused" {
         return Err(GuestError::Misuse(format!("a VM that is {} cannot be moved", status["status"])));
     }
-    let mut undo = Undo { files, runs, begun: false, given: false };
+    let mut undo = Undo { files, runs, begun: false };
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
     // What is on record decides, whatever went wrong.
     moved.inspect_err(|_| {
@@ -133,7 +131,7 @@ impl Move<'_> {
         self.wire.send(&Message::Prepare { leaves }, &[]).map_err(lost(self.order))?;
         self.serve_left().map_err(lost(self.order))?;
         self.tell_progress()?;
-        self.give_away(undo, leaves)?;
+        self.give_away(undo.runs, leaves)?;
         self.report.downtime_ms = milliseconds(stopped);
         self.report.total_ms = milliseconds(self.began);
         if !leaves {
@@ -322,8 +320,7 @@ impl Move<'_> {
     }
 
     /// From here on the VM is the other host's, whatever happens.
-    fn give_away(&mut self, undo: &mut Undo<'_>, leaves: bool) -> Result<(), GuestError> {
-        undo.given = true;
+    fn give_away(&mut self, runs: bool, leaves: bool) -> Result<(), GuestError> {
         let engine = || GuestError::io("the engine of the VM's region does not answer");
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
         match Frame::receive(&mut self.engine, &mut Vec::new()).map_err(engine())? {
@@ -335,7 +332,7 @@ impl Move<'_> {
         self.files.give_away(Some(given))?;
         // Nobody can cancel it any more.
         let _ = self.phase("giving away");
-        let own = Message::Own { runs: undo.runs };
+        let own = Message::Own { runs };
         // Done is said by way of that, where nothing was left.
         let told = self.wire.send(&own, &[]).and_then(|()| self.serve_left());
         let Err(error) = told else { return Ok(()) };
@@ -434,7 +431,7 @@ impl Undo<'_> {
         if let Err(error) = undone {
             tracing::error!("the VM is here, but stands still: {error}");
         }
-        if self.given || self.begun {
+        if self.begun {
             // It may be waiting for the word.
             let link = order.link();
             let told = thread::Builder::new().name("drop".to_owned());

@@ -6,7 +6,7 @@ use aquifer_page::PAGE_SIZE;
 
 use super::Engine;
 use super::evict::BATCH;
-use super::outgoing::{Sink, as_run, as_runs};
+use super::outgoing::{Sink, as_runs};
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::handover::{Frame, PAGES};
@@ -58,10 +58,7 @@ impl Engine {
 
     /// Takes pages that were left behind and have come now; such as were discarded since, or came before, are of no account.
     pub(super) fn take_left(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
-        self.check(run)?;
-        if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
-            return Err(RegionError::Misuse("pages that are not as long as they are said to be".to_owned()));
-        }
+        self.check_contents(run, data)?;
         let mut cache = lock(&self.cache);
         let is_due = |page: &u64| {
             let is = self.table.get(*page);
@@ -78,17 +75,7 @@ impl Engine {
             let at = |page: u64| (page - run.first) as usize * PAGE_SIZE;
             let content = &data[at(run_of_due.start)..at(run_of_due.end)];
             let put = self.file.put(run_of_due.start, content);
-            for page in run_of_due {
-                let is = self.table.get(page);
-                if put.is_ok() {
-                    let here = Page { dirty: true, wanted: false, coming: false, ..is };
-                    self.settle(page, here.at(Place::Unmapped), false);
-                } else {
-                    // What was put there of it, if anything.
-                    let _ = self.file.punch(&(page..page + 1));
-                    self.unsettle(page, Page { wanted: false, ..is }.without_frame());
-                }
-            }
+            self.are_put(run_of_due, put.is_ok(), |is| Page { dirty: true, coming: false, ..is });
             failed = failed.and(put.map_err(RegionError::io("cannot put pages into the region's file")));
         }
         failed
@@ -102,14 +89,15 @@ impl Engine {
         if !self.is_frozen() {
             return Err(RegionError::Misuse("the region is this host's: nothing was left behind".to_owned()));
         }
+        let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
         for run in pages {
             self.check(*run)?;
             if run.count > PAGES || !(run.first..run.end()).all(|page| self.table.get(page).has_frame()) {
                 return Err(RegionError::Misuse("pages that were not left behind here".to_owned()));
             }
-            let mut data = vec![0; run.count as usize * PAGE_SIZE];
-            self.file.read(run.first, &mut data).map_err(RegionError::io("cannot read the region's file"))?;
-            let sent = sink(&Frame::Pages(as_run(&(run.first..run.end()))), &data);
+            let data = &mut buffer[..run.count as usize * PAGE_SIZE];
+            self.file.read(run.first, data).map_err(RegionError::io("cannot read the region's file"))?;
+            let sent = sink(&Frame::Pages(*run), data);
             sent.map_err(RegionError::io("cannot send to the other host"))?;
         }
         Ok(())

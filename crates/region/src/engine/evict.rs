@@ -121,9 +121,10 @@ impl Engine {
                 victims.push(page);
             }
         }
+        let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();
-        let unmapped = self.unmap(&victims);
+        let unmapped = self.unmap(&victims, another_has_some);
         let mut cache = lock(&self.cache);
         let mut wanted = Vec::new();
         for page in victims {
@@ -153,13 +154,12 @@ impl Engine {
     }
 
     /// Takes pages out of all page tables. Says of which of them it is known that no program has written to them since they were fetched, or
-    /// sent to another host's engine.
-    pub(super) fn unmap(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
+    /// sent to another host's engine, which may have some.
+    fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
-        let another_has_it = lock(&self.cache).outgoing.is_some();
         let maybe_clean = runs(pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
-            (is.stored && !is.dirty) || another_has_it
+            (is.stored && !is.dirty) || another_has_some
         }));
         let mut clean: Option<HashSet<u64>> = None;
         for program in self.programs() {

@@ -1,6 +1,7 @@
 //! A region that comes from another host: its pages, and what is known of them, before it is this host's.
 
 use std::io;
+use std::ops::Range;
 
 use aquifer_mapping::Run;
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
@@ -61,11 +62,17 @@ impl Engine {
         }
     }
 
-    fn take_pages(&self, incoming: &mut Incoming, run: Run, data: &[u8]) -> Result<(), RegionError> {
+    /// The same, with the contents of all of them.
+    pub(super) fn check_contents(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check(run)?;
         if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
             return Err(RegionError::Misuse("pages that are not as long as they are said to be".to_owned()));
         }
+        Ok(())
+    }
+
+    fn take_pages(&self, incoming: &mut Incoming, run: Run, data: &[u8]) -> Result<(), RegionError> {
+        self.check_contents(run, data)?;
         let were = self.take_frames(run);
         let put = self.file.put(run.first, data);
         for (page, was) in (run.first..run.end()).zip(were) {
@@ -199,7 +206,7 @@ impl Engine {
     }
 
     /// Fetches those of the pages that are remote. None if there is no room, or they cannot be fetched.
-    fn fetch_ahead(&self, pages: std::ops::Range<u64>, buffer: &mut [u8]) -> Option<()> {
+    fn fetch_ahead(&self, pages: Range<u64>, buffer: &mut [u8]) -> Option<()> {
         let mut cache = lock(&self.cache);
         if cache.free() < cache.reserve() + (pages.end - pages.start) {
             return None;
@@ -217,18 +224,22 @@ impl Engine {
                 let read = self.read(self.control_worker(), run.start, data).map_err(io::Error::other);
                 fetched = read.and_then(|_| self.file.put(run.start, data));
             }
-            for page in run {
-                let is = Page { wanted: false, ..self.table.get(page) };
-                match fetched {
-                    Ok(()) => self.settle(page, is.at(Place::Unmapped), false),
-                    Err(_) => {
-                        // What was put there of it, if anything.
-                        let _ = self.file.punch(&(page..page + 1));
-                        self.unsettle(page, is.at(Place::Remote));
-                    }
-                }
-            }
+            self.are_put(run, fetched.is_ok(), |is| is);
         }
         fetched.ok()
+    }
+
+    /// These pages, which were being filled, were put into the file, and are what `here` makes of them; or they were not, and are where they were.
+    pub(super) fn are_put(&self, pages: Range<u64>, put: bool, here: impl Fn(Page) -> Page) {
+        for page in pages {
+            let is = Page { wanted: false, ..self.table.get(page) };
+            if put {
+                self.settle(page, here(is).at(Place::Unmapped), false);
+            } else {
+                // What was put there of it, if anything.
+                let _ = self.file.punch(&(page..page + 1));
+                self.unsettle(page, is.without_frame());
+            }
+        }
     }
 }

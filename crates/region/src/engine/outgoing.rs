@@ -211,19 +211,20 @@ impl Engine {
 
     /// Says what is known of every page, and where the extents are.
     fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
-        let left =
-            lock(&self.cache).outgoing.as_ref().map(|outgoing| outgoing.left.clone()).unwrap_or_default();
         let mut first = 0;
         while first < self.table.pages() {
             let end = (first + handover::STATES).min(self.table.pages());
             let mut states = vec![0; (end - first).div_ceil(4) as usize];
+            let cache = lock(&self.cache);
+            let is_left = |page| cache.outgoing.as_ref().is_some_and(|outgoing| outgoing.left[page as usize]);
             for page in first..end {
                 let is = self.table.get(page);
                 // Of what the volume does not have that is said only where it was left behind: it has come, or is of zeroes.
-                let dirty = is.has_frame() && if is.stored { is.dirty } else { left[page as usize] };
+                let dirty = is.has_frame() && if is.stored { is.dirty } else { is_left(page) };
                 let state = u8::from(is.stored) | u8::from(dirty) << 1;
                 states[((page - first) / 4) as usize] |= state << ((page - first) % 4 * 2);
             }
+            drop(cache);
             sink(&Frame::States(first), &states)?;
             first = end;
         }
@@ -243,7 +244,7 @@ impl Engine {
     }
 }
 
-pub(super) fn as_run(run: &Range<u64>) -> Run {
+fn as_run(run: &Range<u64>) -> Run {
     Run { first: run.start, count: run.end - run.start }
 }
 

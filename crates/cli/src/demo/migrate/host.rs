@@ -1,7 +1,6 @@
 //! A host of the demo: a network namespace and an agent that takes VMs in.
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,8 +10,7 @@ use serde_json::Value;
 
 use super::stage::Wait;
 use crate::demo::netns::Namespace;
-use crate::demo::process::{Process, agent};
-use crate::demo::stores;
+use crate::demo::process::{Process, Site};
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long an agent may take until it answers.
@@ -27,47 +25,14 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts the agent of host `name` with files in `dir`, where the cluster's are, too.
-    pub(super) fn start(
-        name: &'static str,
-        dir: &Path,
-        namespace: &Namespace,
-        (peer, peer_address): (&str, Ipv4Addr),
-        qemu: &Path,
-    ) -> Result<Self> {
-        let cluster = dir.join("cluster");
-        let store = stores(dir).join(name);
-        let dir = dir.join(name);
-        let what = || format!("starting the agent of host {name}");
-        fs::create_dir_all(&dir).or_fail(what)?;
-        let text = format!(
-            r#"host = "{name}"
-listen = "{address}:7070"
-pages = "{address}:7071"
-tls = "{tls}"
-socket = "{dir}/agent.sock"
-state = "{dir}"
-store = "{store}"
-[vms]
-accept = true
-qemu = "{qemu}"
-[lend]
-enabled = false
-[borrow]
-enabled = false
-[[peer]]
-name = "{peer}"
-address = "{peer_address}:7070"
-"#,
-            address = namespace.address(),
-            tls = cluster.join(name).join("tls").display(),
-            dir = dir.display(),
-            store = store.display(),
-            qemu = qemu.display(),
+    /// Starts its agent, which takes VMs in, and neither lends nor borrows.
+    pub(super) fn start(name: &'static str, site: &Site<'_>, qemu: &Path) -> Result<Self> {
+        let sections = format!(
+            "[vms]\naccept = true\nqemu = \"{}\"\n[lend]\nenabled = false\n[borrow]\nenabled = false",
+            qemu.display()
         );
-        let mut command = agent(&dir, namespace, &text)?;
-        let agent = Process::start(&mut command, "an agent")?;
-        Ok(Self { name, dir, agent })
+        let agent = Process::start(&mut site.agent(&sections)?, "an agent")?;
+        Ok(Self { name, dir: site.files(), agent })
     }
 
     /// Runs `aquifer` on it; what that answers.

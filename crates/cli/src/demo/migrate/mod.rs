@@ -160,10 +160,7 @@ impl Play<'_> {
         let lender = format!("nbd+unix:///?socket={}", lender_socket(&stage.dir).display());
         let text = |path: &PathBuf| path.display().to_string();
         let Boot { qemu, kernel, initrd, append, memory, accelerator } = self.boot;
-        let accelerator = match accelerator {
-            Accelerator::Kvm => "kvm",
-            Accelerator::Tcg => "tcg",
-        };
+        let accelerator = accelerator.to_string();
         let (memory, cache) = (memory.0.to_string(), cache.0.to_string());
         let (qemu, kernel, initrd) = (text(qemu), text(kernel), text(initrd));
         let words = ["vm", "start", VM, "--memory", &memory, "--cache", &cache, "--lender", &lender];
@@ -171,7 +168,7 @@ impl Play<'_> {
             "--machine",
             MACHINE,
             "--accel",
-            accelerator,
+            &accelerator,
             "--qemu",
             &qemu,
             "--kernel",

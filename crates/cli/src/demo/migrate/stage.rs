@@ -12,7 +12,7 @@ use aquifer_page::Bytes;
 
 use super::host::Host;
 use crate::demo::netns::Network;
-use crate::demo::process::{self, Process};
+use crate::demo::process::{self, Process, Site};
 use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 use crate::init::{Cluster, Member};
@@ -109,7 +109,8 @@ impl Stage {
         for (index, name) in names.into_iter().enumerate() {
             let [own, other] = [index, 1 - index].map(|index| &stage.network.hosts()[index]);
             let peer = (names[1 - index], other.address());
-            stage.hosts.push(Host::start(name, &stage.dir, own, peer, qemu)?);
+            let site = Site { name, dir: &stage.dir, namespace: own, peer };
+            stage.hosts.push(Host::start(name, &site, qemu)?);
         }
         for (host, space) in stage.hosts.iter_mut().zip(stage.network.hosts()) {
             host.wait_until_ready(space, wait)?;

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -17,8 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{OVERLOAD, THRESHOLDS};
 use crate::cgroup::Cgroup;
-use crate::demo::netns::Namespace;
-use crate::demo::process::agent;
+use crate::demo::process::Site;
 use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 
@@ -38,29 +36,12 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts the agent of host `name` in `namespace`, to manage `cgroup`.
-    pub(super) fn start(
-        name: &'static str,
-        dir: &Path,
-        namespace: &Namespace,
-        cgroup: Cgroup,
-        memory: Bytes,
-        (peer, peer_address): (&str, Ipv4Addr),
-    ) -> Result<Self> {
-        let store = stores(dir).join(name);
-        let dir = dir.join(name);
-        let what = || format!("starting the agent of host {name}");
-        fs::create_dir_all(&dir).or_fail(what)?;
+    /// Starts its agent, to manage `cgroup`.
+    pub(super) fn start(name: &'static str, site: &Site<'_>, cgroup: Cgroup, memory: Bytes) -> Result<Self> {
+        let (dir, store) = (site.files(), site.store());
         let (upper, lower) = THRESHOLDS;
-        let text = format!(
-            r#"host = "{name}"
-listen = "{address}:7070"
-pages = "{address}:7071"
-tls = "{cluster}/{name}/tls"
-socket = "{dir}/agent.sock"
-state = "{dir}"
-store = "{store}"
-[memory]
+        let sections = format!(
+            r#"[memory]
 cgroup = "{cgroup}"
 gate_swap = true
 period = "100ms"
@@ -69,22 +50,15 @@ lower = {lower}
 [borrow]
 request = {request}
 max = "16G"
-spill = "{dir}/spill"
-[[peer]]
-name = "{peer}"
-address = "{peer_address}:7070"
-"#,
-            address = namespace.address(),
-            request = memory.scaled(OVERLOAD - 1.0 + 1.0 / 6.0).0,
-            cluster = dir.with_file_name("cluster").display(),
-            dir = dir.display(),
-            store = store.display(),
+spill = "{dir}/spill""#,
             cgroup = cgroup.path().display(),
+            request = memory.scaled(OVERLOAD - 1.0 + 1.0 / 6.0).0,
+            dir = dir.display(),
         );
-        let mut command = agent(&dir, namespace, &text)?;
+        let mut command = site.agent(&sections)?;
         // An interrupted agent gives back what it borrowed, so a demo that is killed leaves no swap behind.
         crate::sys::signal_with_parent(&mut command, Signal::INT);
-        let agent = command.spawn().or_fail(what)?;
+        let agent = command.spawn().or_fail(|| format!("starting the agent of host {name}"))?;
         let pid = Pid::from_child(&agent);
         Ok(Self { name, dir, store, pid, agent: Mutex::new(agent), cgroup: Arc::new(cgroup) })
     }

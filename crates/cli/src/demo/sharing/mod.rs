@@ -18,6 +18,7 @@ use aquifer_page::Bytes;
 use super::load::{Plan, Verdict};
 use super::loader::Loader;
 use super::netns::Network;
+use super::process::Site;
 use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::init::{Cluster, Member};
@@ -116,7 +117,8 @@ impl Stage {
             let cgroup = Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
                 .or_fail(|| format!("making the cgroup that plays host {name}"))?;
             let peer = (["b", "a"][index], other.address());
-            stage.hosts.push(Host::start(name, &stage.dir, own, cgroup, options.memory, peer)?);
+            let site = Site { name, dir: &stage.dir, namespace: own, peer };
+            stage.hosts.push(Host::start(name, &site, cgroup, options.memory)?);
         }
         for host in &stage.hosts {
             host.wait_until_ready()?;
