@@ -1,6 +1,6 @@
 //! The side that a VM comes to.
 
-use std::io::{self, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::process::Child;
@@ -68,7 +68,7 @@ pub(crate) fn take_in(
                 Err(error) if !taking.awaited.prepared => return Ok(Outcome::Stays(error.to_string())),
                 Err(error) => tracing::warn!("whose the VM is, host {} has to say: {error}", awaited.from),
             },
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 // A word that was missed comes by a file: the operator's.
                 if taking.awaited.prepared && files.is_ours()? {
                     taking.own(true, None)?;
@@ -242,27 +242,39 @@ impl Taking<'_> {
         }
     }
 
-    /// The VM is this host's from here on, whether it can go on at once or not.
+    /// The VM is this host's from here on, whether it can go on at once or not; unless its QEMU ends as it is to.
     fn own(&mut self, runs: bool, left: Option<(&mut Wire, &mut UnixStream)>) -> Result<(), GuestError> {
-        if !self.files.is_running() {
-            // It has not run here, so the other host still has all of it.
-            return Err(GuestError::Keeper("QEMU has ended before the VM was here".to_owned()));
-        }
         self.files.take_over()?;
-        if let Err(error) = left::fetch_while(left, || self.go_on(runs)) {
+        let gone_on = left::fetch_while(left, || self.go_on(runs));
+        if matches!(gone_on, Ok(false)) {
+            // Its region was not this host's yet, so nothing went to the pool: the other host still has all of the VM.
+            self.files.wait_again(&self.awaited)?;
+            return Err(GuestError::Keeper("QEMU has ended as the VM was to go on".to_owned()));
+        }
+        let owned = regions::own(&self.files.region()).map_err(GuestError::from);
+        if let Err(error) = gone_on.and(owned) {
             tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");
         }
         self.qmp = None;
         Ok(())
     }
 
-    fn go_on(&mut self, runs: bool) -> Result<(), GuestError> {
-        regions::own(&self.files.region())?;
-        if runs {
-            self.qmp()?.execute("cont", json!({}))?;
+    /// False where QEMU is gone, or goes.
+    fn go_on(&mut self, runs: bool) -> Result<bool, GuestError> {
+        let command = if runs { "cont" } else { "query-status" };
+        let answer = self.qmp().and_then(|qmp| qmp.execute(command, json!({})));
+        match answer {
+            Ok(_) => Ok(true),
+            Err(GuestError::Io { source, .. }) if is_gone(source.kind()) => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
+}
+
+/// Whether nobody is at the other end any more: a monitor closes when QEMU ends.
+fn is_gone(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof)
 }
 
 /// Passes a frame on to the engine; waits for its answer where there is one.
@@ -275,6 +287,6 @@ fn pass_on(engine: &mut UnixStream, frame: &Frame, data: &[u8]) -> Result<(), Gu
     match Frame::receive(engine, &mut Vec::new()).map_err(fail())? {
         Some(Frame::Done) => Ok(()),
         Some(Frame::Failed(why)) => Err(GuestError::Keeper(why)),
-        _ => Err(fail()(io::ErrorKind::UnexpectedEof.into())),
+        _ => Err(fail()(ErrorKind::UnexpectedEof.into())),
     }
 }

@@ -119,14 +119,15 @@ pub(super) fn fetch_while<T: Send>(
     let Some((wire, engine)) = left else { return what() };
     thread::scope(|scope| {
         let doing = scope.spawn(what);
-        let mut fetched = Ok(false);
-        while fetched.is_ok() && !doing.is_finished() {
-            fetched = fetch(wire, engine, false);
+        while !doing.is_finished() {
+            if let Err(error) = fetch(wire, engine, false) {
+                // It may do without, and says so if not.
+                tracing::warn!("what was left behind does not come: {error}");
+                break;
+            }
             thread::sleep(TURN);
         }
-        let done =
-            doing.join().unwrap_or_else(|_| Err(GuestError::Keeper("it came to no end".to_owned())))?;
-        fetched.map(|_| done).map_err(GuestError::io("what was left behind does not come"))
+        doing.join().unwrap_or_else(|_| Err(GuestError::Keeper("it came to no end".to_owned())))
     })
 }
 

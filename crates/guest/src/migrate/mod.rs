@@ -7,6 +7,8 @@
 //! 3. The keeper here notes that the VM is the other host's: from then on it is, whatever happens. Before that it was this host's, whatever
 //!    happened. It tells the other keeper, again and again if need be, and that has the VM run.
 //!
+//! A host whose QEMU ends as the VM is to go on there does not take it: nothing of it went to the pool by then, and the host that it left has it still.
+//!
 //! A keeper there that has all, but has not been told, waits: the VM stands still there until the word comes, or an operator says that it will not.
 //!
 //! Where rounds do not come to an end, or none are wanted, what is dirty is left behind in step 2 (post-copy): the VM runs there first, and its memory

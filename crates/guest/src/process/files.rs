@@ -9,7 +9,7 @@ use aquifer_region::process::{Files as RegionFiles, record};
 
 use super::message::Record;
 use crate::error::GuestError;
-use crate::migrate::Given;
+use crate::migrate::{Awaited, Given};
 
 /// The files of a VM: `RUN_DIR/vms/NAME/…`, and those of its region beside.
 #[derive(Clone, Debug)]
@@ -116,6 +116,12 @@ impl Files {
         let record = self.read()?;
         let coming = record.awaited.as_ref().and_then(|awaited| awaited.left.clone());
         self.write(&Record { awaited: None, coming, ..record })
+    }
+
+    /// Notes that a VM that came is not this host's after all.
+    pub(crate) fn wait_again(&self, awaited: &Awaited) -> Result<(), GuestError> {
+        let record = self.read()?;
+        self.write(&Record { awaited: Some(awaited.clone()), coming: None, ..record })
     }
 
     /// Notes that all of the memory of a VM that was given away is with the other host.
