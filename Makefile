@@ -1,17 +1,18 @@
 # `make demo` shows Aquifer at work; `make test` runs every test. Both install what they need (apt, as root).
-.PHONY: help demo test soak fuzz lab build install clean
+.PHONY: help demo test soak fuzz lab build guest install clean
 .DEFAULT_GOAL := help
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
 
-demo: ## build, then show two hosts sharing memory, memcached in a region and a VM that moves: `aquifer demo sharing`, `region`, `migrate`
+demo: ## build, then show two hosts sharing memory, memcached in a region, a VM that moves and one that grows: `aquifer demo sharing`, `region`, `migrate`, `resize`
 	scripts/need-root demo
 	scripts/install-packages demo
 	cargo build --release --locked --workspace --lib --bins
 	target/release/aquifer demo sharing --picture sharing.png
 	target/release/aquifer demo region --picture region.png
 	target/release/aquifer demo migrate --picture migrate.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
+	target/release/aquifer demo resize --picture resize.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 
 test: ## everything: format, lints, licences, docs, unit, interoperation and VM tests
 	scripts/need-root test
@@ -36,6 +37,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/fabrics
 	lab/swap
 	lab/store
+	lab/sealing
 	lab/idle
 	lab/recall
 	lab/floor
@@ -44,12 +46,17 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/zipf --picture zipf.png
 	lab/migrate --picture migrate.png
 	lab/programs --picture programs.png
+	lab/resize
 
-build: ## the release binary: target/release/aquifer
+build: ## the release binaries: target/release/aquifer, and the agent for guests
 	cargo build --release --locked
+	scripts/guest-agent
+
+guest: ## the agent for guests, static: target/release/aquifer-guest
+	scripts/guest-agent
 
 install: build ## copy the binary to /usr/local/bin, the libraries for regions and their header to /usr/local/lib and include
-	install -m 755 target/release/aquifer /usr/local/bin/aquifer
+	install -m 755 target/release/aquifer target/release/aquifer-guest /usr/local/bin/
 	install -m 755 target/release/libaquifer_shim.so target/release/libaquifer.so /usr/local/lib/
 	install -m 644 crates/capi/include/aquifer.h /usr/local/include/aquifer.h
 

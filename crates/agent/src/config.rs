@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_control::balance;
 use aquifer_device::backend::BackendKind;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
@@ -83,7 +84,7 @@ pub struct LendConfig {
     pub grace: Duration,
     /// What holds the pages.
     pub backend: LeaseBackend,
-    /// Where borrowers reach their leases over NVMe/TCP too. What travels is not encrypted.
+    /// Where borrowers reach their leases over NVMe/TCP too. Of what travels only pages are encrypted, and not those of a kernel that attaches a lease itself.
     pub nvme: Option<SocketAddr>,
     /// Over RDMA too, at the same address; by the kernel only.
     pub rdma: bool,
@@ -144,7 +145,7 @@ pub enum Attach {
 pub enum PageProtocol {
     /// NBD over mutual TLS.
     Nbd,
-    /// NVMe/TCP, not encrypted; NBD where a lender has no NVMe.
+    /// NVMe/TCP, of which only pages are encrypted; NBD where a lender has no NVMe.
     NvmeTcp,
     /// NVMe over RDMA, not encrypted; direct only.
     NvmeRdma,
@@ -158,11 +159,20 @@ pub struct VmsConfig {
     pub accept: bool,
     /// QEMU itself.
     pub qemu: PathBuf,
+    /// Whether memory of this host is moved between its VMs, to where it is needed.
+    pub balance: bool,
+    /// How that is decided.
+    pub balancer: balance::Config,
 }
 
 impl Default for VmsConfig {
     fn default() -> Self {
-        Self { accept: false, qemu: "qemu-system-x86_64".into() }
+        Self {
+            accept: false,
+            qemu: "qemu-system-x86_64".into(),
+            balance: false,
+            balancer: balance::Config::default(),
+        }
     }
 }
 
@@ -252,6 +262,7 @@ impl Config {
                 humantime::format_duration(period)
             ));
         }
+        self.vms.balancer.validate().map_err(|error| format!("[vms.balancer] {error}"))?;
         if self.borrow.request.0 < EXTENT_SIZE {
             return Err(format!(
                 "[borrow] request = {} must be at least one extent, 64MiB",

@@ -10,6 +10,7 @@
 //! The agent is on no page's way into swap: volumes are processes of their own. It is on the way of pages that it has
 //! lent, and holds them in files that outlive it.
 
+mod balancing;
 pub mod borrower;
 pub mod config;
 pub mod driver;
@@ -29,6 +30,7 @@ use aquifer_fabric::tls::{Identity, TlsError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use balancing::Balancer;
 use borrower::Borrower;
 use config::{Config, ConfigError};
 use driver::{Command, Driver, Handle, Parts};
@@ -107,6 +109,9 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
     let peers = Peers::new(&config.peers, &identity.client_config());
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
+    let balances = config.vms.balance;
+    let balancer = balances.then(|| Balancer::start(&config.state, &exe, &config.vms.balancer));
+    let _balancer = balancer.transpose().map_err(start_error)?;
     let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;

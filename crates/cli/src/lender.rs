@@ -34,6 +34,11 @@ pub struct Trust {
     /// The default is what /etc/nvme/hostnqn says, or else a name made from /etc/machine-id.
     #[arg(long, value_name = "NQN")]
     pub(crate) host_nqn: Option<Nqn>,
+    /// Pages leave this host as they are, for the lender to read
+    ///
+    /// Otherwise they are sealed: encrypted under a key that the lender does not have (but for a lender on this host, and what the kernel or the agent uses).
+    #[arg(long)]
+    pub(crate) unsealed: bool,
 }
 
 /// A lender that was found to serve what it should.
@@ -76,7 +81,7 @@ impl Lender {
         let lender = trust.name(uri)?;
         let certificate = identity.as_deref().map(Identity::load).transpose().or_fail(what)?;
         let (lease, address) = (LeaseId::random(), uri.address().clone());
-        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity: Bytes::ZERO };
+        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity: Bytes::ZERO, seal: None };
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| match error {
             LinkError::Nbd(error) => Failure::new(what(), error.failure),
@@ -87,6 +92,7 @@ impl Lender {
             return Err(Failure::new(what(), "it is read-only").help("serve it writable"));
         }
         lease.capacity = usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
+        let lease = if trust.unsealed { lease } else { lease.sealed() };
         Ok(Self { lease, identity })
     }
 }

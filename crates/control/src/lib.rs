@@ -4,6 +4,9 @@
 //! and many lenders. An agent feeds it [`Event`]s with the time at which they happened, carries out the [`Action`]s
 //! that come back, and logs the [`Decision`]s, each of which explains itself with its numbers.
 //!
+//! [`balance`] is another machine, of one host by itself: it moves memory between the host's VMs. [`group`] has three more,
+//! of what the VMs of one tenant on a host save by sharing pages. The rest of this page is about the controller.
+//!
 //! # What holds whatever the network does
 //! Messages may be lost, doubled and reordered, and either agent may be restarted at any moment:
 //! - **No direct step between Borrower and Lender.** Only the four edges of Fig. 3 are written down
@@ -39,6 +42,7 @@
 //! Equations 1 and 2: [`Memory::shareable`], tested in `memory.rs`. Several lenders, failures, restarts: `tests/protocol.rs`.
 //! Any order, loss, doubling and crash: `tests/network.rs`.
 
+pub mod balance;
 mod borrower;
 mod borrowing;
 mod config;
@@ -47,6 +51,7 @@ mod decision;
 mod evacuation;
 mod event;
 mod fins;
+pub mod group;
 mod lender;
 mod loan;
 mod memory;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use aquifer_device::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
 use aquifer_device::{BackendKind, backend, swap};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_pool::{LeaseTarget, Protocol};
+use aquifer_pool::{LeaseTarget, Protocol, Seal, SealKey, Sealing};
 use common::aligned::Aligned;
 use common::example::example;
 use common::lender::OurLender;
@@ -108,12 +108,14 @@ fn is_running(process: u32) -> bool {
 }
 
 fn lease(lender: &OurLender, number: u128) -> LeaseTarget {
+    let key = SealKey::try_from(format!("{number:064x}")).unwrap();
     LeaseTarget {
         lease: LeaseId(number),
         lender: format!("lender-{number}").parse().unwrap(),
         address: lender.address(),
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(EXTENTS * EXTENT_SIZE),
+        seal: Some(Seal { key, sealing: Sealing::Random }),
     }
 }
 

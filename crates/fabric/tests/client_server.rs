@@ -65,6 +65,7 @@ impl Lender {
             group: Group::default(),
             capacity: Bytes::mib(256),
             quota: Bytes::mib(128),
+            shared: false,
             note: ().into(),
         };
         let shelf =

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_page::{HostName, RegionName};
+use aquifer_page::{Bytes, HostName, RegionName};
 use aquifer_region::RegionError;
 
 /// Why a guest could not be started, asked or stopped.
@@ -91,6 +91,23 @@ pub enum GuestError {
         to: HostName,
         /// What came of asking it.
         why: String,
+    },
+    /// The memory that a host has set aside for its guests does not suffice.
+    #[error(
+        "{needs} more is needed, and {free} is free of the memory that is set aside for guests: of {reserved}, they have {used}{}: shrink or stop one, or set more aside by 'aquifer vm budget'",
+        if *promised > Bytes::ZERO { format!(", and {promised} is kept for VMs that are out of memory") } else { String::new() }
+    )]
+    NoRoom {
+        /// What is needed.
+        needs: Bytes,
+        /// What may be given.
+        free: Bytes,
+        /// What is set aside.
+        reserved: Bytes,
+        /// What guests have.
+        used: Bytes,
+        /// What is kept for VMs that may be out of memory.
+        promised: Bytes,
     },
     /// What was asked makes no sense.
     #[error("{0}")]

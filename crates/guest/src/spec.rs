@@ -2,11 +2,16 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use aquifer_inside::message::PORT;
+use aquifer_mapping::window;
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
 
@@ -32,20 +37,46 @@ impl fmt::Display for Accelerator {
     }
 }
 
+/// What SeaBIOS says in the end where there is nothing to boot from, and how long that may take.
+const FIRMWARE_DONE: &str = "No bootable device";
+const FIRMWARE: Duration = Duration::from_secs(5);
+
+/// KVM that is this many times slower than emulation is of no use: a guest's kernel hangs there for minutes.
+const OF_NO_USE: u32 = 3;
+
 impl Accelerator {
-    /// KVM where this QEMU starts a machine of this type under it, else emulation. (There are hosts with a `/dev/kvm` that QEMU cannot use.)
+    /// KVM where this QEMU runs a machine of this type under it as it should, else emulation. There are hosts with a `/dev/kvm` under which guests crawl
+    /// (virtual ones above all), so what a machine does first, its firmware, is run by both: KVM needs about as long as emulation, or a part of it;
+    /// where it is of no use, fifteen times as long.
     pub fn find(qemu: &Path, machine: &str) -> Self {
+        let emulated = Self::Tcg.firmware_time(qemu, machine, FIRMWARE).unwrap_or(FIRMWARE);
+        let bound = FIRMWARE.min(emulated * OF_NO_USE);
+        if Self::Kvm.firmware_time(qemu, machine, bound).is_some() { Self::Kvm } else { Self::Tcg }
+    }
+
+    /// How long a machine's firmware takes until it finds nothing to boot from, if at most this long.
+    fn firmware_time(self, qemu: &Path, machine: &str, bound: Duration) -> Option<Duration> {
         let mut probe = Command::new(qemu);
-        probe.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-S"]);
-        probe.args(Self::Kvm.arguments()).args(["-qmp", "stdio"]);
-        probe.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let quit = b"{\"execute\": \"qmp_capabilities\"}{\"execute\": \"quit\"}";
-        let works = probe.spawn().and_then(|mut probe| {
-            // One that has ended already says how by its exit code.
-            let _ = probe.stdin.take().map(|mut to| to.write_all(quit));
-            probe.wait()
+        probe.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-m", "64"]);
+        probe.args(self.arguments());
+        // Where SeaBIOS says what it does.
+        probe.args(["-chardev", "stdio,id=said", "-device", "isa-debugcon,iobase=0x402,chardev=said"]);
+        probe.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let started = Instant::now();
+        let mut probe = probe.spawn().ok()?;
+        let said = probe.stdout.take();
+        let (tell, told) = mpsc::channel();
+        let reading = thread::spawn(move || {
+            let lines = said.map(|said| BufReader::new(said).lines().map_while(Result::ok));
+            let done = lines.into_iter().flatten().find(|line| line.contains(FIRMWARE_DONE));
+            // Nobody waits for what is late.
+            let _ = tell.send(done.map(|_| started.elapsed()));
         });
-        if works.is_ok_and(|end| end.success()) { Self::Kvm } else { Self::Tcg }
+        let took = told.recv_timeout(bound).ok().flatten();
+        let _ = probe.kill();
+        let _ = probe.wait();
+        let _ = reading.join();
+        took
     }
 
     /// QEMU's arguments for it, and for a processor with all that it can have then.
@@ -57,14 +88,31 @@ impl Accelerator {
     }
 }
 
+/// Where a guest's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backing {
+    /// In a region: in the pool, with local RAM as its cache.
+    Region,
+    /// In RAM of its host.
+    Local {
+        /// In pages of this size that the host has set aside (hugetlbfs), if not in ordinary ones.
+        huge: Option<Bytes>,
+    },
+}
+
 /// What a guest is to be like.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
     /// Its name, and that of its region.
     pub name: RegionName,
-    /// Its memory: whole MiB.
+    /// Its memory when it boots: whole MiB.
     pub memory: Bytes,
+    /// What it can grow to: `memory`, and whole [`Self::BLOCK`]s beyond.
+    pub max_memory: Bytes,
+    /// Where that is.
+    pub backing: Backing,
     /// Its processors.
     pub cpus: u32,
     /// What runs its code.
@@ -101,13 +149,36 @@ const UNFIT: [(&str, &str); 10] = [
     ("vhost-vdpa", "a device of the host would write to pages that have left for the pool"),
 ];
 
+/// The device by which the memory of a VM is resized, as QEMU knows it.
+const GROWTH: &str = "aquifer-growth";
+
+/// The memory that it has for that.
+const GROWN: &str = "growth";
+
 impl VmSpec {
+    /// The least by which a VM is resized.
+    pub const BLOCK: Bytes = Bytes::mib(2);
+
+    /// What it can have beyond what it boots with.
+    pub(crate) fn growth(&self) -> Bytes {
+        self.max_memory.saturating_sub(self.memory)
+    }
+
     /// # Errors
     /// [`GuestError::Misuse`] for what cannot be.
     pub(crate) fn check(&self) -> Result<(), GuestError> {
         let mib = Bytes::mib(1).0;
         if self.memory.0 == 0 || !self.memory.0.is_multiple_of(mib) {
             let why = format!("a VM's memory is of whole MiB; {} is not", self.memory);
+            return Err(GuestError::Misuse(why));
+        }
+        if self.max_memory < self.memory || !self.growth().0.is_multiple_of(Self::BLOCK.0) {
+            let why = format!(
+                "a VM grows by whole {}; from {} to {} are no such",
+                Self::BLOCK,
+                self.memory,
+                self.max_memory
+            );
             return Err(GuestError::Misuse(why));
         }
         for argument in &self.extra {
@@ -122,14 +193,31 @@ impl VmSpec {
     pub(crate) fn command(&self, files: &Files, region: &Path, comes: bool) -> Command {
         let Self { name, memory, .. } = self;
         let mut qemu = Command::new(&self.qemu);
-        qemu.env("LD_PRELOAD", &self.shim);
+        if self.backing == Backing::Region {
+            qemu.env("LD_PRELOAD", &self.shim);
+        }
         qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
         qemu.args(self.accelerator.arguments());
-        qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", memory.0 >> 20)]);
-        // Not to be filled before it is used, nor dumped with QEMU: most of it is not here.
-        let backend = format!("memory-backend-file,id=ram,size={},share=on,prealloc=off,dump=off", memory.0);
-        qemu.arg("-object").arg(with(backend, &[("mem-path", region)]));
+        qemu.args(["-smp", &self.cpus.to_string()]);
+        qemu.arg("-object").arg(self.backend("ram", *memory, region));
+        if self.growth() == Bytes::ZERO {
+            qemu.args(["-m", &format!("{}M", memory.0 >> 20)]);
+        } else {
+            // Room for the device's memory, aligned as QEMU may want it.
+            let room = memory.saturating_add(self.growth()).saturating_add(Bytes::gib(1));
+            qemu.args(["-m", &format!("{}M,slots=1,maxmem={}M", memory.0 >> 20, room.0 >> 20)]);
+            let window = self.window(region).unwrap_or_else(|| region.to_owned());
+            qemu.arg("-object").arg(self.backend(GROWN, self.growth(), &window));
+            let huge = self.huge().is_some();
+            // Memory that cannot be had is found to be so when it is added, and not when it is touched.
+            let device = format!(
+                "virtio-mem-pci,id={GROWTH},memdev={GROWN},node=0,requested-size=0,block-size={}M,prealloc={}",
+                Self::BLOCK.0 >> 20,
+                if huge { "on" } else { "off" }
+            );
+            qemu.args(["-device", &device]);
+        }
         let socket = |id| format!("socket,id=aquifer-{id},server=on,wait=off");
         let serial = [("path", &*files.serial()), ("logfile", &*files.console())];
         qemu.arg("-chardev").arg(with(socket("serial"), &serial));
@@ -138,11 +226,15 @@ impl VmSpec {
             qemu.arg("-chardev").arg(with(socket(id), &[("path", &path)]));
             qemu.args(["-mon", &format!("chardev=aquifer-{id},mode=control")]);
         }
-        // What the guest does not need any more goes back to lenders.
-        qemu.args([
-            "-device",
-            "virtio-balloon-pci,id=aquifer-balloon,free-page-reporting=on,deflate-on-oom=on",
-        ]);
+        qemu.arg("-chardev").arg(with(socket("agent"), &[("path", &*files.agent())]));
+        let port = format!("virtserialport,chardev=aquifer-agent,name={PORT}");
+        qemu.args(["-device", "virtio-serial-pci,id=aquifer-ports", "-device", &port]);
+        // What the guest does not need any more goes back to lenders, or the host. Not where others could take it: nothing is promised of huge pages
+        // but what is there.
+        let reports = if self.huge().is_some() { "off" } else { "on" };
+        let balloon =
+            format!("virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on");
+        qemu.args(["-device", &balloon]);
         for disk in &self.disks {
             let format = if disk.extension().is_some_and(|is| is == "qcow2") { "qcow2" } else { "raw" };
             qemu.arg("-drive").arg(with(format!("if=virtio,format={format}"), &[("file", disk)]));
@@ -160,6 +252,35 @@ impl VmSpec {
         }
         qemu.args(&self.extra);
         qemu
+    }
+
+    /// By what name QEMU maps the part of the region that the guest can grow by.
+    pub(crate) fn window(&self, region: &Path) -> Option<PathBuf> {
+        (self.backing == Backing::Region && self.growth() > Bytes::ZERO)
+            .then(|| window(region, self.memory.0))
+            .flatten()
+    }
+
+    /// The size of the huge pages that its memory is in, if it is.
+    fn huge(&self) -> Option<Bytes> {
+        match self.backing {
+            Backing::Local { huge } => huge,
+            Backing::Region => None,
+        }
+    }
+
+    /// What QEMU makes memory of. Not to be filled before it is used, nor dumped with QEMU.
+    fn backend(&self, id: &str, size: Bytes, region: &Path) -> OsString {
+        let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
+        match self.backing {
+            Backing::Region => with(format!("memory-backend-file,{common}"), &[("mem-path", region)]),
+            Backing::Local { huge } => {
+                let huge = huge.map_or(String::new(), |page| format!(",hugetlb=on,hugetlbsize={}", page.0));
+                // What it may grow by is no promise of the kernel's; what it boots with is.
+                let reserve = if id == GROWN { "off" } else { "on" };
+                format!("memory-backend-memfd,{common},reserve={reserve}{huge}").into()
+            }
+        }
     }
 }
 
@@ -197,6 +318,8 @@ mod tests {
         VmSpec {
             name: "one".parse().unwrap(),
             memory: Bytes::mib(64),
+            max_memory: Bytes::mib(64),
+            backing: Backing::Region,
             cpus: 1,
             accelerator: Accelerator::Tcg,
             machine: "q35".to_owned(),
@@ -226,6 +349,29 @@ mod tests {
         assert!(spec(&["-netdev", "type=vhost-user,id=net"]).check().is_err());
         let odd = VmSpec { memory: Bytes(4096), ..spec(&[]) };
         assert!(odd.check().unwrap_err().to_string().contains("whole MiB"));
+    }
+
+    #[test]
+    fn a_vm_that_can_grow_has_a_device_for_that_and_no_other_has() {
+        let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
+        let arguments = |spec: &VmSpec| {
+            spec.check().unwrap();
+            let command = spec.command(&files, Path::new("/run/regions/one"), false);
+            command.get_args().map(|argument| argument.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert!(!arguments(&spec(&[])).iter().any(|argument| argument.contains("virtio-mem")));
+        let large = VmSpec { max_memory: Bytes::mib(192), ..spec(&[]) };
+        let pooled = arguments(&large);
+        assert!(
+            pooled.contains(
+                &"memory-backend-file,id=growth,size=134217728,share=on,prealloc=off,dump=off,mem-path=/run/regions/.one/from-67108864".to_owned()
+            ),
+            "{pooled:?}"
+        );
+        let local = arguments(&VmSpec { backing: Backing::Local { huge: None }, ..large.clone() });
+        assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
+        let odd = VmSpec { max_memory: Bytes::mib(65), ..large };
+        assert!(odd.check().unwrap_err().to_string().contains("whole 2MiB"));
     }
 
     #[test]

@@ -17,6 +17,6 @@ mod userfault;
 pub use client::{AdoptError, Mapping};
 pub use connection::{Connection, Listener};
 pub use message::{Attach, Order, Reply, Request, Run, VERSION};
-pub use region::{Region, socket_of};
+pub use region::{Opened, Region, socket_of, window};
 pub use sys::FileMap;
 pub use userfault::{Fault, Filled, Userfault};

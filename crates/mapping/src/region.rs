@@ -13,10 +13,41 @@ use crate::client::{AdoptError, Mapping};
 use crate::message::Run;
 use crate::sys::FileMap;
 
+/// The name of an engine's socket.
+const PROGRAMS: &str = "programs";
+
 /// Where the engine of the region in this file listens.
 pub fn socket_of(region: &Path) -> Option<PathBuf> {
     let name = region.file_name()?.to_str()?;
-    Some(region.parent()?.join(format!(".{name}")).join("programs"))
+    Some(region.parent()?.join(format!(".{name}")).join(PROGRAMS))
+}
+
+/// A name for the region in this file of which its bytes from `offset` on are the first: for programs that map files from their beginning only. It
+/// has to be made, as a hard link.
+pub fn window(region: &Path, offset: u64) -> Option<PathBuf> {
+    Some(socket_of(region)?.with_file_name(format!("{WINDOW}{offset}")))
+}
+
+/// What the names of windows begin with.
+const WINDOW: &str = "from-";
+
+/// The region that an open file is, by the path that it was opened by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Where its engine listens.
+    pub socket: PathBuf,
+    /// What the file's first byte is in the region.
+    pub offset: u64,
+}
+
+impl Opened {
+    /// None where the path is no region's and no window's.
+    pub fn of(path: &Path) -> Option<Self> {
+        let offset = path.file_name()?.to_str()?.strip_prefix(WINDOW).and_then(|offset| offset.parse().ok());
+        let is_window = offset.map(|offset| Self { socket: path.with_file_name(PROGRAMS), offset });
+        let is = [is_window, socket_of(path).map(|socket| Self { socket, offset: 0 })];
+        is.into_iter().flatten().find(|opened| opened.socket.exists())
+    }
 }
 
 /// A whole region, in the memory of this process.
@@ -82,3 +113,26 @@ impl Drop for Region {
 }
 
 const _: () = assert!(PAGE_SIZE.is_multiple_of(size_of::<u64>()));
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_window_is_the_region_from_its_offset_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let region = dir.path().join("db");
+        let socket = socket_of(&region).unwrap();
+        assert_eq!(Opened::of(&region), None);
+        fs::create_dir(socket.parent().unwrap()).unwrap();
+        fs::write(&socket, "").unwrap();
+        assert_eq!(Opened::of(&region), Some(Opened { socket: socket.clone(), offset: 0 }));
+        let window = window(&region, 512 << 20).unwrap();
+        assert_eq!(Opened::of(&window), Some(Opened { socket, offset: 512 << 20 }));
+        assert_eq!(Opened::of(&dir.path().join("from-4096")), None);
+    }
+}

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 
 use crate::error::PoolError;
-use crate::holder::RemoteHolder;
+use crate::holder::{Holder, RemoteHolder, SealedHolder};
 use crate::lease::Lease;
 use crate::lock;
+use crate::seal::Sealer;
 use crate::target::LeaseTarget;
 use crate::volume::Volume;
 
@@ -48,7 +49,14 @@ impl Volume {
                 holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
             );
         }
-        let lease = Lease::new(Some(target), Box::new(holder), total, |index| clean[index as usize]);
+        let holder: Box<dyn Holder> = match &target.seal {
+            None => Box::new(holder),
+            Some(seal) => {
+                let sealer = Sealer::new(seal, target.lease);
+                Box::new(SealedHolder::new(holder, sealer, self.config.workers + 1))
+            }
+        };
+        let lease = Lease::new(Some(target), holder, total, |index| clean[index as usize]);
         self.leases.list_mut().push(Arc::new(lease));
         Ok(())
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lease::Lease;
 use crate::lock;
+use crate::seal::Sealing;
 
 /// The state of a volume at some moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +58,9 @@ pub struct LeaseStatus {
     pub extents: u64,
     /// What it holds.
     pub used_extents: u64,
+    /// How its pages are sealed, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<Sealing>,
     /// How it is.
     #[serde(flatten)]
     pub state: LeaseState,
@@ -111,6 +115,7 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
         address: target.address.clone(),
         extents: lease.total,
         used_extents: lease.taken(),
+        sealed: target.seal.as_ref().map(|seal| seal.sealing),
         state,
     })
 }

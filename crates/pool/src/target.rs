@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::PoolError;
 use crate::holder::Source;
+use crate::seal::Seal;
 
 /// A lease to lay a volume over: whose it is and where its pages are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +29,8 @@ pub struct LeaseTarget {
     pub protocol: Protocol,
     /// How much of it may be used; whole extents of it will be.
     pub capacity: Bytes,
+    /// How its pages are sealed, if they are.
+    pub seal: Option<Seal>,
 }
 
 /// By what a lease is reached.
@@ -72,16 +75,18 @@ struct Record {
     secure: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     nvme: Option<NvmeAccess>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    seal: Option<Seal>,
 }
 
 impl From<LeaseTarget> for Record {
     fn from(target: LeaseTarget) -> Self {
-        let LeaseTarget { lease, lender, address, protocol, capacity } = target;
+        let LeaseTarget { lease, lender, address, protocol, capacity, seal } = target;
         let (export, secure, nvme) = match protocol {
             Protocol::Nbd { export, secure } => (Some(export), Some(secure), None),
             Protocol::Nvme(access) => (None, None, Some(access)),
         };
-        Self { lease, lender, address, export, capacity, secure, nvme }
+        Self { lease, lender, address, export, capacity, secure, nvme, seal }
     }
 }
 
@@ -89,13 +94,13 @@ impl TryFrom<Record> for LeaseTarget {
     type Error = &'static str;
 
     fn try_from(record: Record) -> Result<Self, Self::Error> {
-        let Record { lease, lender, address, export, capacity, secure, nvme } = record;
+        let Record { lease, lender, address, export, capacity, secure, nvme, seal } = record;
         let protocol = match (export, secure, nvme) {
             (Some(export), Some(secure), None) => Protocol::Nbd { export, secure },
             (None, None, Some(access)) => Protocol::Nvme(access),
             _ => return Err("a lease has either an export and whether it is secure, or nvme"),
         };
-        Ok(Self { lease, lender, address, protocol, capacity })
+        Ok(Self { lease, lender, address, protocol, capacity, seal })
     }
 }
 
@@ -109,6 +114,12 @@ impl LeaseTarget {
             }
             Protocol::Nvme(access) => NvmeUri { address, subsystem: access.subsystem.clone() }.to_string(),
         }
+    }
+
+    /// Seals its pages under a key of its own, unless its lender is on this host.
+    #[must_use]
+    pub fn sealed(self) -> Self {
+        Self { seal: (!self.address.is_local()).then(Seal::own), ..self }
     }
 
     /// Whether the other one is in the same place, and two volumes would ruin each other's pages.

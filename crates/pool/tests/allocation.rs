@@ -7,7 +7,7 @@ mod common;
 mod counting;
 
 use aquifer_page::EXTENT_SIZE;
-use aquifer_pool::{Volume, VolumeConfig};
+use aquifer_pool::{LeaseTarget, Seal, Volume, VolumeConfig};
 use common::*;
 use counting::allocations_here;
 
@@ -69,6 +69,17 @@ fn no_page_costs_an_allocation_under_tls() {
     for (number, server) in lenders.iter().enumerate() {
         let target = lease(server, number as u128 + 1, 1);
         volume.add_lease(secure(target, "lender")).unwrap();
+    }
+    exercise(&volume);
+}
+
+#[test]
+fn no_page_costs_an_allocation_when_it_is_sealed() {
+    let lenders = [lender(1), lender(1)];
+    let volume = Volume::new(config(2)).unwrap();
+    for (number, server) in lenders.iter().enumerate() {
+        let seal = Some(Seal::own());
+        volume.add_lease(LeaseTarget { seal, ..lease(server, number as u128 + 1, 1) }).unwrap();
     }
     exercise(&volume);
 }

@@ -4,12 +4,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_pool::{LeaseState, LeaseTarget, NvmeAccess, Protocol, Volume, VolumeConfig};
+use aquifer_pool::{LeaseState, LeaseTarget, NvmeAccess, Protocol, Seal, Sealing, Volume, VolumeConfig};
 use common::*;
 
 #[test]
@@ -88,6 +89,41 @@ fn holds_what_was_written(first: &OurLender, second: &OurLender) {
         second.ram(),
         Bytes(pages.iter().filter(|offset| **offset >= EXTENT_SIZE).count() as u64 * PAGE)
     );
+}
+
+#[test]
+fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_that_is_wanted() {
+    let lender = OurLender::start(1);
+    // Secrets of which there are two each, and pages of zeroes, which are no secret.
+    let secrets = || (0..100).map(|number| (number * 3 * PAGE, content(number / 2, 7)));
+    let blue = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
+    let red = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
+    let mut seen: Vec<BTreeSet<Vec<u8>>> = Vec::new();
+    for (seal, apart) in
+        [(&blue, 50), (&red, 50), (&Seal { sealing: Sealing::Random, ..blue.clone() }, 100), (&blue, 50)]
+    {
+        let volume = Volume::new(config(1)).unwrap();
+        volume.add_lease(LeaseTarget { seal: Some(seal.clone()), ..lender.lease(2) }).unwrap();
+        for (offset, secret) in secrets() {
+            volume.write(0, offset, &secret).unwrap();
+            volume.write(0, offset + PAGE, &[0; PAGE as usize]).unwrap();
+        }
+        for (offset, secret) in secrets() {
+            assert!(read(&volume, offset) == secret);
+            expect_zeroes(&volume, offset + PAGE);
+        }
+        let sees = lender.sees();
+        assert_eq!(sees.len(), 100);
+        // Nothing of 8 bytes is as it was written.
+        let pieces: BTreeSet<_> =
+            secrets().flat_map(|(_, secret)| secret.as_chunks().0.to_vec()).collect::<BTreeSet<[u8; 8]>>();
+        assert!(sees.iter().all(|page| page.as_chunks().0.iter().all(|piece| !pieces.contains(piece))));
+        seen.push(sees.into_iter().collect());
+        assert_eq!(seen.last().unwrap().len(), apart);
+        volume.discard(0, 0, EXTENT_SIZE).unwrap();
+    }
+    assert_eq!(seen[0], seen[3], "the same group again");
+    assert!(seen[0].is_disjoint(&seen[1]) && seen[0].is_disjoint(&seen[2]) && seen[1].is_disjoint(&seen[2]));
 }
 
 #[test]

@@ -207,6 +207,7 @@ fn the_status_tells_what_is_where_and_survives_json() {
     let leases: Vec<_> =
         status.leases.iter().map(|lease| (lease.lease, lease.extents, lease.state.clone())).collect();
     assert_eq!(leases, [(LeaseId(1), 2, LeaseState::Ok), (LeaseId(2), 1, LeaseState::Ok)]);
+    assert!(status.leases.iter().all(|lease| lease.sealed.is_none()));
     let text = serde_json::to_string(&status).unwrap();
     assert_eq!(serde_json::from_str::<aquifer_pool::VolumeStatus>(&text).unwrap(), status);
 }

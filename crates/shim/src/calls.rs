@@ -50,7 +50,7 @@ pub unsafe extern "C" fn mmap(
     let file = if flags & libc::MAP_ANONYMOUS == 0 { regions::region(fd) } else { None };
     let map = || match file {
         // SAFETY: the caller's promise.
-        Some(socket) => unsafe { regions::map(at, length, protection, flags, (fd, offset), socket) },
+        Some(region) => unsafe { regions::map(at, length, protection, flags, (fd, offset), region) },
         // SAFETY: the caller's promise.
         None => unsafe { sys::mmap(at, length, protection, flags, fd, offset) },
     };
@@ -150,10 +150,10 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
 /// As fallocate(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
-    let Some(socket) = regions::region(fd) else { return result(sys::fallocate(fd, mode, offset, length)) };
+    let Some(region) = regions::region(fd) else { return result(sys::fallocate(fd, mode, offset, length)) };
     let frees = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
     if mode & frees != 0 {
-        return result(regions::discard_in_file(&socket, offset, length));
+        return result(regions::discard_in_file(&region, offset, length));
     }
     if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
         sys::set_errno(libc::EOPNOTSUPP);

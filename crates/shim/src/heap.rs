@@ -62,12 +62,12 @@ fn set_up(fd: c_int) -> io::Result<()> {
         return Err(io::Error::other("jemalloc is not there (Debian: libjemalloc2)"));
     }
     allocator::stand_alone()?;
-    let socket =
+    let region =
         regions::region(fd).ok_or_else(|| io::Error::other(format!("{VARIABLE} does not name a region")))?;
     let length = sys::size(fd).map_or(0, |size| size as usize);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping replaces nothing.
-    let start = unsafe { regions::map(0, length, protection, libc::MAP_SHARED, (fd, 0), socket) }?;
+    let start = unsafe { regions::map(0, length, protection, libc::MAP_SHARED, (fd, 0), region) }?;
     // Not in the heap: a thread whose arena has no room there would not get ENOMEM, but end the program (jemalloc 5.3).
     sys::make_arenas();
     let all = start..start + length;

@@ -4,10 +4,9 @@ use std::ffi::c_int;
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
 
-use aquifer_mapping::{Mapping, Run, socket_of};
+use aquifer_mapping::{Mapping, Opened, Run};
 use aquifer_page::PAGE_SIZE;
 
 use crate::sys;
@@ -20,13 +19,12 @@ fn mappings(range: &Range<usize>) -> Vec<Mapping> {
     all.iter().filter(|mapping| mapping.part_of(range).is_some()).cloned().collect()
 }
 
-/// The engine's socket, if the open file is a region.
-pub(crate) fn region(fd: c_int) -> Option<PathBuf> {
+/// The region that the open file is, or has a part of.
+pub(crate) fn region(fd: c_int) -> Option<Opened> {
     if fd < 0 {
         return None;
     }
-    let path = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
-    socket_of(&path).filter(|socket| socket.exists())
+    Opened::of(&fs::read_link(format!("/proc/self/fd/{fd}")).ok()?)
 }
 
 /// Maps a part of a region. What anybody touches meanwhile is nobody's yet.
@@ -39,12 +37,13 @@ pub(crate) unsafe fn map(
     protection: c_int,
     flags: c_int,
     (fd, offset): (c_int, i64),
-    socket: PathBuf,
+    Opened { socket, offset: first }: Opened,
 ) -> io::Result<usize> {
     if flags & libc::MAP_TYPE == libc::MAP_PRIVATE {
         tell("a region can only be mapped shared: what is not here would read as zeroes");
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
+    let offset = offset + first as i64;
     let whole = length.next_multiple_of(PAGE_SIZE);
     let flags = flags & !(libc::MAP_POPULATE | libc::MAP_LOCKED);
     // SAFETY: the caller's promise. Without protection not even a program that locks all its memory touches a page.
@@ -103,10 +102,12 @@ pub(crate) fn discard(range: &Range<usize>) -> io::Result<bool> {
 }
 
 /// Discards whole pages within these bytes of a region.
-pub(crate) fn discard_in_file(socket: &Path, offset: i64, length: i64) -> io::Result<()> {
+pub(crate) fn discard_in_file(region: &Opened, offset: i64, length: i64) -> io::Result<()> {
     let page = PAGE_SIZE as u64;
-    let (first, end) = ((offset as u64).div_ceil(page), (offset as u64).saturating_add(length as u64) / page);
-    let Some(mapping) = mappings(&(0..usize::MAX)).into_iter().find(|mapping| mapping.socket() == socket)
+    let offset = region.offset + offset as u64;
+    let (first, end) = (offset.div_ceil(page), offset.saturating_add(length as u64) / page);
+    let Some(mapping) =
+        mappings(&(0..usize::MAX)).into_iter().find(|mapping| mapping.socket() == region.socket)
     else {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     };

@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         group: Group::default(),
         capacity,
         quota: capacity,
+        shared: false,
         note: ().into(),
     })?;
     for page in 0..1024 {

@@ -3,7 +3,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use aquifer_page::LeaseId;
+use aquifer_page::{Group, LeaseId};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -20,13 +20,36 @@ pub(crate) struct Dir {
     _lock: File,
 }
 
-/// A file that belongs to a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Pages,
-    Record,
+/// A file of the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// The pages of a lease that shares none.
+    Pages(LeaseId),
+    /// The page table of a lease that shares with its group. The group is in the name too, so that it is known whose
+    /// frames the table refers to where the record cannot be understood.
+    Table(LeaseId, Group),
+    /// The frames of a group.
+    Frames(Group),
+    Record(LeaseId),
     /// A record that was being written when its writer died.
-    Draft,
+    Draft(LeaseId),
+}
+
+impl Entry {
+    /// What a file of this name is; nothing if it is none of our business.
+    fn parse(name: &str) -> Option<Self> {
+        if let Some(group) = name.strip_suffix(".frames") {
+            return Some(Self::Frames(group.parse().ok()?));
+        }
+        let (id, extension) = name.split_once('.')?;
+        let id = id.parse().ok()?;
+        match extension {
+            "pages" => Some(Self::Pages(id)),
+            "json" => Some(Self::Record(id)),
+            "json.new" => Some(Self::Draft(id)),
+            _ => Some(Self::Table(id, extension.strip_suffix(".table")?.parse().ok()?)),
+        }
+    }
 }
 
 impl Dir {
@@ -48,39 +71,50 @@ impl Dir {
         &self.path
     }
 
-    /// The name of a lease's file.
-    pub(crate) fn file(&self, id: LeaseId, kind: Kind) -> PathBuf {
-        let extension = match kind {
-            Kind::Pages => "pages",
-            Kind::Record => "json",
-            Kind::Draft => "json.new",
-        };
-        self.path.join(format!("{id}.{extension}"))
+    /// The path of a file.
+    pub(crate) fn file(&self, entry: &Entry) -> PathBuf {
+        self.path.join(match entry {
+            Entry::Pages(id) => format!("{id}.pages"),
+            Entry::Table(id, group) => format!("{id}.{group}.table"),
+            Entry::Frames(group) => format!("{group}.frames"),
+            Entry::Record(id) => format!("{id}.json"),
+            Entry::Draft(id) => format!("{id}.json.new"),
+        })
     }
 
-    /// All files of leases in the directory; what has another name is none of our business.
-    pub(crate) fn list(&self) -> Result<Vec<(LeaseId, Kind)>, StoreError> {
+    /// All files of the store in the directory.
+    pub(crate) fn list(&self) -> Result<Vec<Entry>, StoreError> {
         let fail = || StoreError::file("list", &self.path);
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(fail())? {
             let name = entry.map_err(fail())?.file_name();
-            let Some((id, extension)) = name.to_str().and_then(|name| name.split_once('.')) else { continue };
-            let kind = match extension {
-                "pages" => Kind::Pages,
-                "json" => Kind::Record,
-                "json.new" => Kind::Draft,
-                _ => continue,
-            };
-            if let Ok(id) = id.parse() {
-                found.push((id, kind));
-            }
+            found.extend(name.to_str().and_then(Entry::parse));
         }
         Ok(found)
     }
 
-    /// Deletes a lease's file; one that is not there is as good as deleted.
-    pub(crate) fn delete(&self, id: LeaseId, kind: Kind) -> Result<(), StoreError> {
-        let path = self.file(id, kind);
+    /// Makes a new file of `length` bytes, all hole.
+    pub(crate) fn create(&self, entry: &Entry, length: u64) -> Result<File, StoreError> {
+        let path = self.file(entry);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(&path).map_err(StoreError::file("create", &path))?;
+        file.set_len(length).map_err(StoreError::file("size", &path))?;
+        Ok(file)
+    }
+
+    /// Opens a file that is there; says how long it is.
+    pub(crate) fn open(&self, entry: &Entry) -> Result<(File, u64), StoreError> {
+        let path = self.file(entry);
+        let file =
+            OpenOptions::new().read(true).write(true).open(&path).map_err(StoreError::file("open", &path))?;
+        let length = file.metadata().map_err(StoreError::file("examine", &path))?.len();
+        Ok((file, length))
+    }
+
+    /// Deletes a file; one that is not there is as good as deleted.
+    pub(crate) fn delete(&self, entry: &Entry) -> Result<(), StoreError> {
+        let path = self.file(entry);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(StoreError::file("delete", &path)(error))
@@ -115,4 +149,28 @@ fn lock_file(dir: &Path) -> Result<File, StoreError> {
     let write = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     write.map_err(StoreError::file("write", &path))?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_is_known_by_its_name_whatever_its_group_is_called() {
+        let dir = Dir { path: "/store".into(), _lock: File::open("/dev/null").unwrap() };
+        let id = LeaseId::random();
+        let groups = ["red", "json", "a.table", "b.frames", &id.to_string(), &format!("{id}.pages")[..38]];
+        let of_groups = groups.iter().flat_map(|name| {
+            let group: Group = name.parse().unwrap();
+            [Entry::Table(id, group.clone()), Entry::Frames(group)]
+        });
+        for entry in of_groups.chain([Entry::Pages(id), Entry::Record(id), Entry::Draft(id)]) {
+            let path = dir.file(&entry);
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert_eq!(Entry::parse(name), Some(entry), "{name}");
+        }
+        for name in ["lock", "README", "x.pages", &format!("{id}.table"), ".frames"] {
+            assert_eq!(Entry::parse(name), None, "{name}");
+        }
+    }
 }

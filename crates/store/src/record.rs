@@ -22,6 +22,10 @@ pub struct LeaseRecord {
     pub capacity: Bytes,
     /// The most it may store.
     pub quota: Bytes,
+    /// Whether its pages are kept once with equal ones of all leases of the group that share.
+    // Left out where it is not so, for an older store to understand the record.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     /// Whatever the owner of the store wants to remember with the lease.
     #[serde(default)]
     pub note: serde_json::Value,

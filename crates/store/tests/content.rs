@@ -9,7 +9,7 @@ use std::thread;
 
 use aquifer_page::{Bytes, PAGE_SIZE, is_zero};
 use aquifer_store::{Lease, Segment, StoreError};
-use common::{Random, one_lease, record, shm_dir, taken};
+use common::{Random, one_lease, one_shared_lease, record, shm_dir, taken};
 use proptest::prelude::*;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -86,9 +86,10 @@ proptest! {
     fn a_lease_behaves_like_an_array_of_bytes(
         ops in prop::collection::vec(op(300 * PAGE), 1..40),
         reads in prop::collection::vec(range(300 * PAGE), 5),
+        shared: bool,
     ) {
         let capacity = Bytes(300 * PAGE);
-        let (dir, store, lease) = one_lease(capacity);
+        let (dir, store, lease) = if shared { one_shared_lease(capacity) } else { one_lease(capacity) };
         let mut model = vec![0; capacity.0 as usize];
         for op in &ops {
             apply(&lease, &mut model, op);
@@ -104,8 +105,10 @@ proptest! {
         let stored: u64 = runs.iter().filter(|run| run.stored).map(|run| run.length).sum();
         prop_assert_eq!(runs.iter().map(|run| run.length).sum::<u64>(), capacity.0);
         prop_assert_eq!(Bytes(stored), lease.stored());
-        prop_assert_eq!(stored, taken(dir.path(), &lease), "what the kernel says the file takes");
+        prop_assert_eq!(store.usage().taken.0, taken(dir.path(), &lease), "what the kernel says the file takes");
+        prop_assert!(shared || store.usage().taken == lease.stored());
         prop_assert_eq!(store.usage().stored, lease.stored());
+        prop_assert_eq!(store.audit(), Ok(()));
     }
 }
 
@@ -150,10 +153,24 @@ fn threads_on_pages_of_their_own_do_not_disturb_each_other() {
 #[test]
 fn readers_of_a_page_see_whole_writes_and_never_bring_back_what_was_discarded() {
     let (dir, _store, lease) = one_lease(Bytes(4 * PAGE));
+    write_discard_and_read(&lease);
+    assert_eq!(taken(dir.path(), &lease), lease.stored().0);
+    lease.discard(0, 4 * PAGE).unwrap();
+    assert_eq!(taken(dir.path(), &lease), 0);
+}
+
+#[test]
+fn readers_of_a_shared_page_see_whole_writes_and_never_bring_back_what_was_discarded() {
+    let (_dir, store, lease) = one_shared_lease(Bytes(4 * PAGE));
+    write_discard_and_read(&lease);
+    store.audit().unwrap();
+}
+
+fn write_discard_and_read(lease: &Lease) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         for seed in 0..2 {
-            let (lease, done) = (&lease, &done);
+            let done = &done;
             scope.spawn(move || {
                 let mut random = Random(seed);
                 for _ in 0..20_000 {
@@ -181,9 +198,6 @@ fn readers_of_a_page_see_whole_writes_and_never_bring_back_what_was_discarded() 
             });
         }
     });
-    assert_eq!(taken(dir.path(), &lease), lease.stored().0);
-    lease.discard(0, 4 * PAGE).unwrap();
-    assert_eq!(taken(dir.path(), &lease), 0);
 }
 
 #[test]

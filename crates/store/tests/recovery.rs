@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_store::{Finding, Store, StoreError};
-use common::{one_lease, record, shm_dir, taken};
+use aquifer_store::{Finding, LeaseRecord, Store, StoreError};
+use common::{Random, one_lease, record, shared_record, shm_dir, taken};
 use example::example;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
@@ -152,26 +152,37 @@ fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
     thread::scope(|scope| scope.spawn(mount_and_check).join()).unwrap_or_else(|panic| resume_unwind(panic));
 }
 
-fn fill_a_small_tmpfs(dir: &Path) {
+/// A MiB of pages of which no two are equal, and none is equal to one of another seed.
+fn unique(seed: u64) -> Vec<u8> {
+    let mut data = vec![0; 1 << 20];
+    Random(seed).fill(&mut data);
+    data
+}
+
+fn fill_a_small_tmpfs(dir: &Path, record: LeaseRecord) {
     let store = Store::open(dir).unwrap();
-    let lease = store.create(record(Bytes::mib(64), Bytes::mib(64))).unwrap();
-    let block = vec![5; 1 << 20];
-    let full = (0..64).find_map(|at| lease.write(at << 20, &block).err()).unwrap();
+    let lease = store.create(record).unwrap();
+    // No two of its pages are equal.
+    let block = unique(1);
+    let full = (0..64).find_map(|at| lease.write(at << 20, &unique(at + 10)).err()).unwrap();
     let StoreError::NoMemory { lease: id, source } = &full else { panic!("{full}") };
     assert_eq!((*id, source.kind()), (lease.id(), std::io::ErrorKind::StorageFull));
     let stored = lease.stored();
     assert!(stored > Bytes::mib(14) && stored < Bytes::mib(16), "{stored}");
 
     // What is there can still be read and overwritten, and what is given back can be used again.
-    lease.write(0, &vec![6; 1 << 20]).unwrap();
+    lease.write(0, &unique(2)).unwrap();
     lease.discard(1 << 20, 2 << 20).unwrap();
     lease.write(50 << 20, &block).unwrap();
     let mut bytes = vec![0; 1 << 20];
     lease.read(50 << 20, &mut bytes).unwrap();
     assert!(bytes == block);
-    assert!(lease.write(60 << 20, &vec![5; 4 << 20]).is_err());
+    lease.read(0, &mut bytes).unwrap();
+    assert!(bytes == unique(2));
+    assert!((60..64).any(|at| lease.write(at << 20, &unique(at + 100)).is_err()));
+    store.audit().unwrap();
     assert!(matches!(
-        store.create(record(Bytes::mib(1), Bytes::mib(1))),
+        store.create(common::record(Bytes::mib(1), Bytes::mib(1))),
         Ok(_) | Err(StoreError::File { .. })
     ));
 }
@@ -179,5 +190,11 @@ fn fill_a_small_tmpfs(dir: &Path) {
 #[test]
 fn a_full_tmpfs_is_an_error_and_not_the_end() {
     let dir = shm_dir();
-    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path()));
+    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path(), record(Bytes::mib(64), Bytes::mib(64))));
+}
+
+#[test]
+fn a_full_tmpfs_is_an_error_and_not_the_end_for_those_that_share_either() {
+    let dir = shm_dir();
+    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path(), shared_record("tenant", Bytes::mib(64))));
 }

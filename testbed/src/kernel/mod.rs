@@ -10,6 +10,7 @@ use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Error, Result, bail};
+use aquifer_guest::initrd::Modules;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::command;
@@ -53,7 +54,7 @@ impl Kernel {
             built.with_context(|| format!("cannot make kernel {self} ready"))?;
         }
         let release = fs::read_to_string(dir.join("release"))?.trim().to_owned();
-        Ok(Prepared { kernel: self, dir, release })
+        Ok(Prepared { dir, release })
     }
 
     fn build(self, work: &Path) -> Result<()> {
@@ -97,7 +98,6 @@ impl FromStr for Kernel {
 /// A kernel that is ready to boot.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    kernel: Kernel,
     dir: PathBuf,
     release: String,
 }
@@ -113,18 +113,9 @@ impl Prepared {
         &self.release
     }
 
-    /// The files of a module and of those that it needs, in the order in which they are to be loaded; none if the kernel
-    /// has it built in.
-    ///
-    /// # Errors
-    /// If this kernel has no such module.
-    pub fn module_files(&self, module: &str) -> Result<Vec<PathBuf>> {
-        let mut modprobe = Command::new("modprobe");
-        modprobe.args(["--set-version", &self.release, "--show-depends", module, "--dirname"]).arg(&self.dir);
-        let listed = command::output(&mut modprobe)
-            .with_context(|| format!("kernel {} ({}) has no module '{module}'", self.kernel, self.release))?;
-        let files = listed.lines().filter_map(|line| line.strip_prefix("insmod "));
-        Ok(files.filter_map(|line| line.split(' ').next()).map(PathBuf::from).collect())
+    /// Its modules.
+    pub fn modules(&self) -> Modules {
+        Modules::new(&self.dir, &self.release)
     }
 }
 

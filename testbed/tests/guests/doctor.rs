@@ -105,7 +105,7 @@ fn install(host: &Host, kernel: Kernel, modules: &[&str]) -> Result<()> {
     let list = format!("lib/modules/{}/modules.dep", kernel.release());
     host.push(&root.join(&list), &format!("/{list}"))?;
     for module in modules {
-        for file in kernel.module_files(module)? {
+        for file in kernel.modules().files(module)? {
             let there = Path::new("/").join(file.strip_prefix(root)?);
             host.push(&file, &there.to_string_lossy())?;
         }

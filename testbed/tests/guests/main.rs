@@ -14,6 +14,7 @@ mod migrate;
 mod nvme_initiator;
 mod nvme_target;
 mod out_of_memory;
+mod resize;
 mod sharing;
 mod support;
 mod vm;

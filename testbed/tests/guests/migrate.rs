@@ -46,6 +46,7 @@ fn with_a_vm() -> Result<Option<Hosts>> {
 fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let moves = std::env::var("AQUIFER_MOVES").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    hosts.resize("a", "one", Hosts::MORE)?;
     for number in 0..moves {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
         let before = hosts.ticks(from, "one")?;
@@ -58,6 +59,13 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         wait_until("nothing is left of it where it was", PATIENCE, || hosts.is_empty(from))?;
     }
     let here = if moves % 2 == 0 { "a" } else { "b" };
+    // What it had grown by went with it.
+    let share = hosts.done(here, &["vm", "show", "one"])?["share"].clone();
+    ensure!(share["pool"] == (hosts::MEMORY.0 + Hosts::MORE.0), "{share}");
+    hosts.resize(here, "one", Bytes::ZERO)?;
+    hosts.resize(here, "one", Hosts::MORE)?;
+    let last = hosts.goes_on(here, "one")?;
+    ensure!(last[2] == 0, "{last:?}");
     hosts.done(here, &["vm", "stop", "one", "--force"])?;
     ensure!(hosts.is_empty(here)?);
     Ok(())

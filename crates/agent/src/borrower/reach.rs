@@ -93,7 +93,9 @@ impl Reach {
             address,
             protocol,
             capacity: lease.bytes,
-        })
+            seal: None,
+        }
+        .sealed())
     }
 
     /// Writes secrets to where the process of a volume reads them.

@@ -103,6 +103,7 @@ impl Lender {
             group: lent.group.clone(),
             capacity: lent.bytes,
             quota: lent.bytes,
+            shared: false,
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
         };
         let uris = self.leases.uris(&record);

@@ -86,7 +86,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "Security",
             "With nbds both sides prove who they are by certificates of the cluster, and pages cross the network encrypted. \
-             With nbd:// and nvme+tcp:// to another host anybody on the way can read and change them; with --dhchap-secret the \
+             With nbd:// and nvme+tcp:// to another host nobody on the way can read them, as pages are sealed before they leave \
+             (unless --unsealed, and but for --direct), but anybody can change them; with --dhchap-secret the \
              host, and the lender if its secret is given too, at least prove who they are when they connect.",
         ),
         (
@@ -151,7 +152,12 @@ impl Attach {
     /// By a process of its own.
     fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
         if !uri.is_secure() && !uri.address().is_local() {
-            let why = format!("{uri} is not encrypted: anybody on the way can read it");
+            let can = if self.trust.unsealed {
+                "read and change what goes there"
+            } else {
+                "change what goes there"
+            };
+            let why = format!("{uri} is not protected: anybody on the way can {can}");
             Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
         }
         let lender = Lender::find(uri, &self.trust, self.size)?;

@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use super::Common;
 use super::vm::AcceleratorName;
-use crate::demo::{migrate, region, sharing};
+use crate::demo::machine::{MACHINE, Machine};
+use crate::demo::{Outcome, migrate, region, resize, sharing};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -28,6 +29,7 @@ enum What {
     Sharing(Sharing),
     Region(Region),
     Migrate(Migrate),
+    Resize(Resize),
 }
 
 /// Two hosts, one overloaded: memory moves between them, then the roles switch
@@ -70,7 +72,17 @@ struct Migrate {
     /// Percent of what the guest uses that is in local RAM
     #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u64).range(10..=100))]
     local: u64,
-    /// The guest's kernel; the newest in /boot, unless told
+    #[command(flatten)]
+    guest: Guest,
+    /// Where to save the picture (PNG)
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
+/// What a demo's guest runs on.
+#[derive(Debug, Args)]
+struct Guest {
+    /// The guest's kernel, with its modules, where it needs some, in lib/modules beside it; the newest in /boot, unless told
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// What runs the guest's code
@@ -79,6 +91,28 @@ struct Migrate {
     /// QEMU itself
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
     qemu: PathBuf,
+}
+
+impl Guest {
+    fn machine(self) -> Result<Machine> {
+        let Self { kernel, accel, qemu } = self;
+        let kernel = kernel.map(std::path::absolute).transpose().or_fail(|| "finding the kernel")?;
+        Ok(Machine { kernel, accelerator: accel.choose(&qemu, MACHINE), qemu })
+    }
+}
+
+/// A guest that boots with 512 MiB grows to 2 GiB while it runs, uses that, and gives it back
+///
+/// In steps of 512 MiB, by virtio-mem. The guest's agent says when its programs can use what it got; a process in it then holds and checks nearly all of it. The
+/// times of all stages are shown, of this host and of the guest's kernel (the paper's Table I). Takes about a minute, with KVM less, and leaves nothing behind but
+/// the picture.
+#[derive(Debug, Args)]
+struct Resize {
+    /// Its memory is in the pool, with 512 MiB of local RAM as its cache; otherwise all of it is in RAM of this host
+    #[arg(long)]
+    pool: bool,
+    #[command(flatten)]
+    guest: Guest,
     /// Where to save the picture (PNG)
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
@@ -92,13 +126,17 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         ("aquifer demo region --picture region.png", "With a histogram of how long fetches took"),
         ("aquifer demo migrate --picture migrate.png", "With a picture of times and bytes, beside QEMU's"),
+        (
+            "aquifer demo resize --picture resize.png",
+            "With a picture of times, and of memory in the guest and of this host",
+        ),
         ("aquifer demo sharing --json", "One object with the figures"),
     ],
     notes: &[(
         "Needs",
         "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap accounting, and ip(8). Swap devices belong to \
          the whole kernel: while it runs, other programs of this machine may swap to them too. 'region': what 'aquifer region' needs, and memcached. \
-         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest.",
+         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest. 'resize': QEMU, modprobe(8), xz(1), a kernel for the guest with its modules.",
     )],
     see_also: &["aquifer-agent(1)"],
     ..Manual::NONE
@@ -120,6 +158,7 @@ impl Demo {
             What::Sharing(demo) => demo.run(common),
             What::Region(demo) => demo.run(common),
             What::Migrate(demo) => demo.run(common),
+            What::Resize(demo) => demo.run(common),
         }
     }
 }
@@ -131,11 +170,9 @@ impl Sharing {
             return Err(Failure::new(format!("playing hosts of {memory}"), format!("the least is {LEAST}")));
         }
         let outcome = sharing::run(&sharing::Options { memory, run_dir: common.run_dir.clone() })?;
-        show(common, &outcome.summary, &outcome.picture, picture)?;
-        match outcome.summary.pages_lost {
-            0 => Ok(ExitCode::SUCCESS),
-            lost => Err(Failure::new("sharing memory", format!("{lost} pages were lost"))),
-        }
+        let lost = outcome.summary.pages_lost;
+        show(common, &outcome, picture)?;
+        is_zero(lost, "sharing memory", || format!("{lost} pages were lost"))
     }
 }
 
@@ -146,26 +183,31 @@ impl Region {
             return Err(Failure::new(format!("a cache of {cache}"), format!("the least is {LEAST_CACHE}")));
         }
         let outcome = region::run(&region::Options { cache, run_dir: run_dir(common)? })?;
-        show(common, &outcome.summary, &outcome.picture, picture)?;
-        match outcome.summary.values_wrong {
-            0 => Ok(ExitCode::SUCCESS),
-            wrong => Err(Failure::new("keeping values in a region", format!("{wrong} are wrong"))),
-        }
+        let wrong = outcome.summary.values_wrong;
+        show(common, &outcome, picture)?;
+        is_zero(wrong, "keeping values in a region", || format!("{wrong} are wrong"))
     }
 }
 
 impl Migrate {
     fn run(self, common: &Common) -> Result<ExitCode> {
-        let Self { local, kernel, accel, qemu, picture } = self;
-        let accelerator = accel.choose(&qemu, migrate::MACHINE);
-        let kernel = kernel.map(std::path::absolute).transpose().or_fail(|| "finding the kernel")?;
-        let options = migrate::Options { local, kernel, accelerator, qemu, run_dir: run_dir(common)? };
+        let Self { local, guest, picture } = self;
+        let options = migrate::Options { local, machine: guest.machine()?, run_dir: run_dir(common)? };
         let outcome = migrate::run(&options)?;
-        show(common, &outcome.summary, &outcome.picture, picture)?;
-        match outcome.summary.guest_errors {
-            0 => Ok(ExitCode::SUCCESS),
-            wrong => Err(Failure::new("moving a guest", format!("it found {wrong} pages wrong"))),
-        }
+        let wrong = outcome.summary.guest_errors;
+        show(common, &outcome, picture)?;
+        is_zero(wrong, "moving a guest", || format!("it found {wrong} pages wrong"))
+    }
+}
+
+impl Resize {
+    fn run(self, common: &Common) -> Result<ExitCode> {
+        let Self { pool, guest, picture } = self;
+        let options = resize::Options { pool, machine: guest.machine()?, run_dir: run_dir(common)? };
+        let outcome = resize::run(&options)?;
+        let errors = outcome.summary.guest_errors;
+        show(common, &outcome, picture)?;
+        is_zero(errors, "resizing a guest", || format!("it had {errors} errors"))
     }
 }
 
@@ -173,17 +215,21 @@ fn run_dir(common: &Common) -> Result<PathBuf> {
     std::path::absolute(&common.run_dir).or_fail(|| "finding the run directory")
 }
 
+/// What must not have gone wrong has not.
+fn is_zero(wrong: u64, doing: &str, why: impl FnOnce() -> String) -> Result<ExitCode> {
+    if wrong == 0 { Ok(ExitCode::SUCCESS) } else { Err(Failure::new(doing, why())) }
+}
+
 /// Saves the picture where that is wanted, and prints the figures.
 fn show(
     common: &Common,
-    summary: &(impl Serialize + Display),
-    drawn: &[u8],
+    outcome: &Outcome<impl Serialize + Display>,
     picture: Option<PathBuf>,
 ) -> Result<()> {
     if let Some(path) = &picture {
-        fs::write(path, drawn).or_fail(|| format!("saving the picture as {}", path.display()))?;
+        fs::write(path, &outcome.picture).or_fail(|| format!("saving the picture as {}", path.display()))?;
     }
-    output::answer(common.json, summary, |summary| match &picture {
+    output::answer(common.json, &outcome.summary, |summary| match &picture {
         Some(path) => format!("{summary}Picture: {}", path.display()),
         None => summary.to_string().trim_end().to_owned(),
     })

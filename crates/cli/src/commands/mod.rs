@@ -8,7 +8,9 @@ pub mod demo;
 pub mod detach;
 pub mod doctor;
 pub mod export;
+pub mod group;
 pub mod guest_load;
+pub mod guest_memory;
 pub mod init;
 pub mod load;
 pub mod man;
@@ -86,12 +88,14 @@ pub enum Command {
     Return(return_::Return),
     Run(run::Run),
     Region(region::Region),
+    Group(group::Group),
     Vm(vm::Vm),
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
     Load(load::Load),
     GuestLoad(guest_load::GuestLoad),
+    GuestMemory(guest_memory::GuestMemory),
     VolumeServe(volume_serve::VolumeServe),
     RegionServe(region_serve::RegionServe),
     VmServe(vm_serve::VmServe),
@@ -116,12 +120,14 @@ impl Cli {
             Command::Return(command) => command.run(common),
             Command::Run(command) => command.run(common),
             Command::Region(command) => command.run(common),
+            Command::Group(command) => command.run(common),
             Command::Vm(command) => command.run(common),
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
             Command::Load(command) => command.run(),
             Command::GuestLoad(command) => command.run(),
+            Command::GuestMemory(command) => command.run(),
             Command::VolumeServe(command) => command.run(),
             Command::RegionServe(command) => command.run(),
             Command::VmServe(command) => command.run(),
@@ -143,6 +149,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("detach", &detach::MANUAL),
     ("run", &run::MANUAL),
     ("region", &region::MANUAL),
+    ("group", &group::MANUAL),
     ("vm", &vm::MANUAL),
     ("completions", &completions::MANUAL),
     ("man", &man::MANUAL),

@@ -9,6 +9,7 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use aquifer_guest::process::client as vms;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::{Files, Status, client};
 use clap::{Args, Subcommand};
@@ -19,7 +20,7 @@ use crate::failure::{OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
-pub(crate) use cached::Cached;
+pub(crate) use cached::{Cached, MaybeCached};
 use exec::Exec;
 pub(crate) use exec::{shim, with_shim};
 use limit::Limit;
@@ -39,7 +40,7 @@ pub struct Region {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Create(Create),
+    Create(Box<Create>),
     List(List),
     /// What is where in a region, who maps it, and how long faults took
     Show(Which),
@@ -176,7 +177,12 @@ impl Region {
             What::ResizeCache(ResizeCache { name, cache }) => {
                 let files = Which { name: name.clone() }.files(common)?;
                 let _progress = Progress::spinner(format!("resizing the cache of '{name}'"));
-                client::resize_cache(&files, cache).or_fail(|| format!("resizing the cache of '{name}'"))?;
+                let what = || format!("resizing the cache of '{name}'");
+                // Of what a VM has, account is kept.
+                match vms::of_region(&common.run_dir, &name) {
+                    Some(vm) => vms::resize_cache(&vm, cache).or_fail(what)?,
+                    None => client::resize_cache(&files, cache).or_fail(what)?,
+                }
                 done(common, name, "resized")?;
             }
             What::Limit(limit) => limit.run(common)?,

@@ -1,30 +1,40 @@
 //! `aquifer vm`.
 
+mod adopt;
+mod balance;
+mod budget;
+mod limits;
 mod migrate;
+mod resize;
+mod start;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use aquifer_guest::Backing;
+use aquifer_guest::memory::Share;
 use aquifer_guest::process::client::{self, Resumed};
-use aquifer_guest::process::{Files, State, Status};
-use aquifer_guest::{Accelerator, VmSpec};
+use aquifer_guest::process::{Files, Origin, State, Status};
 use aquifer_page::{Bytes, RegionName};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use resize::Spreads;
+pub(super) use start::AcceleratorName;
+
 use super::Common;
-use super::region::{self, Cached};
+use super::region;
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
 use crate::progress::Progress;
 
-/// Virtual machines whose memory is in the pool, with local RAM as its cache
+/// Virtual machines whose memory grows and shrinks while they run, and is in the pool if you like
 ///
-/// A VM's memory is a region of its name, made when it starts and taken away when it ends. QEMU is the distribution's. What the guest
-/// frees it gives back by its balloon device, which also reports free pages.
+/// A VM's memory is in RAM of this host; or, with --lender, a region of its name, made when it starts and taken away when it ends. QEMU is the
+/// distribution's. What the guest frees it gives back by its balloon device, which also reports free pages.
 #[derive(Debug, Args)]
 pub struct Vm {
     #[command(subcommand)]
@@ -33,78 +43,21 @@ pub struct Vm {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    Start(Box<Start>),
+    Start(Box<start::Start>),
     /// The VMs of this host
     List,
     /// How a VM is, and what of its memory is where
     Show(Which),
+    Resize(resize::Resize),
+    Set(limits::Set),
+    Budget(budget::Budget),
+    Balance(balance::Balance),
+    Adopt(adopt::Adopt),
+    /// Has a VM that was adopted be its owner's alone; it runs on as it is
+    Release(Which),
     Migrate(migrate::Migrate),
     Resume(Resume),
     Stop(Stop),
-}
-
-/// Starts a VM in the background
-///
-/// Returns when QEMU runs. The VM has a serial port, a balloon, the disks that are named, and nothing else: no network, no display. What
-/// follows '--' goes to QEMU as it is.
-#[derive(Debug, Args)]
-pub struct Start {
-    /// The VM's name, and that of its region
-    name: RegionName,
-    /// Its memory
-    #[arg(long, value_name = "SIZE")]
-    memory: Bytes,
-    #[command(flatten)]
-    cached: Cached,
-    /// Its processors
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    cpus: u32,
-    /// A file or block device that is its disk, raw unless its name ends in .qcow2; can be given several times
-    #[arg(long = "disk", value_name = "FILE")]
-    disks: Vec<PathBuf>,
-    /// A kernel to boot
-    #[arg(long, value_name = "FILE")]
-    kernel: Option<PathBuf>,
-    /// What that kernel finds as its first file system
-    #[arg(long, value_name = "FILE", requires = "kernel")]
-    initrd: Option<PathBuf>,
-    /// What that kernel is told
-    #[arg(long, value_name = "LINE", requires = "kernel")]
-    append: Option<String>,
-    /// What runs its code
-    #[arg(long, value_name = "WHAT", default_value = "auto")]
-    accel: AcceleratorName,
-    /// QEMU's machine type
-    #[arg(long, value_name = "TYPE", default_value = "q35")]
-    machine: String,
-    /// QEMU itself
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-    /// More of QEMU's arguments
-    #[arg(last = true, value_name = "ARGUMENT")]
-    extra: Vec<String>,
-}
-
-/// What runs a guest's code, as commands take it.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum AcceleratorName {
-    /// KVM where QEMU can use it, emulation elsewhere
-    Auto,
-    /// The processor, by /dev/kvm
-    Kvm,
-    /// Emulation
-    Tcg,
-}
-
-impl AcceleratorName {
-    /// What it comes to with this QEMU and machine type.
-    pub(super) fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
-        match self {
-            Self::Auto => Accelerator::find(qemu, machine),
-            Self::Kvm => Accelerator::Kvm,
-            Self::Tcg => Accelerator::Tcg,
-        }
-    }
 }
 
 // Its help is that of the command that takes it.
@@ -187,6 +140,14 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
+/// All that is known of a VM.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: Status,
+    times: Spreads,
+}
+
 /// What was done to which VM.
 #[derive(Debug, Serialize)]
 struct Done {
@@ -215,7 +176,28 @@ impl Vm {
             What::Show(Which { name }) => {
                 let files = Files::new(&run_dir, &name);
                 let status = client::status(&files).or_fail(|| format!("asking for VM '{name}'"))?;
-                output::answer(common.json, &status, |status| text(&files, status))?;
+                let times = client::times(&files).or_fail(|| format!("asking for VM '{name}'"))?;
+                let shown = Shown { status, times: Spreads::of(&times) };
+                output::answer(common.json, &shown, |shown| {
+                    text(&files, &shown.status) + &shown.times.text()
+                })?;
+            }
+            What::Resize(resize) => {
+                let files = Files::new(&run_dir, resize.name());
+                return resize.run(common, &files);
+            }
+            What::Set(set) => {
+                let files = Files::new(&run_dir, set.name());
+                set.run(common, &files)?;
+            }
+            What::Budget(budget) => budget.run(common, &run_dir)?,
+            What::Balance(balance) => balance.run(common, &run_dir)?,
+            What::Adopt(adopt) => adopt.run(common, &run_dir)?,
+            What::Release(Which { name: vm }) => {
+                let released = client::release(&Files::new(&run_dir, &vm));
+                released.or_fail(|| format!("releasing VM '{vm}'"))?;
+                let done = Done { vm, done: "released" };
+                output::answer(common.json, &done, |is| format!("{} {}", is.vm, is.done))?;
             }
             What::Migrate(migrate) => migrate.run(common, &run_dir)?,
             What::Resume(Resume { name: vm, force }) => {
@@ -230,33 +212,6 @@ impl Vm {
             What::Stop(stop) => stop.run(common, &run_dir)?,
         }
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-impl Start {
-    fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
-        let Self { name, memory, cached, .. } = self;
-        let what = || format!("starting VM '{name}'");
-        let _progress = Progress::spinner(what());
-        let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
-        let memory_spec = cached.spec(name.clone(), memory)?;
-        let spec = VmSpec {
-            name: name.clone(),
-            memory,
-            cpus: self.cpus,
-            accelerator: self.accel.choose(&self.qemu, &self.machine),
-            machine: self.machine,
-            disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
-            kernel: self.kernel.map(absolute).transpose()?,
-            initrd: self.initrd.map(absolute).transpose()?,
-            append: self.append,
-            qemu: self.qemu,
-            shim: region::shim()?,
-            extra: self.extra,
-        };
-        let exe = std::env::current_exe().or_fail(what)?;
-        let status = client::start(&exe, run_dir, &spec, &memory_spec).or_fail(what)?;
-        output::answer(common.json, &status, |status| text(&Files::new(run_dir, &name), status))
     }
 }
 
@@ -278,6 +233,11 @@ impl Stop {
     }
 }
 
+/// Whether its memory is in the pool.
+fn is_pooled(status: &Status) -> bool {
+    matches!(&status.origin, Origin::Started(spec) if spec.backing == Backing::Region)
+}
+
 fn state(status: &Status) -> String {
     match &status.state {
         State::Qemu(state) => state.clone(),
@@ -291,9 +251,10 @@ fn listed(all: &[Status]) -> String {
     }
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "STATE", "MEMORY", "CACHE", "RESIDENT", "REMOTE", "ZERO"]);
+    table.set_header(["NAME", "STATE", "MEMORY", "HERE", "CACHE", "RESIDENT", "REMOTE", "ZERO"]);
     for vm in all {
-        let mut row = vec![vm.spec.name.to_string(), state(vm), vm.spec.memory.to_string()];
+        let memory = vm.share.as_ref().map_or(Bytes::ZERO, Share::memory);
+        let mut row = vec![vm.name.to_string(), state(vm), memory.to_string(), vm.host.to_string()];
         row.extend(region::cells(vm.region.as_ref().map(|region| region.usage)));
         table.add_row(row);
     }
@@ -303,7 +264,18 @@ fn listed(all: &[Status]) -> String {
 fn text(files: &Files, status: &Status) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| _ = writeln!(text, "{name:<12}{value}");
-    line("vm", format!("{}, {}", status.spec.name, state(status)));
+    line("vm", format!("{}, {}", status.name, state(status)));
+    if let Some(share) = &status.share {
+        let most = match &status.origin {
+            Origin::Started(spec) if spec.max_memory > spec.memory => format!(" of {}", spec.max_memory),
+            _ => String::new(),
+        };
+        line("memory", format!("{}{most}; {} of it in RAM here", share.memory(), status.host));
+    }
+    line("limits", limits::text(&status.limits));
+    if let Origin::Adopted { qmp, .. } = &status.origin {
+        line("adopted", format!("by {}", qmp.display()));
+    }
     if let Some(given) = &status.given {
         line("moved", format!("to host {}, whose it is now", given.to));
         if let Some(left) = &given.left {
@@ -330,7 +302,8 @@ fn text(files: &Files, status: &Status) -> String {
     line("log", status.log.display().to_string());
     match &status.region {
         Some(region) => text.push_str(&region::text(&files.region(), region)),
-        None => line("region", "nothing serves it".to_owned()),
+        None if is_pooled(status) => line("region", "nothing serves it".to_owned()),
+        None => {}
     }
     text.trim_end().to_owned()
 }

@@ -3,14 +3,14 @@
 
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
-use kuva::backend::raster::RasterBackend;
 use kuva::plot::{LegendEntry, LegendShape, StackedAreaPlot};
 use kuva::render::annotations::{ReferenceLine, ShadedRegion, TextAnnotation};
 use kuva::render::figure::{Figure, FigureLegendPosition};
 use kuva::render::layout::{Layout, TickFormat};
 use kuva::render::plots::Plot;
 
-use crate::failure::{Failure, Result};
+use super::begun::png as rendered;
+use crate::failure::Result;
 
 /// What one host's memory was over time.
 #[derive(Debug, Clone)]
@@ -78,9 +78,7 @@ pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
         )
         .with_shared_legend_position(FigureLegendPosition::BottomCenter)
         .with_shared_legend_entries(legend());
-    RasterBackend::new()
-        .render_scene(&figure.render())
-        .map_err(|why| Failure::new("drawing the picture", why))
+    rendered(figure)
 }
 
 fn mib(bytes: Bytes) -> f64 {

@@ -57,7 +57,7 @@ pages = "{pages}"
 # What holds lent pages: "store", served by the agent, or "kernel", zram devices served by the kernel's own NVMe target.
 # backend = "store"
 # Where borrowers reach their leases over NVMe/TCP too (always with backend = "kernel"), and whether over RDMA as well, by
-# the kernel only. What travels is not encrypted: for networks that you trust.
+# the kernel only. Of what travels only pages are encrypted, and not those of hosts that attach \"direct\": for networks that you trust.
 # nvme = "{nvme}"
 # rdma = false
 # Borrowers prove by a secret that is made for each lease who they are (DH-HMAC-CHAP); some kernels cannot.
@@ -79,7 +79,7 @@ pages = "{pages}"
 # By what this host swaps: "pool", a volume over any number of leases, or "direct", the kernel's own NVMe initiator, straight
 # to one lender.
 # attach = "pool"
-# How pages travel: "nbd" (over mutual TLS), or, not encrypted, "nvme-tcp" or "nvme-rdma" (direct only).
+# How pages travel: "nbd" (over mutual TLS), or, with nothing but the pages encrypted, "nvme-tcp", or "nvme-rdma" (direct only, not encrypted).
 # protocol = "nbd"
 # How volumes become block devices: auto, ublk, nbd or fuse-loop.
 # backend = "auto"

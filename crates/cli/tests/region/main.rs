@@ -8,6 +8,7 @@
 mod common;
 mod demo;
 mod framework;
+mod groups;
 mod limits;
 mod losses;
 mod pages;

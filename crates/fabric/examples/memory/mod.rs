@@ -15,8 +15,15 @@ pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn
     let dir = dir.map_or_else(own_dir, PathBuf::from);
     let store = Store::open(&dir)?;
     let (id, borrower) = (LeaseId::random(), "localhost".parse()?);
-    let record =
-        LeaseRecord { id, borrower, group: Group::default(), capacity, quota: capacity, note: ().into() };
+    let record = LeaseRecord {
+        id,
+        borrower,
+        group: Group::default(),
+        capacity,
+        quota: capacity,
+        shared: false,
+        note: ().into(),
+    };
     let lease = match store.leases().pop() {
         Some(left_by_the_last_run) => left_by_the_last_run,
         None => store.create(record)?,

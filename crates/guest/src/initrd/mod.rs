@@ -2,6 +2,7 @@
 
 mod cpio;
 mod elf;
+mod modules;
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,6 +12,7 @@ use std::process::Command;
 
 use crate::error::GuestError;
 use cpio::Archive;
+pub use modules::{Modules, ORDER};
 
 /// A first file system in the making: what QEMU's `-initrd` takes.
 #[derive(Debug, Default)]

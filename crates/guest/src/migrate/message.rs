@@ -7,6 +7,7 @@ use aquifer_region::handover::Frame;
 use aquifer_region::process::RegionSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::memory::Limits;
 use crate::spec::VmSpec;
 
 /// How a VM's memory goes over.
@@ -32,6 +33,8 @@ pub struct Arrival {
     pub vm: VmSpec,
     /// What its memory is like.
     pub memory: RegionSpec,
+    /// What that is kept within.
+    pub limits: Limits,
 }
 
 /// Where and how an arrival is waited for.

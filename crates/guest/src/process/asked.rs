@@ -7,11 +7,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::files::Files;
 use super::message::{Record, Request, Told};
 use crate::error::GuestError;
+use crate::memory::{self, Memory, Resized};
 use crate::migrate::{self, Given, Order, Progress};
 use crate::qmp::Qmp;
 
@@ -25,16 +29,18 @@ const MAX_REQUEST: u64 = 64 << 10;
 #[derive(Clone)]
 pub(super) struct Asked {
     files: Files,
-    /// Held by who moves the VM.
+    /// Held by who moves the VM, or resizes it.
     moving: Arc<Mutex<()>>,
     /// It is to stay.
     cancelled: Arc<AtomicBool>,
+    memory: Memory,
 }
 
 impl Asked {
     /// Answers whoever asks, each on a thread of its own.
     pub(super) fn serve(files: &Files) -> io::Result<Self> {
-        let asked = Self { files: files.clone(), moving: Arc::default(), cancelled: Arc::default() };
+        let memory = Memory::of(files);
+        let asked = Self { files: files.clone(), moving: Arc::default(), cancelled: Arc::default(), memory };
         let path = files.keeper();
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
@@ -53,7 +59,57 @@ impl Asked {
                 }
             }
         })?;
+        let resizing = asked.clone();
+        // One that has moved away has nothing to ask for.
+        asked
+            .memory
+            .attend(move |resize| {
+                let _busy = resizing.busy();
+                resize();
+            })
+            .map_err(io::Error::other)?;
         Ok(asked)
+    }
+
+    /// Has the VM keep what it has got of a resize that nobody finishes.
+    pub(super) fn settle(&self) {
+        let _busy = self.busy();
+        if let Err(error) = self.memory.settle() {
+            tracing::warn!("cannot tell how much memory the VM has: {error}");
+        }
+    }
+
+    fn resize(&self, order: &memory::Order, client: &UnixStream) -> Told {
+        // Another one ends soon; a VM on the move is not resized.
+        let deadline = Instant::now() + PATIENCE;
+        let _busy = loop {
+            match self.moving.try_lock() {
+                Ok(busy) => break busy,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Told::Failed { error: "the VM is being moved or resized just now".to_owned() };
+                }
+            }
+        };
+        let mut has = None;
+        let mut told = |size: Bytes| {
+            !has_gone(client)
+                && (has.replace(size) == Some(size) || tell(client, &Told::Has { size }).is_ok())
+        };
+        match self.memory.resize(order, &mut told) {
+            Ok(resized) => {
+                let Resized { from, reached, to, total_ms, .. } = &resized;
+                tracing::info!("resized from {from} to {reached} (of {to}) in {total_ms:.0} ms");
+                Told::Resized(Box::new(resized))
+            }
+            Err(error) => {
+                tracing::error!("not resized: {error}");
+                failed(&error)
+            }
+        }
     }
 
     /// Waits until nobody moves the VM, and has nobody do so.
@@ -72,6 +128,15 @@ impl Asked {
                 tell(client, &told)
             }
             Ok(Request::Cancel) => tell(client, &self.cancel()),
+            Ok(Request::Resize(order)) => {
+                let told = self.resize(&order, client);
+                tell(client, &told)
+            }
+            // Who has adopted a VM leaves nothing but the VM, as it is.
+            Ok(Request::Release) => std::process::exit(0),
+            Ok(Request::Reading) => {
+                tell(client, &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading))
+            }
             Err(error) => {
                 tell(client, &Told::Failed { error: format!("cannot understand the request: {error}") })
             }
@@ -144,6 +209,17 @@ impl Asked {
             tracing::error!("cannot start a thread for what was left behind: {error}");
         }
     }
+}
+
+/// Whether whoever asked does not wait any more.
+fn has_gone(client: &UnixStream) -> bool {
+    let mut ends = [PollFd::new(client, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut ends, Some(&now)).is_ok_and(|count| count > 0)
+}
+
+fn failed(error: &GuestError) -> Told {
+    Told::Failed { error: error.to_string() }
 }
 
 fn tell(mut client: &UnixStream, told: &Told) -> io::Result<()> {

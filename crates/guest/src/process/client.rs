@@ -3,26 +3,28 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::MigrationId;
-use aquifer_region::process::{RegionSpec, client as regions, first_word};
+use aquifer_page::{Bytes, MigrationId, RegionName};
+use aquifer_region::process::{RegionSpec, client as regions, first_word, record};
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::files::Files;
-use super::meminfo;
-use super::message::{Record, Request, Response, State, Status, Told};
+use super::message::{Origin, Record, Request, Response, State, Status, Told};
 use super::run::{SUBCOMMAND, remove_region};
 use crate::error::GuestError;
+use crate::meminfo;
+use crate::memory::{self, Budget, Limits, Reading, Resized, Share, Times};
 use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
 use crate::qmp::Qmp;
-use crate::spec::VmSpec;
+use crate::spec::{Backing, VmSpec};
 
 /// How long QEMU may think about an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,8 +38,9 @@ const ENDING: Duration = Duration::from_secs(3);
 /// How long a QEMU may take to start.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Starts a VM with files under `run_dir`, whose memory is the region of `memory`, which is made for it. Its keeper is `program`, whose
-/// [`SUBCOMMAND`] must come to call [`super::run()`]. When this fails nothing is left of it.
+/// Starts a VM with files under `run_dir`, whose memory is the region of `memory`, which is made for it, or in RAM of this host where that is none,
+/// and which is kept within `limits`. Its keeper is `program`, whose [`SUBCOMMAND`] must come to call [`super::run()`]. When this fails nothing is
+/// left of it.
 ///
 /// # Errors
 /// [`GuestError`].
@@ -45,16 +48,200 @@ pub fn start(
     program: &Path,
     run_dir: &Path,
     spec: &VmSpec,
-    memory: &RegionSpec,
+    memory: Option<&RegionSpec>,
+    limits: &Limits,
 ) -> Result<Status, GuestError> {
     spec.check()?;
     let files = Files::new(run_dir, &spec.name);
     files.create(&Record::of(spec, None))?;
-    let started = regions::create(program, &run_dir.join("regions"), memory)
-        .map_err(GuestError::from)
+    let make_region = |memory: Option<&RegionSpec>| {
+        memory.map(|memory| regions::create(program, &run_dir.join("regions"), memory)).transpose()
+    };
+    let started = admit(&files, spec, memory, limits)
+        .and_then(|()| Ok(make_region(memory)?))
         .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)));
-    started.inspect_err(|_| files.remove())?;
+    started.inspect_err(|_| forget(&files))?;
     status(&files)
+}
+
+/// Notes what a VM has of this host's memory that is about to run here.
+fn admit(
+    files: &Files,
+    spec: &VmSpec,
+    memory: Option<&RegionSpec>,
+    limits: &Limits,
+) -> Result<(), GuestError> {
+    files.set_limits(limits)?;
+    let mut share = match memory {
+        None => Share::local(spec.memory),
+        Some(memory) => Share::pool(spec.memory, spec.max_memory, memory.cache),
+    };
+    share.keep(limits.reserve)?;
+    Budget::of(files.run_dir()).admit(files.name(), &share)
+}
+
+/// Removes what is left of a VM that does not run.
+fn forget(files: &Files) {
+    files.remove();
+    // What a VM has that is not there is found to be free.
+    let _ = Budget::of(files.run_dir()).forget(files.name());
+}
+
+/// Has a VM that somebody else has started be resized here, by its monitor at `qmp`, which nobody else is at for long, and the port of its agent,
+/// if it has one.
+///
+/// # Errors
+/// [`GuestError`]: it cannot be reached, cannot be resized, or has more than is free of the memory set aside for guests.
+pub fn adopt(
+    program: &Path,
+    run_dir: &Path,
+    name: &RegionName,
+    (qmp, agent): (&Path, Option<&Path>),
+    limits: &Limits,
+) -> Result<Status, GuestError> {
+    let pid = peer(qmp).map_err(GuestError::io(format!("cannot reach a QEMU at {}", qmp.display())))?;
+    let reading = memory::look(qmp)?;
+    let files = Files::new(run_dir, name);
+    let origin = Origin::Adopted { qmp: qmp.to_owned(), agent: agent.map(Path::to_owned) };
+    files.create(&Record { pid: Some(pid), ..Record::new(origin) })?;
+    let links = [(files.control(), Some(qmp)), (files.mover(), Some(qmp)), (files.agent(), agent)];
+    let adopted = links
+        .iter()
+        .try_for_each(|(here, there)| there.map_or(Ok(()), |there| symlink(there, here)))
+        .map_err(GuestError::io(format!("cannot keep files of VM '{name}'")))
+        .and_then(|()| files.set_limits(limits))
+        .and_then(|()| {
+            let mut share = Share::local(reading.size);
+            share.keep(limits.reserve)?;
+            Budget::of(run_dir).admit(name, &share)
+        })
+        .and_then(|()| keeper(program, &files));
+    adopted.inspect_err(|_| forget(&files))?;
+    status(&files)
+}
+
+/// The process that listens at a socket.
+fn peer(socket: &Path) -> io::Result<u32> {
+    let stream = UnixStream::connect(socket)?;
+    let credentials = socket_peercred(&stream)?;
+    Ok(credentials.pid.as_raw_nonzero().get() as u32)
+}
+
+/// Has a VM that was adopted be as if it had never been: it runs on.
+///
+/// # Errors
+/// It was not adopted.
+pub fn release(files: &Files) -> Result<(), GuestError> {
+    if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
+        let why = format!("the VM was started here: 'aquifer vm stop {}' ends it", files.name());
+        return Err(GuestError::Misuse(why));
+    }
+    if files.is_kept() {
+        let mut line = String::new();
+        // It ends without an answer.
+        let _ = BufReader::new(asked(files, &Request::Release)?).read_line(&mut line);
+        let _ = wait_until(CLEARING, || !files.is_kept());
+    }
+    forget(files);
+    Ok(())
+}
+
+/// Keeps a VM's memory within these from now on.
+///
+/// # Errors
+/// [`GuestError`]: they contradict each other, or its reserve is more than is free.
+pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
+    files.read()?;
+    limits.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
+    Budget::of(files.run_dir()).promise(files.name(), limits.reserve)?;
+    files.set_limits(limits)
+}
+
+/// Resizes a VM's memory, and tells what it has meanwhile. Who ends while it waits has the VM stay at what it has got. A VM whose keeper was killed gets
+/// another: `program`, as in [`start`].
+///
+/// # Errors
+/// [`GuestError`]. Where the VM has got a part of the way that is no error: [`Resized`] says so.
+pub fn resize(
+    program: &Path,
+    files: &Files,
+    order: &memory::Order,
+    mut tell: impl FnMut(Bytes),
+) -> Result<Resized, GuestError> {
+    let record = files.read()?;
+    if let Some(given) = record.given {
+        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    }
+    if record.pid.is_some() && files.is_running() && !files.is_kept() {
+        keeper(program, files)?;
+    }
+    let stream = asked(files, &Request::Resize(order.clone()))?;
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    for line in BufReader::new(&stream).lines() {
+        match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
+            Told::Has { size } => tell(size),
+            Told::Resized(resized) => return Ok(*resized),
+            Told::Failed { error } => return Err(GuestError::Keeper(error)),
+            other => return Err(GuestError::Keeper(format!("it says {other:?}"))),
+        }
+    }
+    if !files.is_running() {
+        return Err(GuestError::Ended { name: files.name().clone(), log: files.log() });
+    }
+    Err(fail()(io::ErrorKind::UnexpectedEof.into()))
+}
+
+/// The VM whose memory a region is.
+pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
+    let files = Files::new(run_dir, region);
+    let record = files.read().ok()?;
+    in_a_region(&record.origin).is_some().then_some(files)
+}
+
+/// Has a VM whose memory is in the pool have so much of it in local RAM.
+///
+/// # Errors
+/// [`GuestError::NoRoom`]; and where its memory is not in the pool.
+pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
+    if in_a_region(&files.read()?.origin).is_none() {
+        return Err(GuestError::Misuse(
+            "the VM's memory is in local RAM, all of it: it has no cache".to_owned(),
+        ));
+    }
+    let (budget, region) = (Budget::of(files.run_dir()), files.region());
+    let before = regions::status(&region)?.usage.cache;
+    // What is noted is never less than what it has.
+    budget.cache(files.name(), before.max(cache))?;
+    let resized = regions::resize_cache(&region, cache);
+    budget.cache(files.name(), if resized.is_ok() { cache } else { before })?;
+    Ok(resized?)
+}
+
+/// How the memory of a VM is, for who balances it with others'.
+///
+/// # Errors
+/// [`GuestError`].
+pub fn reading(files: &Files) -> Result<Reading, GuestError> {
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    let stream = asked(files, &Request::Reading)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(fail())?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).map_err(fail())?;
+    match serde_json::from_str(&line).map_err(|error| fail()(error.into()))? {
+        Told::Reading(reading) => Ok(reading),
+        Told::Failed { error } => Err(GuestError::Keeper(error)),
+        other => Err(GuestError::Keeper(format!("it says {other:?}"))),
+    }
+}
+
+/// How long the stages of a VM's resizes took.
+///
+/// # Errors
+/// Where they cannot be read.
+pub fn times(files: &Files) -> Result<Times, GuestError> {
+    let path = files.times();
+    let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    Ok(read?.unwrap_or_default())
 }
 
 /// Has a VM be waited for that is to come from another host, and says at which address. It is gone again if it does not come.
@@ -69,7 +256,7 @@ pub fn receive(
 ) -> Result<SocketAddr, GuestError> {
     let Arrival { vm, memory, .. } = arrival;
     vm.check()?;
-    if vm.name != memory.name || vm.memory != memory.size {
+    if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
         return Err(GuestError::Misuse("the region that is offered is not the VM's".to_owned()));
     }
     let spare = meminfo::available().map_err(GuestError::io("cannot read /proc/meminfo"))?;
@@ -81,13 +268,13 @@ pub fn receive(
     }
     let files = Files::new(run_dir, &vm.name);
     files.create(&Record::of(vm, Some(awaited)))?;
-    let started = regions::create_foreign(program, &run_dir.join("regions"), memory)
-        .map_err(GuestError::from)
+    let started = admit(&files, vm, Some(memory), &arrival.limits)
+        .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
         .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)))
         .and_then(|address| {
             address.ok_or_else(|| GuestError::Keeper("its keeper does not wait for it".to_owned()))
         });
-    started.inspect_err(|_| files.remove())
+    started.inspect_err(|_| forget(&files))
 }
 
 /// Starts a VM's keeper; says where it waits for the VM, if it does.
@@ -121,8 +308,21 @@ pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
     if let Some(given) = record.given {
         return Err(GuestError::Given { name: files.name().clone(), to: given.to });
     }
+    let Some(vm) = in_a_region(&record.origin).cloned() else {
+        let why =
+            "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
+        return Err(GuestError::Misuse(why.to_owned()));
+    };
     let memory = regions::record(&files.region())?;
-    Ok(Arrival { migration: MigrationId::random(), vm: record.spec, memory })
+    Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
+}
+
+/// A VM whose memory is in the pool.
+fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
+    match origin {
+        Origin::Started(vm) if vm.backing == Backing::Region => Some(vm),
+        _ => None,
+    }
 }
 
 /// Moves a VM to the host where it is waited for, and tells of progress meanwhile. A caller that dies, or whose `tell` says no, cancels it.
@@ -154,6 +354,7 @@ pub fn migrate(
             }
             Told::Failed { error } => return Err(GuestError::Keeper(error)),
             Told::Cancelled => return Err(GuestError::Cancelled),
+            other => return Err(GuestError::Keeper(format!("it says {other:?}"))),
         }
     }
     Err(fail()(io::ErrorKind::UnexpectedEof.into()))
@@ -261,7 +462,7 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn status(files: &Files) -> Result<Status, GuestError> {
-    let Record { spec, pid, ended, awaited, given, coming } = files.read()?;
+    let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
     let asked =
         Qmp::connect(&files.control(), PATIENCE).and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
@@ -273,7 +474,25 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     };
     let region = regions::status(&files.region()).ok();
     let [qmp, serial, console, log] = [files.qmp(), files.serial(), files.console(), files.log()];
-    Ok(Status { spec, state, pid, qmp, serial, console, log, awaited, given, coming, region })
+    let share = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
+    let (name, limits, host) = (files.name().clone(), files.limits()?, memory::resident(files));
+    Ok(Status {
+        name,
+        origin,
+        share,
+        limits,
+        host,
+        state,
+        pid,
+        qmp,
+        serial,
+        console,
+        log,
+        awaited,
+        given,
+        coming,
+        region,
+    })
 }
 
 /// Has the guest power itself off, or QEMU end at once; returns when nothing is left of it. What a QEMU has left that ended by
@@ -282,6 +501,13 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
 /// # Errors
 /// [`GuestError::StillRunning`] if that takes longer than `patience`.
 pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), GuestError> {
+    if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
+        let why = format!(
+            "the VM was started by somebody else, who can stop it: 'aquifer vm release {}' has it be theirs alone",
+            files.name()
+        );
+        return Err(GuestError::Misuse(why));
+    }
     // One that is being started listens in a moment.
     let deadline = Instant::now() + STARTING;
     let qemu = loop {
@@ -309,7 +535,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
     // Its keeper does the rest; where there is none any more, or QEMU ended badly, it is done here.
     let _ = wait_until(CLEARING, || !files.is_kept());
     remove_region(files)?;
-    files.remove();
+    forget(files);
     Ok(())
 }
 

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use aquifer_page::RegionName;
 use aquifer_region::process::{Files as RegionFiles, record};
+use rustix::process::{Pid, test_kill_process};
 
-use super::message::Record;
+use super::message::{Origin, Record};
 use crate::error::GuestError;
+use crate::memory::{self, Limits};
 use crate::migrate::{Awaited, Given};
 
 /// The files of a VM: `RUN_DIR/vms/NAME/…`, and those of its region beside.
@@ -47,7 +49,7 @@ impl Files {
         &self.name
     }
 
-    pub(super) fn run_dir(&self) -> &Path {
+    pub(crate) fn run_dir(&self) -> &Path {
         &self.run_dir
     }
 
@@ -73,6 +75,44 @@ impl Files {
     /// The monitor for who moves the VM, which may take its time.
     pub(crate) fn mover(&self) -> PathBuf {
         self.file("mover")
+    }
+
+    /// The port for the agent inside the guest.
+    pub fn agent(&self) -> PathBuf {
+        self.file("agent")
+    }
+
+    /// How long the stages of its resizes took.
+    pub(crate) fn times(&self) -> PathBuf {
+        self.file("times.json")
+    }
+
+    /// What its memory is kept within; where nobody has said anything, what it can be at all.
+    pub(crate) fn limits(&self) -> Result<Limits, GuestError> {
+        let path = self.file("limits.json");
+        let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())))?;
+        Ok(read.unwrap_or(memory::UNLIMITED))
+    }
+
+    /// Keeps its memory within these from now on.
+    pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), GuestError> {
+        let path = self.file("limits.json");
+        record::write(&path, limits).map_err(GuestError::io(format!("cannot write {}", path.display())))
+    }
+
+    /// Its QEMU's process, once there is one.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.read().ok()?.pid
+    }
+
+    /// Whether it may have memory: it runs, or is about to.
+    pub(crate) fn has_memory(&self) -> bool {
+        match self.read() {
+            Ok(record) if record.ended.is_some() => false,
+            Ok(record) => record.pid.is_none() || self.is_running() || self.is_kept(),
+            Err(GuestError::Unknown(_)) => false,
+            Err(_) => true,
+        }
     }
 
     /// The guest's serial port, as a socket.
@@ -139,7 +179,13 @@ impl Files {
 
     /// Whether its QEMU is there, be it that it does not answer just now.
     pub(crate) fn is_running(&self) -> bool {
-        UnixStream::connect(self.control()).is_ok()
+        match self.read() {
+            // Its monitor may be somebody else's just now.
+            Ok(Record { origin: Origin::Adopted { .. }, pid: Some(pid), .. }) => {
+                Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
+            }
+            _ => UnixStream::connect(self.control()).is_ok(),
+        }
     }
 
     /// Whether there is the VM, and its QEMU has not ended, as far as is known.

@@ -1,17 +1,34 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::Status as RegionStatus;
 use serde::{Deserialize, Serialize};
 
+use crate::memory::{self, Limits, Reading, Resized, Share};
 use crate::migrate::{Awaited, Given, Link, Order, Progress, Report};
 use crate::spec::VmSpec;
+
+/// Where a VM is from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// It was started here, or on the host that it came from.
+    Started(Box<VmSpec>),
+    /// Somebody else has started it, and it is only resized.
+    Adopted {
+        /// Its monitor.
+        qmp: PathBuf,
+        /// Its port for the agent inside it, if it has one.
+        agent: Option<PathBuf>,
+    },
+}
 
 /// What is on file of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
-    pub(super) spec: VmSpec,
+    pub(super) origin: Origin,
     /// QEMU's process, once there is one.
     pub(super) pid: Option<u32>,
     /// How QEMU has ended, if not in order.
@@ -28,9 +45,14 @@ pub(super) struct Record {
 }
 
 impl Record {
+    /// Of a VM that nothing is known of yet but where it is from.
+    pub(super) fn new(origin: Origin) -> Self {
+        Self { origin, pid: None, ended: None, awaited: None, given: None, coming: None }
+    }
+
     /// Of a VM that is about to be started, or to come.
     pub(super) fn of(spec: &VmSpec, awaited: Option<Awaited>) -> Self {
-        Self { spec: spec.clone(), pid: None, ended: None, awaited, given: None, coming: None }
+        Self { awaited, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
     }
 }
 
@@ -48,8 +70,16 @@ pub enum State {
 /// Everything about a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// What it was made with.
-    pub spec: VmSpec,
+    /// Its name.
+    pub name: RegionName,
+    /// Where it is from, and what it was made with.
+    pub origin: Origin,
+    /// What it has of the memory that this host has set aside, where that is kept account of.
+    pub share: Option<Share>,
+    /// What it is kept within.
+    pub limits: Limits,
+    /// RAM of this host that its memory takes.
+    pub host: Bytes,
     /// How it is.
     pub state: State,
     /// QEMU's process.
@@ -91,6 +121,11 @@ pub(super) enum Response {
 #[serde(tag = "request", rename_all = "snake_case")]
 pub(super) enum Request {
     Migrate(Box<Order>),
+    Resize(memory::Order),
+    /// How its memory is.
+    Reading,
+    /// An adopted VM is not to be kept any more.
+    Release,
     /// The VM is to stay, if it is still here.
     Cancel,
 }
@@ -101,6 +136,14 @@ pub(super) enum Request {
 pub(super) enum Told {
     Progress(Progress),
     Moved(Report),
+    /// It has so much memory by now.
+    Has {
+        size: Bytes,
+    },
+    Resized(Box<Resized>),
+    Reading(Reading),
     Cancelled,
-    Failed { error: String },
+    Failed {
+        error: String,
+    },
 }

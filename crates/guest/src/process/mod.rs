@@ -3,10 +3,9 @@
 mod asked;
 pub mod client;
 mod files;
-mod meminfo;
 mod message;
 mod run;
 
 pub use files::Files;
-pub use message::{State, Status};
+pub use message::{Origin, State, Status};
 pub use run::{SUBCOMMAND, run};

@@ -16,8 +16,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::asked::Asked;
 use super::files::Files;
-use super::message::{Record, Response};
+use super::message::{Origin, Record, Response};
 use crate::error::GuestError;
+use crate::memory::Budget;
 use crate::migrate::{self, Awaited, Outcome, Wire};
 use crate::qmp::Qmp;
 
@@ -85,6 +86,10 @@ fn keep(files: &Files) -> Result<(), GuestError> {
         }
     }
     let asked = Asked::serve(files).map_err(fail())?;
+    if record.awaited.is_some() {
+        // It has what it had where it came from.
+        asked.settle();
+    }
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
     tracing::info!("QEMU has ended: {end}");
     clean_up(files, &asked, (!end.success()).then(|| end.to_string()))?;
@@ -128,6 +133,7 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     // The number could be another process's by now.
     Qmp::connect(&files.control(), PATIENCE)?;
     asked.serve_left();
+    asked.settle();
     say(&Response::Started);
     first_word::is_said().map_err(fail())?;
     let mut ends = [PollFd::new(&process, PollFlags::IN)];
@@ -163,9 +169,17 @@ fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
         .open(&log)
         .map_err(GuestError::io(format!("cannot open {}", log.display())))?;
     let copy = log.try_clone().map_err(GuestError::io("cannot open the log twice"))?;
-    let mut qemu = record.spec.command(files, &files.region().region(), record.awaited.is_some());
+    let Origin::Started(spec) = &record.origin else {
+        return Err(GuestError::Misuse("the VM was started by somebody else".to_owned()));
+    };
+    let region = files.region().region();
+    if let Some(window) = spec.window(&region) {
+        fs::hard_link(&region, &window)
+            .map_err(GuestError::io(format!("cannot make {}", window.display())))?;
+    }
+    let mut qemu = spec.command(files, &region, record.awaited.is_some());
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
-    qemu.spawn().map_err(GuestError::io(format!("cannot run {}", record.spec.qemu.display())))
+    qemu.spawn().map_err(GuestError::io(format!("cannot run {}", spec.qemu.display())))
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestError> {
@@ -196,6 +210,7 @@ fn clean_up(files: &Files, asked: &Asked, disorder: Option<String>) -> Result<()
     let _nobody = asked.busy();
     let record = files.read()?;
     remove_region(files)?;
+    Budget::of(files.run_dir()).forget(files.name())?;
     if disorder.is_none() || record.given.is_some() {
         files.remove();
         return Ok(());

@@ -4,6 +4,7 @@ mod blocks;
 mod file;
 mod link;
 mod remote;
+mod sealed;
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use aquifer_page::PAGE_SIZE;
 pub use file::FileHolder;
 pub use link::{LinkError, Source};
 pub use remote::RemoteHolder;
+pub(crate) use sealed::SealedHolder;
 
 /// A run of bytes to be written at an offset.
 pub type Piece<'a> = (u64, &'a [u8]);

@@ -4,12 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use aquifer_fabric::Address;
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
+use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol, Seal};
 use tempfile::TempDir;
 
 use super::example::example;
@@ -29,6 +29,8 @@ pub struct OurLender {
     extents: u64,
     /// The subsystem, or nothing.
     name: String,
+    /// Of those of its leases that are sealed.
+    seal: Seal,
     dir: TempDir,
 }
 
@@ -40,12 +42,12 @@ impl OurLender {
     pub fn start_kind(kind: Kind, extents: u64) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let (child, name) = spawn(kind, dir.path(), extents);
-        let lender = Self { child, kind, extents, name, dir };
+        let lender = Self { child, kind, extents, name, seal: Seal::own(), dir };
         lender.wait();
         lender
     }
 
-    /// A lease on all of what it has.
+    /// A lease on all of what it has; one of an odd number is sealed.
     pub fn lease(&self, number: u128) -> LeaseTarget {
         let protocol = match self.kind {
             Kind::Nbd => Protocol::Nbd { export: String::new(), secure: false },
@@ -61,6 +63,7 @@ impl OurLender {
             address: self.address(),
             protocol,
             capacity: Bytes(self.extents * EXTENT_SIZE),
+            seal: (number % 2 == 1).then(|| self.seal.clone()),
         }
     }
 
@@ -95,9 +98,19 @@ impl OurLender {
 
     /// The RAM that its store takes, as the kernel has it.
     pub fn ram(&self) -> Bytes {
-        let files = fs::read_dir(self.dir.path().join("store")).unwrap().map(|entry| entry.unwrap());
-        let pages = files.filter(|file| file.path().extension().is_some_and(|kind| kind == "pages"));
-        Bytes(pages.map(|file| file.metadata().unwrap().blocks() * 512).sum())
+        Bytes(self.pages().map(|file| fs::metadata(file).unwrap().blocks() * 512).sum())
+    }
+
+    /// What its store has, page by page, as root on the lender sees it.
+    pub fn sees(&self) -> Vec<Vec<u8>> {
+        let all = self.pages().flat_map(|file| fs::read(file).unwrap());
+        let all: Vec<_> = all.collect();
+        all.chunks(PAGE_SIZE).filter(|page| page.iter().any(|byte| *byte != 0)).map(<[u8]>::to_vec).collect()
+    }
+
+    fn pages(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let files = fs::read_dir(self.dir.path().join("store")).unwrap().map(|entry| entry.unwrap().path());
+        files.filter(|file| file.extension().is_some_and(|kind| kind == "pages"))
     }
 }
 

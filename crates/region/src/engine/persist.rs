@@ -3,8 +3,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::PAGE_SIZE;
+use rustix::io::Errno;
 
 use super::Engine;
 use crate::error::RegionError;
@@ -14,6 +17,10 @@ use crate::table::{Page, Place};
 
 /// Pages that are looked at together, and written together if they are dirty.
 const CHUNK: u64 = 256;
+
+/// How long it may take until it is noticed that a program has ended, and how often it is looked.
+const ENDING: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Pages that are being written back while programs have them: they are leaving as far as the table says, so that nobody else writes or
 /// takes them.
@@ -33,18 +40,29 @@ impl Engine {
     /// When pages cannot be written; they stay, and are still dirty.
     pub fn persist(&self) -> Result<u64, RegionError> {
         let _looking = lock(&self.looking);
-        let mut written = 0;
-        let mut next = 0;
+        let (mut written, mut next) = (0, 0);
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
+        let deadline = Instant::now() + ENDING;
         while next < self.table.pages() {
             if !self.is_complete() {
                 self.wait_for_change(lock(&self.cache));
                 continue;
             }
+            let first = next;
             let chunk = next..(next + CHUNK).min(self.table.pages());
-            let taken = self.take_dirty(chunk, &mut next)?;
-            written += taken.pages.len() as u64;
-            self.write_taken(taken, &mut buffer)?;
+            let done = self.take_dirty(chunk, &mut next).and_then(|taken| {
+                let pages = taken.pages.len() as u64;
+                self.write_taken(taken, &mut buffer).map(|()| pages)
+            });
+            match done {
+                Ok(pages) => written += pages,
+                // Once it is noticed that the program is gone, its pages are looked at anew.
+                Err(error) if is_ending(&error) && Instant::now() < deadline => {
+                    next = first;
+                    thread::sleep(LOOK);
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.volume.flush(self.control_worker())?;
         Ok(written)
@@ -146,6 +164,11 @@ impl Engine {
         self.arrived(&wanted);
         failed.map_or(Ok(()), Err)
     }
+}
+
+/// Whether a program could not be looked at because it is just ending.
+fn is_ending(error: &RegionError) -> bool {
+    matches!(error, RegionError::Io { source, .. } if source.raw_os_error() == Some(Errno::SRCH.raw_os_error()))
 }
 
 fn cannot_look(source: std::io::Error) -> RegionError {

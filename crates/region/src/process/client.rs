@@ -227,7 +227,8 @@ pub fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
 /// [`RegionError`].
 pub fn remove(files: &Files) -> Result<(), RegionError> {
     match served(files, &Request::Remove) {
-        Err(RegionError::Unserved { .. }) if !files.is_served() => {}
+        // An engine that cannot go on is started again and again, and has it for a moment each time.
+        Err(RegionError::Unserved { .. }) if is_ever_free(files) => {}
         removed => removed?,
     }
     // The engine has answered, and ends; until then it has the files mapped.
@@ -261,6 +262,18 @@ pub fn receive(files: &Files) -> Result<UnixStream, RegionError> {
 /// [`RegionError`].
 pub fn own(files: &Files) -> Result<(), RegionError> {
     served(files, &Request::Own)
+}
+
+/// Whether there is a moment in which no engine has it.
+fn is_ever_free(files: &Files) -> bool {
+    let deadline = Instant::now() + RESTART;
+    while files.is_served() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    true
 }
 
 /// As [`done`]; where an engine died, the next one is waited for.

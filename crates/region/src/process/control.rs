@@ -56,7 +56,7 @@ impl Serving {
         let counts = self.engine.counts();
         let here = counts.second_chances + counts.late_faults;
         Status {
-            spec: lock(&self.spec).clone(),
+            spec: lock(&self.spec).clone().without_keys(),
             pid: std::process::id(),
             programs: self.engine.mapped_by(),
             usage: self.engine.usage(),

@@ -1,7 +1,8 @@
 //! JSON files that processes read while others write them anew.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use serde::Serialize;
@@ -13,7 +14,10 @@ use serde::de::DeserializeOwned;
 /// The system's.
 pub fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let new = path.with_extension("new");
-    fs::write(&new, serde_json::to_vec(value)?)?;
+    let mut options = OpenOptions::new();
+    // What is in some is for nobody else: keys, say.
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(&new)?.write_all(&serde_json::to_vec(value)?)?;
     fs::rename(&new, path)
 }
 

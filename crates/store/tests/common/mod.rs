@@ -21,8 +21,22 @@ pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
         group: "tenant".parse().unwrap(),
         capacity,
         quota,
+        shared: false,
         note: serde_json::Value::Null,
     }
+}
+
+/// A record of a lease that shares with its group.
+pub fn shared_record(group: &str, capacity: Bytes) -> LeaseRecord {
+    LeaseRecord { group: group.parse().unwrap(), shared: true, ..record(capacity, capacity) }
+}
+
+/// A store with one lease of `capacity` that shares.
+pub fn one_shared_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
+    let dir = shm_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let lease = store.create(shared_record("tenant", capacity)).unwrap();
+    (dir, store, lease)
 }
 
 /// A store with one lease of `capacity`.
@@ -33,9 +47,17 @@ pub fn one_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
     (dir, store, lease)
 }
 
-/// What the kernel says the lease's file takes.
+/// What the kernel says the lease's file takes, or the frames of its group.
 pub fn taken(dir: &Path, lease: &Lease) -> u64 {
+    if lease.is_shared() {
+        return frames_taken(dir, lease.group().as_str()).0;
+    }
     fs::metadata(dir.join(format!("{}.pages", lease.id()))).unwrap().blocks() * 512
+}
+
+/// What the kernel says the frames of a group take.
+pub fn frames_taken(dir: &Path, group: &str) -> Bytes {
+    Bytes(fs::metadata(dir.join(format!("{group}.frames"))).unwrap().blocks() * 512)
 }
 
 /// A small fast generator of random numbers (splitmix64), so that a failure can be repeated from its seed.

@@ -86,14 +86,14 @@ impl Hosts {
     pub fn new() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
-        let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn");
+        let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = tempfile::Builder::new().prefix("aquifer-vm-").tempdir_in("/dev/shm")?.keep();
         let (network, agents) = (Network::new()?, BTreeMap::new());
         let mut hosts = Self { dir, pages, parts, network, lender: None, agents };
         let listens = hosts.lender();
         let lender = Command::new(aquifer())
-            .args(["export", "512M", "--nbd", &format!("unix:{}", listens.display()), "--dir"])
+            .args(["export", "640M", "--nbd", &format!("unix:{}", listens.display()), "--dir"])
             .arg(&hosts.pages)
             .env("AQUIFER_RUN_DIR", hosts.dir.path().join("lender-run"))
             .stdout(Stdio::null())
@@ -188,15 +188,31 @@ impl Hosts {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
+    /// What a VM can grow by.
+    pub const MORE: Bytes = Bytes::mib(256);
+
+    /// Has a VM have so much more than it booted with.
+    pub fn resize(&self, host: &str, name: &str, more: Bytes) -> Result<()> {
+        let size = (MEMORY.0 + more.0).to_string();
+        let resized = self.done(host, &["vm", "resize", name, &size])?;
+        ensure!(resized["reached"] == MEMORY.0 + more.0, "{resized}");
+        Ok(())
+    }
+
     /// Starts a VM on host a that is busy with its memory.
     pub fn start(&self, name: &str) -> Result<()> {
         let uri = format!("nbd+unix:///?socket={}", self.lender().display());
         let (memory, cache) = (MEMORY.0.to_string(), CACHE.0.to_string());
         let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
+        let most = (MEMORY.0 + Self::MORE.0).to_string();
         let mut words = vec!["vm", "start", name, "--memory", &memory, "--cache", &cache, "--lender", &uri];
+        words.extend(["--max-memory", &most]);
         words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
-        let append = format!("{} rdinit=/bin/churn.sh -- {CHURN}", self.parts.append);
+        let append = format!(
+            "{} memhp_default_state=online_movable init_on_alloc=0 rdinit=/bin/churn.sh -- {CHURN}",
+            self.parts.append
+        );
         words.extend(["--append", &append]);
         self.done("a", &words)?;
         self.goes_on("a", name)?;
@@ -252,7 +268,7 @@ impl Drop for Hosts {
         }
         for host in ["a", "b"] {
             for vm in self.done(host, &["vm", "list"]).ok().iter().filter_map(Value::as_array).flatten() {
-                let name = vm["spec"]["name"].as_str().unwrap_or_default();
+                let name = vm["name"].as_str().unwrap_or_default();
                 let _ = self.done(host, &["vm", "stop", "--force", name]);
             }
         }

@@ -2,6 +2,7 @@
 
 mod built;
 mod cluster;
+mod here;
 mod load;
 mod picture;
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
+pub use here::Here;
 pub use load::Load;
 
 /// How long anything may take that must happen, on emulated hosts of a busy machine: it is for hangs.

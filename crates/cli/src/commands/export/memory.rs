@@ -11,8 +11,11 @@ use crate::instance::Instance;
 
 /// The pages, which are gone when this is dropped.
 pub(super) struct Memory {
-    store: Store,
-    pub(super) lease: Arc<Lease>,
+    pub(super) store: Arc<Store>,
+    /// One for each name.
+    pub(super) leases: Vec<Arc<Lease>>,
+    /// Of each.
+    pub(super) capacity: Bytes,
     /// The directory to remove: only one of its own.
     own_dir: Option<PathBuf>,
 }
@@ -32,20 +35,28 @@ impl Memory {
             return Err(Failure::new(what(), why).help("give another directory by --dir"));
         }
         let capacity = Bytes(export.size.pages() * PAGE_SIZE as u64);
-        let record = LeaseRecord {
+        let borrower = HostName::try_from("export".to_owned()).or_fail(what)?;
+        let record = || LeaseRecord {
             id: LeaseId::random(),
-            borrower: HostName::try_from("export".to_owned()).or_fail(what)?,
+            borrower: borrower.clone(),
             group: Group::default(),
             capacity,
             quota: export.quota.unwrap_or(capacity),
+            shared: export.share,
             note: serde_json::Value::Null,
         };
-        let lease = store.create(record).or_fail(what)?;
+        // What was made before one fails goes with this.
+        let mut memory = Self { store: Arc::new(store), leases: Vec::new(), capacity, own_dir };
+        for _ in &export.names {
+            let lease = memory.store.create(record()).or_fail(what)?;
+            memory.leases.push(lease);
+        }
+        let store = &memory.store;
         if store.is_swappable() {
             let why = "the kernel does not let this user lock enough memory: what is stored here may be swapped out";
             Failure::new("warning", why).help("run as root, or raise RLIMIT_MEMLOCK").report(false);
         }
-        Ok(Self { store, lease, own_dir })
+        Ok(memory)
     }
 
     pub(super) fn remove(mut self) -> Result<()> {
@@ -53,8 +64,8 @@ impl Memory {
     }
 
     fn remove_all(&mut self) -> Result<(), aquifer_store::StoreError> {
-        if self.store.get(self.lease.id()).is_some() {
-            self.store.remove(self.lease.id())?;
+        for lease in self.leases.drain(..) {
+            self.store.remove(lease.id())?;
         }
         if let Some(dir) = self.own_dir.take() {
             remove_dir(&dir);

@@ -5,16 +5,21 @@ mod memory;
 mod nbd;
 mod nvme;
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use aquifer_fabric::nbd::server::{Security, Server};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::Bytes;
+use aquifer_store::{SharedUsage, Store, Usage};
 use clap::Args;
 use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
@@ -22,7 +27,7 @@ use signal_hook::iterator::Signals;
 
 use super::Common;
 use memory::{Memory, clean_up};
-use nbd::OneLease;
+use nbd::Leases;
 use nvme::Nvme;
 
 use crate::failure::{Failure, OrFail, Result};
@@ -49,7 +54,7 @@ pub struct Export {
     #[arg(long = "nvme", value_name = "ADDRESS")]
     nvme_addresses: Vec<Address>,
     /// Has the kernel itself serve NVMe, from a zram device: no process on the way of a page
-    #[arg(long, requires = "nvme_addresses", conflicts_with_all = ["addresses", "secrets", "name", "dir", "tls"])]
+    #[arg(long, requires = "nvme_addresses", conflicts_with_all = ["addresses", "secrets", "names", "dir", "tls"])]
     kernel: bool,
     /// With --kernel: also over RDMA, at the same addresses
     #[arg(long, requires = "kernel")]
@@ -62,12 +67,20 @@ pub struct Export {
     /// Lets NVMe hosts in only if they know the secret in this file (made by 'nvme gen-dhchap-key'); a second line is the
     /// secret by which hosts can ask this end to prove itself
     ///
-    /// With it --nvme may be an address that other hosts reach. What travels is not encrypted.
+    /// With it --nvme may be an address that other hosts reach. What travels is as the other host sends it: sealed, if that is Aquifer's.
     #[arg(long = "dhchap-secret", value_name = "FILE", requires = "nvme_addresses")]
     secrets: Option<PathBuf>,
-    /// The export's name; it is the server's default export under any name
-    #[arg(long, default_value = "")]
-    name: String,
+    /// The export's name; one is the server's default export. Repeat for more: each is a device of its own, of this size, and asked for by its name
+    #[arg(long = "name", value_name = "NAME", default_value = "")]
+    names: Vec<String>,
+    /// Keeps one copy of equal pages of all its devices, for borrowers of one group (see 'aquifer group')
+    ///
+    /// Found by a keyed fingerprint, compared byte by byte, and parted again when one is written. Pages that are sealed under different keys are never equal. Names keep out mistakes, not hosts: --tls admits every host of the cluster to all.
+    #[arg(long, conflicts_with = "kernel")]
+    share: bool,
+    /// Says now and then what it has: an object a line, with --json
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "kernel")]
+    report: Option<Duration>,
     /// A tmpfs directory for the pages
     ///
     /// The default is one of its own below /dev/shm/aquifer.
@@ -97,6 +110,10 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "aquifer export 4G --kernel --nvme 192.0.2.1:4420 --rdma --allow-host NQN",
             "By the kernel's own target, over TCP and RDMA",
+        ),
+        (
+            "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls --name a --name b --share",
+            "Two devices for two hosts of one group: what VMs on both have in common is kept once",
         ),
         ("nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'", "Look at it with another program"),
     ],
@@ -170,21 +187,36 @@ impl Export {
         clean_up(&marks);
         let instance =
             Instance::claim(&marks, "export").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
+        if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
+            let why = "over NVMe there is one device";
+            return Err(Failure::new(what(), why).help("give one --name, or run it once for each device"));
+        }
+        let mut names = BTreeSet::new();
+        if self.names.len() > 1 && !self.names.iter().all(|name| !name.is_empty() && names.insert(name)) {
+            let why = "each of several devices needs a name of its own";
+            return Err(Failure::new(what(), why).help("give each another --name"));
+        }
         let memory = Memory::make(&self, &instance)?;
-        let exports = Arc::new(OneLease { name: self.name.clone(), lease: Arc::clone(&memory.lease) });
-        let servers = self.listen(&addresses, exports)?;
+        let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
+        let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 
-        let nvme = Nvme::listen(&self, &memory.lease)?;
+        let nvme = memory.leases.first().map_or(Ok(None), |lease| Nvme::listen(&self, lease))?;
 
-        let uris: Vec<_> = servers.iter().map(|server| self.uri(server.address())).collect();
+        let uris: Vec<_> = servers
+            .iter()
+            .flat_map(|server| self.names.iter().map(|name| self.uri(server.address(), name)))
+            .collect();
         let ready = Ready {
             uri: uris.first().cloned(),
             uris,
             nvme: nvme.as_ref().map(Nvme::ready),
-            capacity: memory.lease.capacity(),
+            capacity: memory.capacity,
             pid: process::id(),
         };
         output::answer(common.json, &ready, Ready::to_text)?;
+        if let Some(every) = self.report {
+            report(common.json, every, Arc::clone(&memory.store)).or_fail(what)?;
+        }
         signals.forever().next();
         // Clients first: nobody is told of pages that vanish under them.
         servers.into_iter().for_each(Server::shutdown);
@@ -208,7 +240,7 @@ impl Export {
         }
     }
 
-    fn listen(&self, addresses: &[Address], exports: Arc<OneLease>) -> Result<Vec<Server>> {
+    fn listen(&self, addresses: &[Address], exports: Arc<Leases>) -> Result<Vec<Server>> {
         let identity = self.tls.as_deref().map(Identity::load).transpose();
         let identity = identity.or_fail(|| "reading the certificate")?;
         let listen = |address: &Address| {
@@ -225,8 +257,57 @@ impl Export {
         addresses.iter().map(listen).collect()
     }
 
-    fn uri(&self, address: &Address) -> Uri {
+    fn uri(&self, address: &Address, name: &str) -> Uri {
         let secure = self.tls.is_some() && matches!(address, Address::Tcp { .. });
-        Uri { secure, address: address.clone(), export: self.name.clone() }
+        Uri { secure, address: address.clone(), export: name.to_owned() }
     }
+}
+
+/// What it has, in all.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// What borrowers have stored.
+    stored: Bytes,
+    /// RAM that it takes.
+    taken: Bytes,
+    /// RAM that sharing saves.
+    saved: Bytes,
+    /// Frames to which more than one page refers.
+    shared_frames: u64,
+    /// Writes that parted a page from others that go on sharing.
+    breaks: u64,
+}
+
+impl Report {
+    fn of(usage: &Usage) -> Self {
+        let sum = |of: fn(&SharedUsage) -> u64| usage.groups.values().map(|group| of(&group.shared)).sum();
+        Self {
+            stored: usage.stored,
+            taken: usage.taken,
+            saved: Bytes(sum(|shared| shared.saved.0)),
+            shared_frames: sum(|shared| shared.shared_frames),
+            breaks: sum(|shared| shared.breaks),
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let Self { stored, taken, saved, breaks, .. } = self;
+        format!("{stored} stored in {taken} of RAM; sharing saves {saved}, {breaks} pages parted again")
+    }
+}
+
+/// Between two reports at least.
+const SHORTEST_REPORT: Duration = Duration::from_millis(10);
+
+/// Tells of it as long as this process lives, on a thread of its own.
+fn report(json: bool, every: Duration, store: Arc<Store>) -> io::Result<()> {
+    let telling = move || {
+        loop {
+            thread::sleep(every.max(SHORTEST_REPORT));
+            if output::answer(json, &Report::of(&store.usage()), Report::to_text).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("report".to_owned()).spawn(telling).map(drop)
 }

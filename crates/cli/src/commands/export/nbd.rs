@@ -3,22 +3,17 @@ use std::sync::Arc;
 use aquifer_fabric::nbd::server::{Exports, Peer, Refused};
 use aquifer_store::Lease;
 
-/// One lease for everybody who gets as far as asking.
-pub(super) struct OneLease {
-    pub(super) name: String,
-    pub(super) lease: Arc<Lease>,
-}
+/// Leases by name, for everybody who gets as far as asking.
+pub(super) struct Leases(pub(super) Vec<(String, Arc<Lease>)>);
 
-impl Exports for OneLease {
+impl Exports for Leases {
     fn open(&self, name: &str, _peer: &Peer) -> Result<Arc<Lease>, Refused> {
-        if name.is_empty() || name == self.name {
-            Ok(Arc::clone(&self.lease))
-        } else {
-            Err(Refused::Unknown(name.to_owned()))
-        }
+        let is_only = self.0.len() == 1;
+        let found = self.0.iter().find(|(own, _)| (name.is_empty() && is_only) || name == own);
+        found.map(|(_, lease)| Arc::clone(lease)).ok_or_else(|| Refused::Unknown(name.to_owned()))
     }
 
     fn list(&self, _peer: &Peer) -> Vec<String> {
-        vec![self.name.clone()]
+        self.0.iter().map(|(name, _)| name.clone()).collect()
     }
 }

@@ -6,23 +6,25 @@ use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_pool::VolumeConfig;
 use aquifer_region::process::RegionSpec;
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
-use crate::failure::{Failure, Result};
+use crate::commands::group::Groups;
+use crate::failure::{Failure, OrFail as _, Result};
 use crate::lender::{Lender, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("place").args(["lenders", "emulate_link"]).multiple(true)))]
 pub(crate) struct Cached {
     /// How much of it may be in local RAM
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", requires = "place")]
     cache: Bytes,
-    /// Its tenant; see 'aquifer region limit'
+    /// Its tenant; see 'aquifer group' and 'aquifer region limit'
     #[arg(long, value_name = "GROUP", default_value_t = Group::default())]
     group: Group,
     /// Where its pages go, as in 'aquifer attach'; can be given several times
-    #[arg(long = "lender", value_name = "URI", required_unless_present = "emulate_link")]
+    #[arg(long = "lender", value_name = "URI", requires = "cache")]
     lenders: Vec<LenderUri>,
     /// Which pages leave: round-robin, clock, fifo, random or sieve
     #[arg(long, value_name = "POLICY", default_value_t = PolicyKind::default())]
@@ -37,7 +39,7 @@ pub(crate) struct Cached {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     give_up: Option<Duration>,
     /// Asks "what if": every page takes so long, either way. Without --lender pages stay in this host's RAM, for as long as the engine lives
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, requires = "cache")]
     emulate_link: Option<Duration>,
     /// The emulated link takes the next page when the one before has arrived
     #[arg(long, requires = "emulate_link")]
@@ -45,6 +47,8 @@ pub(crate) struct Cached {
     /// Faults that are served at a time
     #[arg(long, value_name = "N", default_value_t = RegionSpec::DEFAULT_WORKERS)]
     workers: usize,
+    #[command(flatten)]
+    groups: Groups,
     #[command(flatten)]
     trust: Trust,
 }
@@ -57,16 +61,57 @@ enum SchemeName {
     PreEvict,
 }
 
+/// The same, if it is asked for: what else is said of it makes no sense without a cache.
+#[derive(Debug)]
+pub(crate) struct MaybeCached(pub(crate) Option<Cached>);
+
+impl Args for MaybeCached {
+    fn augment_args(command: Command) -> Command {
+        Cached::augment_args(command).mut_arg("cache", |cache| cache.required(false))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for MaybeCached {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        let is_cached = matches.contains_id("cache");
+        is_cached.then(|| Cached::from_arg_matches(matches)).transpose().map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
 impl Cached {
     /// The region to make, with all lenders asked for what they have.
     ///
     /// # Errors
     /// If one cannot be reached, or they have too little.
     pub(crate) fn spec(self, name: RegionName, size: Bytes) -> Result<RegionSpec> {
+        let agreement =
+            self.groups.all().find(&self.group).or_fail(|| format!("joining group '{}'", self.group))?;
+        if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
+            let why = format!(
+                "{} is not there: its pages are sealed under keys of their own, and shared with nobody",
+                self.groups.all().file(&self.group).display()
+            );
+            Failure::new(format!("warning: group '{}'", self.group), why)
+                .help("'aquifer group create' makes it, and a copy of its file brings it from another host")
+                .report(false);
+        }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let lender = Lender::find(uri, &self.trust, None)?;
+            let mut lender = Lender::find(uri, &self.trust, None)?;
+            if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unsealed) {
+                // Wherever the lender is: its other borrowers seal likewise.
+                lender.lease.seal = agreement.seal();
+            }
             missing = missing.saturating_sub(lender.lease.capacity.0);
             lenders.push(lender);
         }

@@ -30,7 +30,11 @@ impl Listed {
 
     fn of(files: &Files) -> Self {
         let name = files.name().clone();
-        Self { name, spec: client::record(files).ok(), status: client::status(files).ok() }
+        Self {
+            name,
+            spec: client::record(files).ok().map(RegionSpec::without_keys),
+            status: client::status(files).ok(),
+        }
     }
 }
 
@@ -120,7 +124,8 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
         line("WAITING", format!("{} faults, for a lender that cannot serve them now", status.waiting));
     }
     for lease in &status.volume.leases {
-        line("lender", format!("{} at {}: {:?}", lease.lender, lease.address, lease.state));
+        let sealed = lease.sealed.map_or("not sealed".to_owned(), |sealing| format!("sealed, {sealing}"));
+        line("lender", format!("{} at {}: {:?}, {sealed}", lease.lender, lease.address, lease.state));
     }
     if let Some(error) = &status.volume.last_error {
         line("last error", error.clone());

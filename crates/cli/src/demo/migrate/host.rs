@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::stage::Wait;
 use crate::demo::netns::Namespace;
 use crate::demo::process::{Process, Site};
+use crate::demo::wait::Wait;
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long an agent may take until it answers.
@@ -49,7 +49,7 @@ impl Host {
         serde_json::from_slice(&output.stdout).or_fail(what)
     }
 
-    pub(super) fn wait_until_ready(&mut self, namespace: &Namespace, wait: &Wait<'_>) -> Result<()> {
+    pub(super) fn wait_until_ready(&mut self, namespace: &Namespace, wait: Wait<'_>) -> Result<()> {
         let what = format!("starting the agent of host {}", self.name);
         wait.until(&what, PATIENCE, || {
             if self.agent.ended().is_some() {

@@ -11,56 +11,39 @@ mod serial;
 mod stage;
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use aquifer_guest::Accelerator;
 use aquifer_guest::migrate::Report;
 use aquifer_page::Bytes;
 use serde_json::Value;
 
+use super::begun::{Begun, Outcome};
+use super::machine::{MACHINE, Machine};
 use super::process::lender_socket;
-use crate::failure::{OrFail, Result};
-use crate::instance::Instance;
+use super::wait::Wait;
+use crate::failure::Result;
 use crate::progress::Progress;
 pub use guest::run as be_a_guest;
 use peer::Qemu;
 pub use report::{Move, Summary};
 use serial::{Answer, User};
-use stage::{Boot, Stage, Wait};
+use stage::{Boot, Stage};
 
 /// What a demo is told.
 #[derive(Debug)]
 pub struct Options {
     /// Percent of what the guest uses that is in local RAM.
     pub local: u64,
-    /// The guest's kernel; the newest of this system unless told.
-    pub kernel: Option<PathBuf>,
-    /// What runs its code.
-    pub accelerator: Accelerator,
-    /// QEMU.
-    pub qemu: PathBuf,
+    /// What the guest runs on.
+    pub machine: Machine,
     /// Where marks, sockets and logs are kept while it runs.
     pub run_dir: PathBuf,
-}
-
-/// What is left of a demo.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The figures.
-    pub summary: Summary,
-    /// The picture, as PNG.
-    pub picture: Vec<u8>,
 }
 
 /// Marks of demos have this kind.
 const KIND: &str = "migrate-demo";
 
 const VM: &str = "demo";
-
-/// QEMU's type of the guest's machine.
-pub const MACHINE: &str = "q35";
 
 /// The guest: its memory, and what it does, as `aquifer guest-load` takes it (200 MiB, of which nine of ten writes go to a fifth, 20 MiB/s).
 const MEMORY: Bytes = Bytes::mib(512);
@@ -79,27 +62,19 @@ const AFTER: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// What this machine lacks, or which step failed.
-pub fn run(options: &Options) -> Result<Outcome> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
-    }
-    for dead in Instance::dead(&options.run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
-        stage::clean_up(&options.run_dir.join(dead.name()), &dead)?;
-    }
-    let kernel = options.kernel.clone().map_or_else(stage::newest_kernel, Ok)?;
-    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
-    let wait = Wait(&interrupted);
+pub fn run(options: &Options) -> Result<Outcome<Summary>> {
+    let begun = Begun::begin(&options.run_dir, KIND, stage::clean_up)?;
+    let kernel = options.machine.kernel()?;
+    let wait = begun.wait();
     let mut progress = Progress::spinner("two hosts and a lender");
-    let dir = options.run_dir.join(instance.name());
-    let stage = Stage::set(dir, &instance, MEMORY, &options.qemu, &wait)?;
+    let stage = Stage::set(begun.dir.clone(), &begun.instance, MEMORY, &options.machine.qemu, wait)?;
     let boot = Boot {
-        qemu: options.qemu.clone(),
+        qemu: options.machine.qemu.clone(),
         memory: MEMORY,
         kernel,
         initrd: stage.initrd()?,
         append: format!("console=ttyS0 quiet panic=-1 rdinit=/init -- {LOAD}"),
-        accelerator: options.accelerator,
+        accelerator: options.machine.accelerator,
     };
     let play = Play { stage: &stage, boot: &boot, wait, progress: &mut progress };
     let summary = play.run(options)?;
@@ -139,13 +114,13 @@ impl Play<'_> {
         let dir = &self.stage.dir;
         let [a, b] = self.stage.network.hosts();
         self.progress.say("QEMU by itself: the guest boots".to_owned());
-        let mut there = Qemu::start(dir, "b", b, self.boot, true, &self.wait)?;
-        let mut here = Qemu::start(dir, "a", a, self.boot, false, &self.wait)?;
+        let mut there = Qemu::start(dir, "b", b, self.boot, true, self.wait)?;
+        let mut here = Qemu::start(dir, "a", a, self.boot, false, self.wait)?;
         let user = User::start(["a", "b"].map(|host| peer::serial(dir, host)));
         self.is_busy(&user)?;
         self.progress.say("QEMU by itself: the guest moves from a to b".to_owned());
         let began = Instant::now();
-        let (mut line, footprint) = here.migrate(&mut there, b.address(), &self.wait)?;
+        let (mut line, footprint) = here.migrate(&mut there, b.address(), self.wait)?;
         let wrong = self.after(&user)?;
         line.silence_ms = milliseconds(user.longest_silence(began));
         Ok((line, footprint, wrong))

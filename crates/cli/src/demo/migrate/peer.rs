@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use super::MACHINE;
 use super::report::Move;
-use super::stage::{Boot, Wait};
+use super::stage::Boot;
 use crate::demo::netns::Namespace;
 use crate::demo::process::Process;
+use crate::demo::wait::Wait;
 use crate::failure::{Failure, OrFail, Result};
 
 const PORT: u16 = 7080;
@@ -45,7 +46,7 @@ impl Qemu {
         on: &Namespace,
         boot: &Boot,
         waits: bool,
-        wait: &Wait<'_>,
+        wait: Wait<'_>,
     ) -> Result<Self> {
         let what = || format!("starting QEMU on host {host}");
         let control = dir.join(format!("{host}.qmp"));
@@ -89,7 +90,7 @@ impl Qemu {
         &mut self,
         to: &mut Self,
         address: Ipv4Addr,
-        wait: &Wait<'_>,
+        wait: Wait<'_>,
     ) -> Result<(Move, u64)> {
         let what = "moving a guest by QEMU itself";
         for qemu in [&mut *self, to] {

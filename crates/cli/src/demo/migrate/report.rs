@@ -4,14 +4,14 @@ use std::fmt;
 
 use aquifer_guest::migrate::Report;
 use aquifer_page::Bytes;
-use kuva::backend::raster::RasterBackend;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 use serde::Serialize;
 
-use crate::failure::{Failure, Result};
+use crate::demo::begun::png;
+use crate::failure::Result;
 
 /// A move of the guest.
 #[derive(Clone, Debug, Serialize)]
@@ -131,9 +131,7 @@ impl Summary {
             .with_figure_size(1280.0, 900.0)
             .with_plots(plots)
             .with_layouts(layouts);
-        RasterBackend::new()
-            .render_scene(&figure.render())
-            .map_err(|why| Failure::new("drawing the picture", why))
+        png(figure)
     }
 }
 

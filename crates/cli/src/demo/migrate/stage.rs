@@ -2,9 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aquifer_guest::process::{Files, client};
 use aquifer_guest::{Accelerator, Initrd};
@@ -13,44 +11,14 @@ use aquifer_page::Bytes;
 use super::host::Host;
 use crate::demo::netns::Network;
 use crate::demo::process::{self, Process, Site};
-use crate::demo::stores;
-use crate::failure::{Failure, OrFail, Result};
+use crate::demo::remove;
+use crate::demo::wait::Wait;
+use crate::failure::{OrFail, Result};
 use crate::init::{Cluster, Member};
 use crate::instance::Instance;
 
-/// The kernel that this system would boot.
-const BOOT: &str = "/boot";
-
 /// How long a VM may take to be cleared away.
 const CLEARING: Duration = Duration::from_secs(20);
-
-/// Waits for conditions, until there is a signal to end.
-#[derive(Debug)]
-pub(super) struct Wait<'a>(pub(super) &'a AtomicBool);
-
-impl Wait<'_> {
-    /// Waits until there is something, and returns it.
-    pub(super) fn until<T>(
-        &self,
-        what: &str,
-        patience: Duration,
-        mut is: impl FnMut() -> Result<Option<T>>,
-    ) -> Result<T> {
-        let deadline = Instant::now() + patience;
-        loop {
-            if let Some(found) = is()? {
-                return Ok(found);
-            }
-            if self.0.load(Ordering::Relaxed) {
-                return Err(Failure::new("the demo", "interrupted"));
-            }
-            if Instant::now() > deadline {
-                return Err(Failure::new(what, format!("not within {} s", patience.as_secs())));
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
 
 /// How a guest is booted.
 #[derive(Debug)]
@@ -61,18 +29,6 @@ pub(super) struct Boot {
     pub(super) initrd: PathBuf,
     pub(super) append: String,
     pub(super) accelerator: Accelerator,
-}
-
-/// The newest kernel of this system.
-pub(super) fn newest_kernel() -> Result<PathBuf> {
-    let found = fs::read_dir(BOOT).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_kernel =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"));
-    let when = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).ok();
-    found.filter(is_kernel).max_by_key(when).ok_or_else(|| {
-        Failure::new("finding a kernel for the guest", format!("there is no vmlinuz-* in {BOOT}"))
-            .help("name one by --kernel, or install one (Debian: apt-get install linux-image-cloud-amd64)")
-    })
 }
 
 /// The hosts and all that they stand on. Dropping it takes everything away.
@@ -90,7 +46,7 @@ impl Stage {
         instance: &Instance,
         memory: Bytes,
         qemu: &Path,
-        wait: &Wait<'_>,
+        wait: Wait<'_>,
     ) -> Result<Self> {
         fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
         let lender = process::lender(&dir, memory)?;
@@ -141,11 +97,6 @@ impl Drop for Stage {
         // Nobody is left to tell; the next demo removes what is left.
         remove(&self.dir);
     }
-}
-
-fn remove(dir: &Path) {
-    let _ = fs::remove_dir_all(stores(dir));
-    let _ = fs::remove_dir_all(dir);
 }
 
 fn clear_vms(dir: &Path) {

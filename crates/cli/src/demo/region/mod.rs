@@ -10,7 +10,6 @@ mod picture;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,9 +20,10 @@ use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
 use serde::Serialize;
 
 use crate::commands::region::with_shim;
+use crate::demo::begun::{Begun, Outcome};
 use crate::demo::process::{self, Process};
+use crate::demo::remove;
 use crate::failure::{OrFail, Result};
-use crate::instance::Instance;
 use crate::lender::{Lender, Trust};
 use crate::progress::Progress;
 use memcache::{Client, Load, Read};
@@ -35,15 +35,6 @@ pub struct Options {
     pub cache: Bytes,
     /// Where marks, sockets and logs are kept while it runs.
     pub run_dir: PathBuf,
-}
-
-/// What is left of a demo.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The figures.
-    pub summary: Summary,
-    /// The picture, as PNG.
-    pub picture: Vec<u8>,
 }
 
 /// What `aquifer demo region --json` prints. Faults and latencies are those of the region's engine while the values were read back.
@@ -96,21 +87,20 @@ const START: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// What this machine lacks, or which step failed.
-pub fn run(options: &Options) -> Result<Outcome> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
-    }
-    clean_up_dead(&options.run_dir)?;
-    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
-    let stage = Stage { dir: options.run_dir.join(instance.name()) };
+pub fn run(options: &Options) -> Result<Outcome<Summary>> {
+    let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
+        clear(dir);
+        Ok(())
+    })?;
+    let interrupted = &*begun.interrupted;
+    let stage = Stage { dir: begun.dir.clone() };
     fs::create_dir_all(&stage.dir).or_fail(|| format!("making {}", stage.dir.display()))?;
     let size = Bytes(options.cache.0 * 4);
     let load = Load::filling(size);
 
     let progress = Progress::spinner("memcached with all in local RAM");
     let memcached = stage.memcached(size, None)?;
-    let (local, _) = exercise(&stage, &load, &interrupted, || Ok(()))?;
+    let (local, _) = exercise(&stage, &load, interrupted, || Ok(()))?;
     drop((memcached, progress));
 
     let _progress = Progress::spinner(format!("memcached with {} of {size} in local RAM", options.cache));
@@ -118,9 +108,9 @@ pub fn run(options: &Options) -> Result<Outcome> {
     let region = stage.region(size, options.cache)?;
     let status = || client::status(&region.0).or_fail(|| "asking the region's engine");
     let _memcached = stage.memcached(size, Some(&region.0))?;
-    let (read, before) = exercise(&stage, &load, &interrupted, status)?;
+    let (read, before) = exercise(&stage, &load, interrupted, status)?;
     let after = status()?;
-    let hit_rate = hit_rate(&stage, &load, &interrupted, || Ok(status()?.counts.remote_faults))?;
+    let hit_rate = hit_rate(&stage, &load, interrupted, || Ok(status()?.counts.remote_faults))?;
     let summary = Summary::new(&load, [&read, &local], [&before, &after], hit_rate);
     let picture = picture::png(&summary)?;
     Ok(Outcome { summary, picture })
@@ -277,13 +267,5 @@ fn clear(dir: &Path) {
     for region in client::list(&dir.join("regions")).unwrap_or_default() {
         drop(Served(region));
     }
-    let _ = fs::remove_dir_all(dir);
-}
-
-/// Removes what demos left that were killed. Their memcached and lender went with them.
-fn clean_up_dead(run_dir: &Path) -> Result<()> {
-    for dead in Instance::dead(run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
-        clear(&run_dir.join(dead.name()));
-    }
-    Ok(())
+    remove(dir);
 }

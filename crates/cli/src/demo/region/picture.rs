@@ -1,13 +1,13 @@
 //! The picture that remains: how long fetches took, and throughput beside memcached with all in local RAM.
 
-use kuva::backend::raster::RasterBackend;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
 use kuva::render::layout::Layout;
 use kuva::render::plots::Plot;
 
 use super::Summary;
-use crate::failure::{Failure, Result};
+use crate::demo::begun::png as rendered;
+use crate::failure::Result;
 
 /// Draws it, as PNG.
 pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
@@ -36,9 +36,7 @@ pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
         .with_figure_size(1280.0, 520.0)
         .with_plots(vec![fetches, throughput])
         .with_layouts(layouts);
-    RasterBackend::new()
-        .render_scene(&figure.render())
-        .map_err(|why| Failure::new("drawing the picture", why))
+    rendered(figure)
 }
 
 /// A power of two of microseconds, for people.

@@ -9,12 +9,12 @@ mod watch;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
 
+use super::begun::{Begun, Outcome};
 use super::load::{Plan, Verdict};
 use super::loader::Loader;
 use super::netns::Network;
@@ -36,15 +36,6 @@ pub struct Options {
     pub run_dir: PathBuf,
 }
 
-/// What is left of a demo.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The figures.
-    pub summary: Summary,
-    /// The picture, as PNG.
-    pub picture: Vec<u8>,
-}
-
 /// How much more than its RAM a host's load fills (the paper's mock application).
 const OVERLOAD: f64 = 1.5;
 
@@ -64,17 +55,12 @@ const KIND: &str = "demo";
 ///
 /// # Errors
 /// What this machine lacks, or which step failed and what the agents' logs say.
-pub fn run(options: &Options) -> Result<Outcome> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
-    }
+pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let hierarchy = Hierarchy::find().or_fail(|| "making a cgroup for each host")?;
-    clean_up_dead(&options.run_dir, &hierarchy)?;
-    let instance = Instance::claim(&options.run_dir, KIND).or_fail(|| "marking this demo as running")?;
-    let stage = Stage::set(options, &instance, &hierarchy)?;
+    let begun = Begun::begin(&options.run_dir, KIND, |dir, dead| clean_up(dir, dead, &hierarchy))?;
+    let stage = Stage::set(options, &begun, &hierarchy)?;
     let watch = Watch::start(&stage.hosts, options.memory);
-    let played = stage.play(options, &watch, &interrupted);
+    let played = stage.play(options, &watch, &begun.interrupted);
     let seen = watch.stop();
     let ended = stage.clear(played.is_err());
     let phases =
@@ -98,10 +84,10 @@ struct Ended {
 }
 
 impl Stage {
-    fn set(options: &Options, instance: &Instance, hierarchy: &Hierarchy) -> Result<Self> {
-        let dir = options.run_dir.join(instance.name());
+    fn set(options: &Options, begun: &Begun, hierarchy: &Hierarchy) -> Result<Self> {
+        let Begun { instance, dir, .. } = begun;
         let network = Network::create(instance)?;
-        let mut stage = Self { hosts: Vec::new(), network, dir };
+        let mut stage = Self { hosts: Vec::new(), network, dir: dir.clone() };
         let members: Vec<_> = ["a", "b"]
             .iter()
             .zip(stage.network.hosts())
@@ -227,16 +213,13 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_millis(50)
 }
 
-/// Removes what demos left that were killed.
-fn clean_up_dead(run_dir: &Path, hierarchy: &Hierarchy) -> Result<()> {
-    for dead in Instance::dead(run_dir, KIND).or_fail(|| "looking for what killed demos left")? {
-        for name in ["a", "b"] {
-            drop(Cgroup::adopt(hierarchy, &format!("aquifer-{}-{name}", dead.name())));
-        }
-        let dir = run_dir.join(dead.name());
-        host::clean_up(&dir);
-        Network::clean_up(&dead)?;
-        let _ = fs::remove_dir_all(&dir);
+/// Removes what a demo left that was killed.
+fn clean_up(dir: &Path, dead: &Instance, hierarchy: &Hierarchy) -> Result<()> {
+    for name in ["a", "b"] {
+        drop(Cgroup::adopt(hierarchy, &format!("aquifer-{}-{name}", dead.name())));
     }
+    host::clean_up(dir);
+    Network::clean_up(dead)?;
+    let _ = fs::remove_dir_all(dir);
     Ok(())
 }

@@ -1,0 +1,136 @@
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::mem::{Discriminant, discriminant};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aquifer_control::balance::{Config, Verdict, Why};
+use aquifer_guest::memory::{Balancing, Moved, Resized, Turn};
+use aquifer_page::{Bytes, RegionName};
+use clap::Args;
+use serde::Serialize;
+
+use crate::commands::Common;
+use crate::failure::{OrFail, Result};
+
+/// Moves memory between the VMs of this host, to where it is needed
+///
+/// Looks at every guest each period: what it uses, whether it swaps or waits for memory, what its programs have asked for. Who needs more gets it, from what is
+/// free of what is set aside for guests ('aquifer vm budget'), else from those who have had more than they need for a while; where there is too little for all,
+/// by their weights. Each VM stays within its limits ('aquifer vm set'). An agent does the same whose configuration says so ('vms.balance').
+///
+/// Runs until ctrl-C, and says what it does and why. VMs whose memory is in the pool are left alone: they do not take it from each other.
+#[derive(Debug, Args)]
+pub struct Balance {
+    /// Says what it would do, and why it would do nothing, and does nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// How often it looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    period: Duration,
+    /// Looks so often and ends
+    #[arg(long, value_name = "N")]
+    periods: Option<u64>,
+    /// What a guest is to have free, as a share of what it uses
+    #[arg(long, value_name = "SHARE", default_value_t = Config::default().slack)]
+    slack: f64,
+    /// What it is to have free at least
+    #[arg(long, value_name = "SIZE", default_value_t = Config::default().least_slack)]
+    least_slack: Bytes,
+    /// For how many periods a surplus must have lasted before it is taken
+    #[arg(long, value_name = "N", default_value_t = Config::default().surplus_periods)]
+    surplus_periods: u32,
+    /// Takes back what guests do not need even if nobody else needs it
+    #[arg(long)]
+    reclaim: bool,
+}
+
+/// A line of what it says, for programs.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    verdicts: &'a [Verdict],
+    moves: &'a [aquifer_control::balance::Move],
+    moved: Vec<Done<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Done<'a> {
+    vm: &'a RegionName,
+    #[serde(flatten)]
+    resized: Option<&'a Resized>,
+    error: Option<String>,
+}
+
+impl Balance {
+    pub(super) fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
+        let what = || "balancing the memory of VMs";
+        let config = Config {
+            slack: self.slack,
+            least_slack: self.least_slack,
+            surplus_periods: self.surplus_periods,
+            keep_surplus: !self.reclaim,
+            ..Config::default()
+        };
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, interrupted.clone()).or_fail(what)?;
+        }
+        let exe = std::env::current_exe().or_fail(what)?;
+        let mut balancing = Balancing::new(run_dir, &exe, config).or_fail(what)?;
+        let mut said = BTreeMap::new();
+        let mut left = self.periods;
+        while !interrupted.load(Ordering::Relaxed) && left != Some(0) {
+            let next = Instant::now() + self.period;
+            let mut turn = balancing.turn(!self.dry_run).or_fail(what)?;
+            say(common, &turn, &mut said).or_fail(what)?;
+            // What is given is given on at once.
+            while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
+                let pause = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+                if let Some(moved) = balancing.wait(pause) {
+                    turn = balancing.turn(!self.dry_run).or_fail(what)?;
+                    turn.moved.insert(0, moved);
+                    say(common, &turn, &mut said).or_fail(what)?;
+                }
+            }
+            left = left.map(|left| left - 1);
+        }
+        Ok(())
+    }
+}
+
+/// Says what has changed since the last time.
+fn say(
+    common: &Common,
+    turn: &Turn,
+    said: &mut BTreeMap<RegionName, Discriminant<Why>>,
+) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let Turn { plan, moved } = turn;
+    if common.json {
+        let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
+        let moved =
+            moved.iter().map(|is| Done { vm: &is.is.vm, resized: is.end.as_ref().ok(), error: done(is) });
+        let line = Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect() };
+        serde_json::to_writer(&mut out, &line)?;
+        return writeln!(out);
+    }
+    for Moved { is, end } in moved {
+        match end {
+            Ok(Resized { from, reached, total_ms, why, .. }) => {
+                write!(out, "{}: {from} -> {reached} in {total_ms:.0} ms", is.vm)?;
+                writeln!(out, "{}", why.as_ref().map_or(String::new(), |why| format!("; {why}")))?;
+            }
+            Err(error) => writeln!(out, "{}: {error}", is.vm)?,
+        }
+    }
+    for verdict in &plan.verdicts {
+        // Figures change all the time.
+        let why = discriminant(&verdict.why);
+        if said.insert(verdict.vm.clone(), why) != Some(why) {
+            writeln!(out, "{verdict}")?;
+        }
+    }
+    out.flush()
+}

@@ -1,0 +1,139 @@
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use aquifer_guest::memory::{Direction, Order, Resized, Short, Spread, Times};
+use aquifer_guest::process::{Files, client};
+use aquifer_page::{Bytes, RegionName};
+use clap::Args;
+use serde::Serialize;
+
+use crate::commands::Common;
+use crate::failure::{Failure, OrFail, Result};
+use crate::output;
+use crate::progress::Progress;
+
+/// Grows or shrinks a VM's memory while it runs
+///
+/// The VM gets at least SIZE when it grows and keeps no less than that when it shrinks: both by whole sections ('aquifer vm budget'), but to the
+/// ends of what it can have. Returns when the guest has it, or has given it up and it is back with this host.
+///
+/// A guest gives up only what it does not use. What it has come to by then is what the VM has; exit code 1 says that this is not all.
+#[derive(Debug, Args)]
+pub struct Resize {
+    /// The VM
+    name: RegionName,
+    /// What it is to have, in all
+    #[arg(value_name = "SIZE", required_unless_present = "cache")]
+    size: Option<Bytes>,
+    /// That, and nothing near it; refused where the VM's device has no such step
+    #[arg(long, requires = "size")]
+    exact: bool,
+    /// For how long a guest that stops short is asked again; '0s' leaves it at what it has come to
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    retry: Duration,
+    /// Also says what the guest's kernel spent its time on, and waits for that ('vm show' tells it of all resizes)
+    #[arg(long, requires = "size")]
+    stages: bool,
+    /// What of it may be in local RAM, of a VM whose memory is in the pool
+    #[arg(long, value_name = "SIZE")]
+    cache: Option<Bytes>,
+}
+
+#[derive(Debug, Serialize)]
+struct Answer {
+    vm: RegionName,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<Bytes>,
+    #[serde(flatten)]
+    resized: Option<Resized>,
+}
+
+impl Resize {
+    pub(super) fn name(&self) -> &RegionName {
+        &self.name
+    }
+
+    pub(super) fn run(self, common: &Common, files: &Files) -> Result<ExitCode> {
+        let what = || format!("resizing VM '{}'", self.name);
+        let progress = Progress::spinner(what());
+        if let Some(cache) = self.cache {
+            client::resize_cache(files, cache).or_fail(what)?;
+        }
+        let order = |size| Order {
+            size,
+            from: None,
+            exact: self.exact,
+            retry: self.retry,
+            urgent: false,
+            stages: self.stages,
+        };
+        let exe = std::env::current_exe().or_fail(what)?;
+        let tell = |size: Bytes| progress.say(format!("{}: it has {size}", what()));
+        let resized = self.size.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
+        let resized = resized.map_err(|error| Failure::new(what(), error))?;
+        drop(progress);
+        let is_short = resized.as_ref().is_some_and(|resized| resized.why.is_some());
+        let answer = Answer { vm: self.name, cache: self.cache, resized };
+        output::answer(common.json, &answer, text)?;
+        Ok(if is_short { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+/// How long the stages of a VM's resizes took, by whether it grew or shrank: microseconds.
+#[derive(Debug, Serialize)]
+pub(super) struct Spreads {
+    add: BTreeMap<String, Spread>,
+    remove: BTreeMap<String, Spread>,
+}
+
+impl Spreads {
+    pub(super) fn of(times: &Times) -> Self {
+        Self { add: times.spreads(Direction::Add), remove: times.spreads(Direction::Remove) }
+    }
+
+    /// A table, for people; nothing where the VM was never resized.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, stages) in [("grown", &self.add), ("shrunk", &self.remove)] {
+            let Some(Spread { count, .. }) = stages.get("total") else { continue };
+            let mut table = comfy_table::Table::new();
+            table.load_style(comfy_table::presets::NOTHING);
+            table.set_header([&format!("{name} {count} times"), "MIN ms", "MAX ms", "MEDIAN ms"]);
+            for (stage, Spread { min_us, max_us, median_us, .. }) in stages {
+                let [min, max, median] =
+                    [min_us, max_us, median_us].map(|us| format!("{:.1}", *us as f64 / 1e3));
+                table.add_row([&stage.replace('_', " "), &min, &max, &median]);
+            }
+            text += &format!("\n{table}");
+        }
+        text
+    }
+}
+
+fn text(answer: &Answer) -> String {
+    let Answer { vm, cache, resized } = answer;
+    let mut lines: Vec<String> = Vec::new();
+    if let Some(cache) = cache {
+        lines.push(format!("{vm} may have {cache} of its memory in local RAM"));
+    }
+    if let Some(resized) = resized {
+        let Resized { from, reached, to, missing, why, usable, total_ms, .. } = resized;
+        lines.push(match why {
+            None if from == reached => format!("{vm} has {reached} already"),
+            None => format!("{vm} has {reached} now, {from} before: {total_ms:.0} ms"),
+            Some(Short::NotOnline { .. }) => {
+                format!("{vm} has {reached} now, {from} before, but cannot use all of it")
+            }
+            Some(_) => format!("{vm} has {reached} now, {from} before: {missing} short of {to}"),
+        });
+        lines.extend(why.as_ref().map(ToString::to_string));
+        if usable.is_none() && reached > from {
+            lines.push(
+                "whether the guest can use it, it does not say: it has no agent, and no balloon driver"
+                    .to_owned(),
+            );
+        }
+    }
+    lines.join("\n")
+}

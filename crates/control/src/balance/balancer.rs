@@ -1,0 +1,190 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use aquifer_page::{Bytes, RegionName};
+
+use super::deal::{Dealt, deal};
+use super::past::Past;
+use super::section::Section;
+use super::standing::Standing;
+use super::{Because, Config, Host, Move, Plan, Reading, Verdict, Want, Why};
+
+/// Decides, period by period, how large each VM of a host shall be. See the [module](super) for how.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    config: Config,
+    /// Of the VMs of the last period.
+    pasts: BTreeMap<RegionName, Past>,
+}
+
+impl Balancer {
+    /// A balancer that has seen nothing yet: it shrinks no VM, but for those above their max and for urgent needs of
+    /// others, until it has seen it for [`Config::surplus_periods`].
+    pub fn new(config: Config) -> Self {
+        Self { config, pasts: BTreeMap::new() }
+    }
+
+    /// Goes on with other settings, from the next period on.
+    pub fn set_config(&mut self, config: Config) {
+        self.config = config;
+    }
+
+    /// One period: what is to be done now.
+    ///
+    /// Call it once a period with all VMs of the host, also those that do not answer. What is left out is forgotten; of two
+    /// readings of one VM the first counts. The plan takes for granted that nobody else resizes meanwhile. After it, all
+    /// sizes together are at most what they were before and [`Host::sections_free`].
+    pub fn step(&mut self, host: &Host, readings: &[Reading]) -> Plan {
+        let mut names = BTreeSet::new();
+        let readings = readings.iter().filter(|reading| names.insert(&reading.vm));
+        let Some(section) = Section::new(host.section) else {
+            let verdicts = readings.map(|reading| untouched(reading, Why::NoSection)).collect();
+            return Plan { moves: Vec::new(), verdicts };
+        };
+        let mut pasts = BTreeMap::new();
+        let mut standings = Vec::new();
+        for reading in readings {
+            let mut past = self.pasts.remove(&reading.vm).unwrap_or_default();
+            standings.push(Standing::read(reading, &mut past, host, section, &self.config));
+            pasts.insert(reading.vm.clone(), past);
+        }
+        self.pasts = pasts;
+        let dealt = deal(host, section, &standings, &self.config);
+        self.plan(host, section, &standings, &dealt)
+    }
+
+    fn plan(&self, host: &Host, section: Section, standings: &[Standing<'_>], dealt: &[Dealt]) -> Plan {
+        let waits = who_waits(section.down(host.sections_free), standings, dealt);
+        let each = || standings.iter().zip(dealt).zip(&waits);
+        let mut moves: Vec<(u8, Move)> = each()
+            .filter_map(|((standing, dealt), &waits)| {
+                let because = because(standing, dealt, waits)?;
+                let (vm, from) = (standing.reading.vm.clone(), standing.reading.size);
+                let to = to(standing, dealt, section);
+                Some((place(&because), Move { vm, from, to, because }))
+            })
+            .collect();
+        moves.sort_by_key(|&(place, _)| place);
+        let verdicts =
+            each().map(|((standing, dealt), &waits)| self.verdict(standing, dealt, waits, section));
+        Plan { moves: moves.into_iter().map(|(_, one)| one).collect(), verdicts: verdicts.collect() }
+    }
+
+    fn verdict(&self, standing: &Standing<'_>, dealt: &Dealt, waits: bool, section: Section) -> Verdict {
+        let why = self.why(standing, dealt, waits, section);
+        let Some(figures) = standing.figures else { return untouched(standing.reading, why) };
+        let Reading { size, swap_used, wish, limits, .. } = *standing.reading;
+        Verdict {
+            used: figures.used,
+            swapped: swap_used,
+            kept: figures.kept,
+            slack: figures.slack,
+            wish,
+            need: figures.demand.need,
+            target: target(
+                size,
+                figures.demand.need.max(limits.least()).min(limits.max),
+                limits.max,
+                section,
+            ),
+            to: to(standing, dealt, section),
+            ..untouched(standing.reading, why)
+        }
+    }
+
+    fn why(&self, standing: &Standing<'_>, dealt: &Dealt, waits: bool, section: Section) -> Why {
+        let Reading { size, limits, .. } = *standing.reading;
+        let Some(figures) = standing.figures else { return Why::Silent };
+        if standing.reading.busy {
+            return Why::Busy;
+        }
+        match because(standing, dealt, waits) {
+            Some(Because::Shrinks { give }) => return Why::Shrinks { give },
+            Some(Because::Grows { want, waits }) => {
+                return Why::Grows { want, waits, wanted: section.bytes(standing.wants) };
+            }
+            None => {}
+        }
+        let surplus = section.bytes(standing.spare);
+        match standing.want {
+            Some(want) if standing.wants > 0 => {
+                Why::Lacks { want, wanted: section.bytes(standing.wants), reserve: limits.reserve }
+            }
+            Some(want) if standing.withheld > 0 => {
+                Why::HostShort { want, wanted: section.bytes(standing.withheld) }
+            }
+            Some(_) if figures.demand.need > size => Why::AtMax { max: limits.max },
+            _ if surplus == Bytes::ZERO => Why::Fits,
+            _ if standing.hold > 0 => Why::Holds { surplus, periods: standing.hold },
+            _ if standing.lasting > 0 => Why::Keeps { surplus: section.bytes(standing.lasting) },
+            _ => Why::Lasts { surplus, periods: standing.lasted, of: self.config.surplus_periods.max(1) },
+        }
+    }
+}
+
+/// A verdict on a VM of whose guest nothing is known.
+fn untouched(reading: &Reading, why: Why) -> Verdict {
+    let (vm, size) = (reading.vm.clone(), reading.size);
+    let none = Bytes::ZERO;
+    Verdict {
+        vm,
+        size,
+        used: none,
+        swapped: none,
+        kept: none,
+        slack: none,
+        wish: reading.wish,
+        need: none,
+        target: size,
+        to: size,
+        why,
+    }
+}
+
+/// The size nearest to `goal` in whole sections from `size`: at least it when growing, if max allows, and no less than it
+/// when shrinking.
+fn target(size: Bytes, goal: Bytes, max: Bytes, section: Section) -> Bytes {
+    if goal > size {
+        let sections = section.up(goal.saturating_sub(size)).min(section.down(max.saturating_sub(size)));
+        size.saturating_add(section.bytes(sections))
+    } else {
+        size.saturating_sub(section.bytes(section.down(size.saturating_sub(goal))))
+    }
+}
+
+fn to(standing: &Standing<'_>, dealt: &Dealt, section: Section) -> Bytes {
+    let grown = standing.reading.size.saturating_add(section.bytes(dealt.gets));
+    grown.saturating_sub(section.bytes(dealt.gives))
+}
+
+fn because(standing: &Standing<'_>, dealt: &Dealt, waits: bool) -> Option<Because> {
+    if let (Some(give), 1..) = (dealt.give, dealt.gives) {
+        return Some(Because::Shrinks { give });
+    }
+    standing.want.filter(|_| dealt.gets > 0).map(|want| Because::Grows { want, waits })
+}
+
+/// Who cannot grow before others have shrunk: what is free goes to urgent needs first, then by the order of the readings.
+fn who_waits(mut free: u64, standings: &[Standing<'_>], dealt: &[Dealt]) -> Vec<bool> {
+    let mut waits = vec![false; dealt.len()];
+    for urgent in [true, false] {
+        for i in (0..dealt.len()).filter(|&i| standings[i].urgent() == urgent) {
+            match free.checked_sub(dealt[i].gets) {
+                Some(left) => free = left,
+                None => waits[i] = true,
+            }
+        }
+    }
+    waits
+}
+
+/// Where a move stands in the plan.
+fn place(because: &Because) -> u8 {
+    let urgent = |want: &Want| want.is_urgent();
+    match because {
+        Because::Grows { want, waits: false } if urgent(want) => 0,
+        Because::Grows { waits: false, .. } => 1,
+        Because::Shrinks { .. } => 2,
+        Because::Grows { want, .. } if urgent(want) => 3,
+        Because::Grows { .. } => 4,
+    }
+}

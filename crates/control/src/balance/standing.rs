@@ -1,0 +1,189 @@
+use aquifer_page::Bytes;
+
+use super::past::{Demand, Past, Signs};
+use super::section::Section;
+use super::{Config, Host, Reading, Want};
+
+/// What a VM's own figures come to in a period, as sizes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    /// What the guest uses.
+    pub(super) used: Bytes,
+    /// What its kernel keeps from its count.
+    pub(super) kept: Bytes,
+    /// What it shall have free on top.
+    pub(super) slack: Bytes,
+    pub(super) demand: Demand,
+}
+
+/// Where one VM stands before anything is dealt. Numbers of sections are `u64`s.
+#[derive(Clone, Debug)]
+pub(super) struct Standing<'a> {
+    pub(super) reading: &'a Reading,
+    /// None: it has given none.
+    pub(super) figures: Option<Figures>,
+    /// Sections that it is to grow by if it can.
+    pub(super) wants: u64,
+    /// Why it is to grow, also if it is not because the host is short.
+    pub(super) want: Option<Want>,
+    /// Sections that it would want, were the host not short.
+    pub(super) withheld: u64,
+    /// Sections above its max, as far as it does not use them.
+    pub(super) over_max: u64,
+    /// Sections of a surplus that has lasted.
+    pub(super) lasting: u64,
+    /// Sections of a surplus that is there now, lasting or not.
+    pub(super) spare: u64,
+    /// The size with the most that it needed lately and with what is never taken, if there is enough to tell.
+    pub(super) peak: Option<Demand>,
+    /// Periods for which it gives nothing more.
+    pub(super) hold: u32,
+    /// Periods for which it has had a surplus.
+    pub(super) lasted: u32,
+}
+
+impl<'a> Standing<'a> {
+    /// Reads one VM, and has `past` remember it.
+    pub(super) fn read(
+        reading: &'a Reading,
+        past: &mut Past,
+        host: &Host,
+        section: Section,
+        config: &Config,
+    ) -> Self {
+        let signs = past.read(reading, config);
+        let mut standing = Self {
+            reading,
+            figures: None,
+            wants: 0,
+            want: None,
+            withheld: 0,
+            over_max: 0,
+            lasting: 0,
+            spare: 0,
+            peak: None,
+            hold: past.hold(config),
+            lasted: 0,
+        };
+        let Some(signs) = signs else { return standing };
+        let (figures, want) = figures(reading, past, signs, section, config);
+        past.remember(figures.demand, config);
+        standing.figures = Some(figures);
+        if reading.busy {
+            return standing;
+        }
+        standing.peak = past.peak(config);
+        standing.hungers(want, figures, host, section, config);
+        standing.spares(figures, past, section, config);
+        standing
+    }
+
+    /// Whether a surplus elsewhere is taken for it at once.
+    pub(super) fn urgent(&self) -> bool {
+        self.wants > 0 && self.want.is_some_and(Want::is_urgent)
+    }
+
+    /// Sections that it does not need and that may be taken: what has lasted, or at once what is there now.
+    pub(super) fn surplus(&self, at_once: bool) -> u64 {
+        match (self.hold, at_once) {
+            (0, true) => self.spare,
+            (0, false) => self.lasting,
+            _ => 0,
+        }
+    }
+
+    /// What is to be left of it if sections are taken for a fair share: what it uses, with some of the noise that it may
+    /// have, or its min.
+    pub(super) fn keeps(&self, at_once: bool, section: Section) -> Option<Bytes> {
+        let demand = if at_once { self.figures.map(|figures| figures.demand) } else { self.peak }?;
+        Some(demand.floor.saturating_add(section.half()).max(self.reading.limits.least()))
+    }
+
+    /// How much it is to grow, and why.
+    fn hungers(
+        &mut self,
+        want: Option<Want>,
+        figures: Figures,
+        host: &Host,
+        section: Section,
+        config: &Config,
+    ) {
+        let Reading { size, limits, wish, .. } = *self.reading;
+        let room = section.down(limits.max.saturating_sub(size));
+        let to_min = section.up(limits.least().saturating_sub(size)).min(room);
+        let missing = figures.demand.need.saturating_sub(size);
+        let want = want.or((missing > section.band(config)).then_some(Want::Slack));
+        let to_need = if want.is_some() { section.up(missing).min(room) } else { 0 };
+        self.wants = to_need.max(to_min);
+        let urgent = want.is_some_and(Want::is_urgent);
+        self.want = if to_min > 0 && to_min >= to_need && !urgent { Some(Want::Min) } else { want };
+        if host.short {
+            let wanted = self.wants;
+            self.wants = to_min.max(to_need.min(section.up(wish)));
+            self.withheld = wanted - self.wants;
+        }
+    }
+
+    /// What can be taken from it, and when.
+    fn spares(&mut self, figures: Figures, past: &Past, section: Section, config: &Config) {
+        let Reading { size, limits, .. } = *self.reading;
+        if self.wants > 0 {
+            return;
+        }
+        let band = section.band(config);
+        self.spare = self.beyond(figures.demand, band, section);
+        self.lasted = past.lasted(size.saturating_sub(band.saturating_add(section.bytes(1))));
+        if self.hold == 0 {
+            self.lasting = self.peak.map_or(0, |peak| self.beyond(peak, band, section));
+            self.over_max = section.down(size.saturating_sub(limits.max.max(figures.demand.floor)));
+        }
+    }
+
+    /// Sections beyond what it shall keep while nobody is short: its need and the band, within its limits.
+    fn beyond(&self, demand: Demand, band: Bytes, section: Section) -> u64 {
+        let Reading { size, limits, .. } = *self.reading;
+        let comfort = demand.need.saturating_add(band).min(limits.max);
+        section.down(size.saturating_sub(comfort.max(demand.floor).max(limits.least())))
+    }
+}
+
+/// What a guest's figures come to, and why it would grow even for less than its band.
+fn figures(
+    reading: &Reading,
+    past: &mut Past,
+    signs: Signs,
+    section: Section,
+    config: &Config,
+) -> (Figures, Option<Want>) {
+    let Reading { size, wish, swap_used, .. } = *reading;
+    let used = reading.total.saturating_sub(reading.available);
+    let kept = past.kept();
+    let whole = used.saturating_add(swap_used);
+    let rise = past.rise(whole);
+    let ahead = Bytes(rise.0.saturating_mul(config.ahead_periods.into()));
+    let slack = config.slack_on(whole).max(ahead);
+    let need = kept.saturating_add(whole).saturating_add(slack).saturating_add(wish);
+    let floor = kept.saturating_add(used).saturating_add(config.least_slack);
+    let free = size.saturating_sub(kept.saturating_add(used));
+    // What comes back from swap into room that is there is no shortage.
+    let returns = if need > size { signs.swapped_in } else { Bytes::ZERO };
+    let swapped = signs.swapped_out.saturating_add(returns);
+    let want = if swapped > Bytes::ZERO {
+        Some(Want::Swaps { swapped })
+    } else if let Some(percent) = signs.pressure {
+        Some(Want::Pressure { percent })
+    } else if wish > Bytes::ZERO && need > size {
+        Some(Want::Wish { wish })
+    } else if free < Bytes(config.least_slack.0 / 2) {
+        Some(Want::Tight { free })
+    } else if ahead == slack && need > size.saturating_add(section.band(config)) {
+        Some(Want::Rises { rise })
+    } else {
+        None
+    };
+    let need = match want {
+        Some(Want::Swaps { .. } | Want::Pressure { .. }) => need.max(size.saturating_add(section.bytes(1))),
+        _ => need,
+    };
+    (Figures { used, kept, slack, demand: Demand { need, floor } }, want)
+}

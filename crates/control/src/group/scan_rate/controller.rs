@@ -1,0 +1,133 @@
+use aquifer_page::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Config, Rate, Variant, Verdict, Why};
+
+/// What went on in a group in a period (Algorithm 1, lines 1-3).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Activity {
+    /// CPU used, in percent of all that the group may use, by its VMs and its scanner. Not a number: not known, which
+    /// counts as scarce.
+    pub cpu_percent: f64,
+    /// Swapped by its VMs, in and out.
+    pub swapped: Bytes,
+    /// By how many bytes sharing saves more than when the period began; negative if more copies were broken (by
+    /// copy-on-write) than pages merged.
+    pub saved_bytes: i64,
+    /// How many VMs it has.
+    pub vms: u32,
+}
+
+/// Sets the rate of one group's scanner, period by period. See the [module](super).
+#[derive(Clone, Debug)]
+pub struct Controller {
+    config: Config,
+    rate: Rate,
+}
+
+impl Controller {
+    /// One that begins at [`Config::min`], or at its static rate.
+    pub fn new(config: Config) -> Self {
+        let rate = match config.variant {
+            Variant::Static(rate) => rate,
+            Variant::C | Variant::Cs | Variant::Csd => config.within(config.min),
+        };
+        Self { config, rate }
+    }
+
+    /// Goes on with other settings, from the next period on.
+    pub fn set_config(&mut self, config: Config) {
+        self.config = config;
+    }
+
+    /// The rate as it is now.
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// One period: the rate for the next one, and why.
+    pub fn step(&mut self, activity: &Activity) -> Verdict {
+        let Config { unit, .. } = self.config;
+        let (from, why) = (self.rate, self.why(activity));
+        self.rate = match (self.config.variant, why) {
+            (Variant::Static(rate), _) => rate,
+            (_, Why::CpuFree { .. } | Why::Demand { .. } | Why::Productive { .. }) => {
+                self.config.within(Rate(from.0.saturating_add(unit.0)))
+            }
+            // Line 13 prints MIN(scan-rate / 2, MIN-SCAN-RATE), which would drop to the least rate at once, and below it. The
+            // text has "multiplicative-decrease" and a minimum, as line 8 does: so MAX.
+            (_, Why::CpuScarce { .. } | Why::NoDemand { .. } | Why::Unproductive { .. }) => {
+                self.config.within(Rate(from.0 / 2))
+            }
+            (_, Why::LittleSaved { .. } | Why::Static) => self.config.within(from),
+        };
+        Verdict { from, to: self.rate, why }
+    }
+
+    fn why(&self, activity: &Activity) -> Why {
+        let Activity { cpu_percent, swapped, saved_bytes, vms } = *activity;
+        let Config { variant, cpu_percent: of, swap, dedup_per_vm, .. } = self.config;
+        if matches!(variant, Variant::Static(_)) {
+            return Why::Static;
+        }
+        if cpu_percent < of {
+            return Why::CpuFree { cpu_percent, of };
+        }
+        if variant == Variant::C {
+            return Why::CpuScarce { cpu_percent, of };
+        }
+        // Line 7 prints "swap-rate < SWAP-THRESHOLD", which no count is below the paper's threshold of zero. The text has
+        // "negligible", and "the presence of swap operations is deemed memory demands" (section 6.1): so not above it.
+        if swapped <= swap {
+            return Why::NoDemand { cpu_percent, swapped };
+        }
+        if variant == Variant::Cs {
+            return Why::Demand { swapped };
+        }
+        let threshold = Bytes(dedup_per_vm.0.saturating_mul(vms.into()));
+        if i128::from(saved_bytes) > i128::from(threshold.0) {
+            Why::Productive { swapped, saved_bytes, threshold }
+        } else if saved_bytes <= 0 {
+            Why::Unproductive { swapped, saved_bytes }
+        } else {
+            Why::LittleSaved { swapped, saved_bytes, threshold }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUSY: Activity =
+        Activity { cpu_percent: 100.0, swapped: Bytes::mib(8), saved_bytes: 5 << 20, vms: 4 };
+
+    #[test]
+    fn other_limits_count_from_the_next_period_on_whatever_it_brings() {
+        let mut controller = Controller::new(Config::default());
+        for _ in 0..20 {
+            controller.step(&BUSY);
+        }
+        assert_eq!(controller.rate(), Rate(50));
+        controller.set_config(Config { max: Rate(20), ..Config::default() });
+        let nothing_to_do = Activity { saved_bytes: 1 << 20, ..BUSY };
+        assert_eq!(controller.step(&nothing_to_do).to, Rate(20));
+        controller.set_config(Config { variant: Variant::Static(Rate(200)), ..Config::default() });
+        assert_eq!(controller.step(&nothing_to_do).to, Rate(200));
+    }
+
+    #[test]
+    fn cpu_that_nobody_knows_counts_as_scarce() {
+        let mut controller = Controller::new(Config::default());
+        let unknown = Activity { cpu_percent: f64::NAN, swapped: Bytes::ZERO, ..BUSY };
+        assert!(matches!(controller.step(&unknown).why, Why::NoDemand { .. }));
+    }
+
+    #[test]
+    fn a_group_without_vms_or_with_thresholds_beyond_all_bounds_is_no_matter() {
+        let mut controller = Controller::new(Config { dedup_per_vm: Bytes(u64::MAX), ..Config::default() });
+        let most = Activity { saved_bytes: i64::MAX, vms: u32::MAX, ..BUSY };
+        assert!(matches!(controller.step(&most).why, Why::LittleSaved { .. }));
+        assert!(matches!(controller.step(&Activity { vms: 0, ..most }).why, Why::Productive { .. }));
+    }
+}

@@ -1,0 +1,177 @@
+//! GRP-M by sequences of periods: who lends, who gets it back when, and who pays.
+
+mod tenant;
+
+use aquifer_control::group::overhead::{Plan, Why};
+use aquifer_control::group::reprovision::Policy;
+use tenant::host::{Host, account, loans};
+use tenant::{Guest, Tenant};
+
+fn group(saved: u64, loads: [u64; 2]) -> Tenant {
+    let [a, b] = loads.map(Guest::new);
+    Tenant::new(Policy::Demand, saved, [("a", a), ("b", b)])
+}
+
+/// The paper's first scenario (section 7.2): NPB BT needs no memory, word count does.
+fn host() -> Host {
+    Host::new([("bt", group(400, [300, 300])), ("wc", group(50, [600, 650]))])
+}
+
+fn last(host: &mut Host, periods: usize) -> Plan {
+    host.periods(periods - 1);
+    host.period()
+}
+
+#[test]
+fn idle_surplus_of_one_group_feeds_another_which_pays_for_its_scanner() {
+    let mut host = host();
+    // The four periods before, and until it is short itself.
+    assert_eq!(host.periods(4), []);
+    let plan = last(&mut host, 40);
+    assert_eq!(host.tenant("wc").swaps(), 0);
+    assert_eq!(host.tenant("wc").extras(), [90, 140]);
+    assert_eq!(account(&plan, "bt").payer.as_str(), "wc");
+    assert_eq!(account(&plan, "wc").payer.as_str(), "wc");
+    // Of 230 MiB its own sharing saves 50. What it would have for its cache it has returned.
+    assert_eq!(loans(&plan), ["bt>wc 180+0"]);
+    assert!(account(&plan, "bt").to_string().ends_with("180MiB is lent; wc pays for its scanner"));
+    assert_eq!(host.periods(50), []);
+}
+
+#[test]
+fn nothing_is_lent_without_the_consent_of_both_and_all_recalled_when_one_takes_it_back() {
+    for refuses in ["bt", "wc"] {
+        let mut host = host();
+        host.refuses = vec![refuses.to_owned()];
+        assert_eq!(host.periods(50), []);
+        host.refuses.clear();
+        last(&mut host, 50);
+        host.refuses = vec![refuses.to_owned()];
+        let plan = host.period();
+        assert_eq!((plan.changes.len(), plan.changes[0].why), (1, Why::NoConsent));
+        assert_eq!(loans(&plan), ["bt>wc 0+180"]);
+        assert_eq!(account(&plan, "bt").payer.as_str(), "bt");
+        assert_eq!(loans(&host.period()), [""; 0]);
+        assert_eq!(host.tenant("wc").handed(), 50);
+    }
+}
+
+#[test]
+fn an_owner_whose_vms_swap_gets_all_back_at_once_and_has_it_when_it_comes() {
+    let mut host = host();
+    last(&mut host, 50);
+    // NPB DT begins.
+    host.tenant("bt").guest("a").load = 700;
+    let plan = host.period();
+    assert!(matches!(plan.changes[..], [ref one] if matches!(one.why, Why::OwnerSwaps { .. })), "{plan:?}");
+    assert_eq!(account(&plan, "bt").surplus().awaited.0 >> 20, 180);
+    host.period();
+    assert_eq!(host.tenant("wc").handed(), 50);
+    last(&mut host, 50);
+    // What it does not need of it even so, it lends again.
+    assert_eq!(host.tenant("bt").extras(), [190, 0]);
+    assert_eq!(host.tenant("wc").handed(), 230);
+}
+
+#[test]
+fn as_much_as_is_missing_is_recalled_when_the_owners_surplus_falls() {
+    let mut host = host();
+    last(&mut host, 50);
+    host.saves("bt", 155);
+    let plan = host.period();
+    assert!(matches!(plan.changes[0].why, Why::SurplusFell { missing } if missing.0 >> 20 == 25));
+    assert_eq!(loans(&plan), ["bt>wc 150+30"]);
+    assert_eq!(loans(&host.period()), ["bt>wc 150+0"]);
+    assert_eq!(host.tenant("wc").handed(), 200);
+}
+
+#[test]
+fn the_owners_vms_are_not_touched_for_what_a_borrower_does_not_give_back() {
+    let mut host = host();
+    last(&mut host, 50);
+    host.tenant("bt").guest("b").load = 600;
+    last(&mut host, 2);
+    // It holds some itself now, and lends again when it is idle.
+    last(&mut host, 60);
+    let own = host.tenant("bt").extras();
+    assert_eq!(own, [0, 90]);
+    for name in ["a", "b"] {
+        host.tenant("wc").guest(name).gives = 0;
+    }
+    host.saves("bt", 90);
+    for _ in 0..50 {
+        let plan = host.period();
+        assert_eq!(account(&plan, "bt").lent.0, 0);
+        assert!(account(&plan, "bt").awaited.0 > 0 && account(&plan, "wc").owed.0 > 0);
+        assert_eq!(host.tenant("bt").extras(), own);
+    }
+    for name in ["a", "b"] {
+        host.tenant("wc").guest(name).gives = u64::MAX;
+    }
+    last(&mut host, 5);
+    assert!(host.tenant("wc").handed() <= 50 && host.tenant("bt").extras() == own);
+    assert_eq!(loans(&host.period()), [""; 0]);
+}
+
+#[test]
+fn what_a_borrower_does_not_need_any_more_it_returns() {
+    let mut host = host();
+    last(&mut host, 50);
+    host.tenant("wc").guests.remove("b");
+    let plan = host.period();
+    assert!(matches!(plan.changes[0].why, Why::NotNeeded { .. }));
+    assert_eq!(loans(&plan), ["bt>wc 40+0"]);
+}
+
+#[test]
+fn a_group_that_is_gone_has_lent_and_borrowed_nothing() {
+    for gone in ["bt", "wc"] {
+        let mut host = host();
+        last(&mut host, 50);
+        let group = host.tenants.remove(gone);
+        let plan = host.period();
+        assert_eq!((plan.changes[0].why, loans(&plan)), (Why::Gone, vec![]));
+        last(&mut host, 3);
+        let (held, saved) = host.held_of();
+        assert!(held <= saved, "{gone} is gone: {held} of {saved}");
+        // If it comes again, it has to be idle again for a while before it lends.
+        host.tenants.extend(group.map(|group| (gone.to_owned(), group)));
+        assert_eq!(host.periods(3).is_empty(), gone == "bt");
+    }
+}
+
+#[test]
+fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
+    let tenants =
+        [("bt", group(300, [300, 300])), ("sort", group(0, [900, 300])), ("wc", group(0, [560, 300]))];
+    let mut host = Host::new(tenants);
+    let plan = last(&mut host, 60);
+    // What the lender keeps is one step, and one is in the cache of who still swaps.
+    assert_eq!(loans(&plan), ["bt>sort 240+0", "bt>wc 50+0"]);
+    assert_eq!(account(&plan, "bt").payer.as_str(), "sort");
+    // Who does not swap gives first when some is missing.
+    host.saves("bt", 260);
+    assert_eq!(loans(&host.period()), ["bt>sort 240+0", "bt>wc 20+30"]);
+}
+
+#[test]
+fn a_borrower_goes_on_with_its_lender_and_takes_another_when_that_has_no_more() {
+    let tenants =
+        [("one", group(100, [300, 300])), ("two", group(200, [300, 300])), ("wc", group(0, [900, 300]))];
+    let mut host = Host::new(tenants);
+    host.periods(15);
+    let plan = host.period();
+    assert_eq!(plan.loans.len(), 1, "{:?}", loans(&plan));
+    let plan = last(&mut host, 60);
+    assert_eq!(loans(&plan), ["one>wc 90+0", "two>wc 190+0"]);
+    assert!(["one", "two"].iter().all(|one| account(&plan, one).payer.as_str() == "wc"));
+}
+
+#[test]
+fn a_group_that_swaps_now_and_then_lends_only_when_it_has_not_for_a_while() {
+    let mut host = host();
+    for period in 0..60 {
+        host.tenant("bt").guest("a").load = if period % 5 == 4 { 513 + 10 * period } else { 300 };
+        assert_eq!(host.periods(1), [], "{period}");
+    }
+}

@@ -1,0 +1,168 @@
+//! A tenant's group of VMs whose guests do what they are told, or not, and swap what does not fit.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+pub mod host;
+
+use std::collections::BTreeMap;
+
+use aquifer_control::group::Surplus;
+use aquifer_control::group::reprovision::{Config, Plan, Policy, Reprovisioner, Vm, handed};
+use aquifer_page::Bytes;
+
+/// One step of balloons, in MiB.
+pub const STEP: u64 = 10;
+
+/// A guest, in MiB.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    pub base: u64,
+    pub max: u64,
+    pub size: u64,
+    pub target: u64,
+    /// What its programs use, fit or not.
+    pub load: u64,
+    pub contributed: u64,
+    /// How much its balloon gives back in a period, and takes.
+    pub gives: u64,
+    pub takes: u64,
+}
+
+impl Guest {
+    /// Of 512 MiB, obedient.
+    pub fn new(load: u64) -> Self {
+        Self {
+            base: 512,
+            max: 4096,
+            size: 512,
+            target: 512,
+            load,
+            contributed: 100,
+            gives: u64::MAX,
+            takes: u64::MAX,
+        }
+    }
+
+    pub fn extra(&self) -> u64 {
+        self.size - self.base
+    }
+
+    /// What it swaps in a period: a share of what does not fit, and no more than a disk can.
+    pub fn swaps(&self) -> u64 {
+        self.load.saturating_sub(self.size).div_ceil(4).min(100)
+    }
+
+    fn follow(&mut self) {
+        let least = self.size.saturating_sub(self.gives);
+        self.size = self.target.clamp(least, self.size.saturating_add(self.takes));
+    }
+
+    pub fn vm(&self, name: &str) -> Vm {
+        Vm {
+            vm: name.parse().expect("the test names it well"),
+            base: Bytes::mib(self.base),
+            max: Bytes::mib(self.max),
+            size: Bytes::mib(self.size),
+            target: Bytes::mib(self.target),
+            swapped: Bytes::mib(self.swaps()),
+            contributed: Bytes::mib(self.contributed),
+        }
+    }
+}
+
+/// A group, in MiB.
+#[derive(Debug)]
+pub struct Tenant {
+    pub guests: BTreeMap<String, Guest>,
+    pub saved: u64,
+    pub awaited: u64,
+    pub config: Config,
+    reprovisioner: Reprovisioner,
+}
+
+impl Tenant {
+    pub fn new(policy: Policy, saved: u64, loads: impl IntoIterator<Item = (&'static str, Guest)>) -> Self {
+        let config = Config { policy, ..Config::default() };
+        assert_eq!(config.validate(), Ok(()));
+        let guests = loads.into_iter().map(|(name, guest)| (name.to_owned(), guest)).collect();
+        Self { guests, saved, awaited: 0, reprovisioner: Reprovisioner::new(config.clone()), config }
+    }
+
+    pub fn guest(&mut self, name: &str) -> &mut Guest {
+        self.guests.get_mut(name).expect("there is such a guest")
+    }
+
+    pub fn vms(&self) -> Vec<Vm> {
+        self.guests.iter().map(|(name, guest)| guest.vm(name)).collect()
+    }
+
+    pub fn handed(&self) -> u64 {
+        handed(&self.vms()).0 >> 20
+    }
+
+    pub fn swaps(&self) -> u64 {
+        self.guests.values().map(Guest::swaps).sum()
+    }
+
+    pub fn extras(&self) -> Vec<u64> {
+        self.guests.values().map(Guest::extra).collect()
+    }
+
+    /// One period; guests follow after it.
+    pub fn period(&mut self) -> Plan {
+        let vms = self.vms();
+        let surplus = Surplus { bytes: Bytes::mib(self.saved), awaited: Bytes::mib(self.awaited) };
+        let plan = self.reprovisioner.step(surplus, &vms);
+        check(&self.config, surplus, &vms, &plan);
+        for (guest, verdict) in self.guests.values_mut().zip(&plan.verdicts) {
+            guest.target = verdict.to.0 >> 20;
+            guest.follow();
+        }
+        plan
+    }
+
+    /// Several periods; what was moved in them, in words that are short to compare: `a +10`.
+    pub fn periods(&mut self, periods: usize) -> Vec<String> {
+        (0..periods).flat_map(|_| said(&self.period())).collect()
+    }
+}
+
+pub fn said(plan: &Plan) -> Vec<String> {
+    let mib = |bytes: Bytes| i64::try_from(bytes.0 >> 20).expect("it is no such size");
+    let moves = plan.verdicts.iter().filter(|verdict| verdict.from != verdict.to);
+    moves.map(|one| format!("{} {:+}", one.vm, mib(one.to) - mib(one.from))).collect()
+}
+
+/// Everything that holds of each plan, whatever the readings.
+pub fn check(config: &Config, surplus: Surplus, vms: &[Vm], plan: &Plan) {
+    assert_eq!(plan.verdicts.len(), vms.len(), "one verdict each");
+    let (mut told, mut held, mut before) = (0, 0, 0);
+    let mut grows = false;
+    for (vm, verdict) in vms.iter().zip(&plan.verdicts) {
+        assert_eq!((&vm.vm, vm.target, vm.base), (&verdict.vm, verdict.from, verdict.base));
+        assert!(verdict.to >= vm.base && verdict.to <= vm.max.max(vm.base), "{verdict} of {}", vm.max);
+        assert_eq!((verdict.to - vm.base).0 % config.step.0, 0, "{verdict}: no whole steps");
+        if verdict.to > vm.target.max(vm.base) {
+            assert!((verdict.to - vm.target.max(vm.base)) <= config.step, "{verdict}: more than a step");
+            assert!(vm.size >= vm.target, "{verdict}: it has not taken what it got");
+            grows |= verdict.to > vm.size;
+            if config.policy == Policy::Demand {
+                assert!(vm.swapped > config.swap, "{verdict}: it does not swap");
+            }
+        }
+        told += u128::from((verdict.to - vm.base).0);
+        held += u128::from(verdict.to.max(vm.size).saturating_sub(vm.base).0);
+        before += u128::from(vm.target.max(vm.size).saturating_sub(vm.base).0);
+        assert!(verdict.to_string().starts_with(verdict.vm.as_str()));
+    }
+    let (bytes, awaited) = (u128::from(surplus.bytes.0), u128::from(surplus.awaited.0));
+    assert!(told <= bytes, "{told} handed out of {bytes}: {plan:?}");
+    assert!(held <= before.max(bytes), "more is held beyond the surplus: {plan:?}");
+    if grows {
+        assert!(held + awaited + u128::from(config.keep.0) <= bytes, "grown by what is not there: {plan:?}");
+    }
+    assert_eq!(u128::from(plan.cache.handed.0), held);
+    assert_eq!(u128::from(plan.deficit.0), held.saturating_sub(bytes));
+    assert_eq!(u128::from(plan.cache.size.0), bytes.saturating_sub(held + awaited));
+    let json = serde_json::to_string(plan).expect("a plan can be written");
+    assert_eq!(&serde_json::from_str::<Plan>(&json).expect("and read again"), plan);
+}

@@ -1,0 +1,259 @@
+//! What the members of a group agree on, and where that is written down.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use aquifer_page::Group;
+use aquifer_pool::{Seal, SealKey, Sealing};
+use serde::{Deserialize, Serialize};
+
+/// What the members of a group agree on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Agreement {
+    /// The group.
+    pub name: Group,
+    /// How its pages leave a host.
+    pub sealed: Sealed,
+    /// The key that they have in common.
+    pub key: SealKey,
+}
+
+/// How the pages of a group leave a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sealed {
+    /// Under the group's key, so that equal pages are alike and a lender can keep one of them.
+    Deterministic,
+    /// Each lease under a key of its own, so that no two pages are alike: a lender can tell nothing, and share nothing.
+    Random,
+    /// As they are: a lender can read them.
+    Off,
+}
+
+impl Agreement {
+    /// A new group, with a key that nobody else has.
+    pub fn new(name: Group, sealed: Sealed) -> Self {
+        Self { name, sealed, key: SealKey::random() }
+    }
+
+    /// By what to seal the pages of a new lease of the group.
+    pub fn seal(&self) -> Option<Seal> {
+        match self.sealed {
+            Sealed::Deterministic => Some(Seal { key: self.key.clone(), sealing: Sealing::Deterministic }),
+            Sealed::Random => Some(Seal::own()),
+            Sealed::Off => None,
+        }
+    }
+}
+
+/// Why an agreement could not be found, made or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// A file.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// What is in a file is no agreement.
+    #[error("{} is no agreement of group '{name}': {why}", path.display())]
+    Malformed {
+        /// The group.
+        name: Group,
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is one of that name.
+    #[error(
+        "there is a group '{0}' already: 'aquifer group set {0}' changes it, 'aquifer group rm {0}' ends it"
+    )]
+    Exists(Group),
+    /// There is none of that name.
+    #[error(
+        "there is no group '{0}' on this host: 'aquifer group create {0}' makes it, and a copy of its file brings it from another host"
+    )]
+    Unknown(Group),
+}
+
+/// The agreements that a host has: `GROUP.toml` each, in a directory.
+#[derive(Clone, Debug)]
+pub struct Agreements {
+    dir: PathBuf,
+}
+
+impl Agreements {
+    /// Those in this directory, which need not be there.
+    pub fn of(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// The file of a group.
+    pub fn file(&self, name: &Group) -> PathBuf {
+        self.dir.join(format!("{name}.toml"))
+    }
+
+    /// The agreement of a group, if this host has it.
+    ///
+    /// # Errors
+    /// [`GroupError::Io`]; [`GroupError::Malformed`].
+    pub fn find(&self, name: &Group) -> Result<Option<Agreement>, GroupError> {
+        let path = self.file(name);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(GroupError::Io { what: "reading", path, source }),
+            Ok(text) => text,
+        };
+        let malformed = |why: String| GroupError::Malformed { name: name.clone(), path: path.clone(), why };
+        // (An error of the parser would show the line that it is about, and the key may be in it.)
+        let agreement: Agreement =
+            toml::from_str(&text).map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
+        if agreement.name != *name {
+            return Err(malformed(format!("it is that of '{}'", agreement.name)));
+        }
+        Ok(Some(agreement))
+    }
+
+    /// The agreement of a group.
+    ///
+    /// # Errors
+    /// As [`Self::find`]; [`GroupError::Unknown`].
+    pub fn get(&self, name: &Group) -> Result<Agreement, GroupError> {
+        self.find(name)?.ok_or_else(|| GroupError::Unknown(name.clone()))
+    }
+
+    /// All of them, by name.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn all(&self) -> Result<Vec<Agreement>, GroupError> {
+        let fail = |source| GroupError::Io { what: "listing", path: self.dir.clone(), source };
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(fail)?,
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let file = entry.map_err(fail)?.file_name();
+            let name = file.to_str().and_then(|file| file.strip_suffix(".toml")?.parse().ok());
+            if let Some(name) = name {
+                all.extend(self.find(&name)?);
+            }
+        }
+        all.sort_by(|one, two| one.name.cmp(&two.name));
+        Ok(all)
+    }
+
+    /// Writes down a new one.
+    ///
+    /// # Errors
+    /// [`GroupError::Exists`], [`GroupError::Io`].
+    pub fn create(&self, agreement: &Agreement) -> Result<(), GroupError> {
+        if self.file(&agreement.name).exists() {
+            return Err(GroupError::Exists(agreement.name.clone()));
+        }
+        self.write(agreement)
+    }
+
+    /// Writes down what has changed.
+    ///
+    /// # Errors
+    /// [`GroupError::Unknown`], [`GroupError::Io`].
+    pub fn change(&self, agreement: &Agreement) -> Result<(), GroupError> {
+        self.get(&agreement.name)?;
+        self.write(agreement)
+    }
+
+    /// Forgets one.
+    ///
+    /// # Errors
+    /// [`GroupError::Unknown`], [`GroupError::Io`].
+    pub fn remove(&self, name: &Group) -> Result<(), GroupError> {
+        let path = self.file(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(GroupError::Unknown(name.clone())),
+            removed => removed.map_err(|source| GroupError::Io { what: "removing", path, source }),
+        }
+    }
+
+    /// For root only, and either the old one or the new one.
+    fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
+        let path = self.file(&agreement.name);
+        let new = path.with_extension("new");
+        let write = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+            let text = toml::to_string(agreement).map_err(io::Error::other)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.open(&new)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &path)
+        };
+        write().map_err(|source| GroupError::Io { what: "writing", path: path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn an_agreement_is_written_changed_copied_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, there] = ["here", "there"].map(|host| Agreements::of(&dir.path().join(host)));
+        let blue: Group = "blue".parse().unwrap();
+        assert!(here.all().unwrap().is_empty() && here.find(&blue).unwrap().is_none());
+        assert!(matches!(here.get(&blue), Err(GroupError::Unknown(_))));
+        let made = Agreement::new(blue.clone(), Sealed::Deterministic);
+        assert!(matches!(here.change(&made), Err(GroupError::Unknown(_))));
+        here.create(&made).unwrap();
+        assert!(matches!(here.create(&made), Err(GroupError::Exists(_))));
+        assert_eq!(fs::metadata(here.file(&blue)).unwrap().permissions().mode() & 0o777, 0o600);
+
+        fs::create_dir(dir.path().join("there")).unwrap();
+        fs::copy(here.file(&blue), there.file(&blue)).unwrap();
+        assert_eq!(there.get(&blue).unwrap().seal(), made.seal());
+        let changed = Agreement { sealed: Sealed::Random, ..made.clone() };
+        here.change(&changed).unwrap();
+        assert_eq!(here.all().unwrap(), std::slice::from_ref(&changed));
+        assert_ne!(changed.seal(), changed.seal(), "each lease has a key of its own");
+        assert_eq!(Agreement { sealed: Sealed::Off, ..made }.seal(), None);
+
+        here.remove(&blue).unwrap();
+        assert!(matches!(here.remove(&blue), Err(GroupError::Unknown(_))));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said_and_no_key_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Agreements::of(dir.path());
+        let blue: Group = "blue".parse().unwrap();
+        let good = toml::to_string(&Agreement::new(blue.clone(), Sealed::Random)).unwrap();
+        let key = good.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
+        let cases = [
+            (good.replace(key, &key[..40]), "64 hexadecimal digits"),
+            (good.replace("random", "maybe"), "unknown variant `maybe`"),
+            (good.replace("blue", "red"), "it is that of 'red'"),
+            (format!("{good}more = 1\n"), "unknown field `more`"),
+        ];
+        for (text, why) in cases {
+            fs::write(all.file(&blue), text).unwrap();
+            let error = all.get(&blue).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains(&key[..20]), "{error}");
+            assert!(all.all().is_err());
+        }
+    }
+}

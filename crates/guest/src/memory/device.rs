@@ -1,0 +1,146 @@
+//! The device by which a VM's memory is resized, as QEMU shows it: virtio-mem (Virtual I/O Device specification 1.2, section 5.15).
+
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_page::Bytes;
+use serde_json::{Value, json};
+
+use crate::error::GuestError;
+use crate::qmp::Qmp;
+
+/// How long QEMU may think about an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often a guest is to tell its figures to its balloon, in seconds: it has no shorter period.
+const POLLING: u64 = 1;
+
+/// The device.
+#[derive(Debug)]
+pub(super) struct Device {
+    qmp: Qmp,
+    pub(super) is: Known,
+}
+
+/// What of it does not change.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// Where QEMU has it.
+    path: String,
+    /// What the VM has without it.
+    pub(super) boot: Bytes,
+    /// What the VM can have with it.
+    pub(super) max: Bytes,
+    /// The least by which it can be resized.
+    pub(super) block: Bytes,
+}
+
+impl Device {
+    /// Of the VM whose monitor listens there.
+    ///
+    /// # Errors
+    /// [`GuestError::Misuse`] if it has none, or several.
+    pub(super) fn find(monitor: &Path) -> Result<Self, GuestError> {
+        let mut qmp = Qmp::connect(monitor, PATIENCE)?;
+        let all = qmp.execute("query-memory-devices", json!({}))?;
+        let all: Vec<_> = all.as_array().into_iter().flatten().collect();
+        let resizable: Vec<_> = all.iter().filter(|device| device["type"] == "virtio-mem").collect();
+        let [device] = resizable[..] else {
+            let why = match resizable.len() {
+                0 => {
+                    "the VM has no virtio-mem device, so its memory cannot be resized: start it by 'aquifer vm start' with --max-memory"
+                }
+                _ => "the VM has several virtio-mem devices: Aquifer resizes those that have one",
+            };
+            return Err(GuestError::Misuse(why.to_owned()));
+        };
+        let data = &device["data"];
+        let path = match data["id"].as_str() {
+            Some(id) => format!("/machine/peripheral/{id}"),
+            None => unnamed(&mut qmp)?,
+        };
+        let summary = qmp.execute("query-memory-size-summary", json!({}))?;
+        let number = |value: &Value| Bytes(value.as_u64().unwrap_or(0));
+        // What is plugged otherwise is there to stay, as far as we are concerned.
+        let plugged = number(&summary["plugged-memory"]).saturating_sub(number(&data["size"]));
+        let boot = number(&summary["base-memory"]) + plugged;
+        let max = boot + number(&data["max-size"]);
+        Ok(Self { qmp, is: Known { path, boot, max, block: number(&data["block-size"]) } })
+    }
+
+    /// The one that was found before, by the monitor that listens there.
+    ///
+    /// # Errors
+    /// If QEMU cannot be reached.
+    pub(super) fn again(monitor: &Path, is: Known) -> Result<Self, GuestError> {
+        Ok(Self { qmp: Qmp::connect(monitor, PATIENCE)?, is })
+    }
+
+    /// What the VM has now.
+    pub(super) fn size(&mut self) -> Result<Bytes, GuestError> {
+        let answer = self.qmp.execute("qom-get", json!({ "path": self.is.path, "property": "size" }))?;
+        Ok(self.is.boot + Bytes(answer.as_u64().unwrap_or(0)))
+    }
+
+    /// Asks the guest to have so much.
+    pub(super) fn request(&mut self, size: Bytes) -> Result<(), GuestError> {
+        let value = size.saturating_sub(self.is.boot).0;
+        let set = json!({ "path": self.is.path, "property": "requested-size", "value": value });
+        self.qmp.execute("qom-set", set).map(drop)
+    }
+
+    /// Asks it again, who has stopped short of it: its driver tries anew when it is told something new.
+    pub(super) fn request_again(&mut self, size: Bytes) -> Result<(), GuestError> {
+        let now = self.size()?;
+        self.request(now)?;
+        self.request(size)
+    }
+
+    /// Whether its processors run.
+    pub(super) fn runs(&mut self) -> Result<bool, GuestError> {
+        let status = self.qmp.execute("query-status", json!({}))?;
+        Ok(status["running"].as_bool().unwrap_or(false))
+    }
+
+    /// What the guest has told its balloon of itself last, and when, in seconds since the epoch. None if it has told nothing yet.
+    pub(super) fn statistics(&mut self) -> Result<Option<(Value, u64)>, GuestError> {
+        let Some(balloon) = self.balloon()? else { return Ok(None) };
+        let get = json!({ "path": balloon, "property": "guest-stats" });
+        let answer = self.qmp.execute("qom-get", get)?;
+        Ok(answer["last-update"].as_u64().filter(|at| *at > 0).map(|at| (answer["stats"].clone(), at)))
+    }
+
+    /// Has the guest tell its figures, at once and from now on.
+    pub(super) fn ask_for_statistics(&mut self) -> Result<(), GuestError> {
+        let Some(balloon) = self.balloon()? else { return Ok(()) };
+        // Who begins to poll asks at once.
+        for seconds in [0, POLLING] {
+            let set =
+                json!({ "path": balloon, "property": "guest-stats-polling-interval", "value": seconds });
+            self.qmp.execute("qom-set", set)?;
+        }
+        Ok(())
+    }
+
+    fn balloon(&mut self) -> Result<Option<String>, GuestError> {
+        by_type(&mut self.qmp, "child<virtio-balloon-pci>")
+    }
+}
+
+fn unnamed(qmp: &mut Qmp) -> Result<String, GuestError> {
+    by_type(qmp, "child<virtio-mem-pci>")?.ok_or_else(|| {
+        GuestError::Misuse("QEMU does not say where the VM's virtio-mem device is: give it an id".to_owned())
+    })
+}
+
+/// Where QEMU has a device of this type.
+fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, GuestError> {
+    for among in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let all = qmp.execute("qom-list", json!({ "path": among }))?;
+        let found = all.as_array().into_iter().flatten().find(|item| item["type"] == wanted);
+        if let Some(name) = found.and_then(|item| item["name"].as_str()) {
+            return Ok(Some(format!("{among}/{name}")));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,191 @@
+//! A VM's memory, grown and shrunk while it runs, by whole sections (Resizing).
+//!
+//! [`Budget`] is what a host has set aside for its guests. `Memory` is one VM's, as its keeper has it: it resizes it ([`Order`], [`Resized`]) by the
+//! VM's virtio-mem device, hears what the guest's agent says and asks for by its port, and keeps the times of all stages.
+
+mod balancing;
+mod budget;
+mod device;
+mod figures;
+mod port;
+mod request;
+mod resident;
+mod resize;
+mod rounding;
+mod stages;
+mod step;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub use aquifer_control::balance::Limits;
+use aquifer_page::Bytes;
+use aquifer_region::process::record;
+
+pub use balancing::{Balancing, Moved, Turn};
+pub use budget::{Account, Accounts, Budget, Kind, Share};
+pub(crate) use figures::look;
+pub use figures::{Figures, Reading, Source};
+pub(crate) use resident::of as resident;
+pub use resize::{Order, Resized, Short};
+pub use stages::{Direction, Spread, Times, Took};
+
+use crate::error::GuestError;
+use crate::process::Files;
+use device::{Device, Known};
+use port::{Port, Question};
+
+/// How long a guest's agent may take for an answer: it may have blocks to bring online first.
+const ANSWERING: Duration = Duration::from_secs(3);
+
+/// How long a guest without an agent may take to tell its balloon.
+const TELLING: Duration = Duration::from_secs(3);
+
+/// How often it is asked to meanwhile.
+const ASKING: Duration = Duration::from_millis(250);
+
+/// A guest that has got memory counts all of it but for this share at most, of which its kernel makes other use.
+const OWN_USE: u64 = 50;
+
+/// A VM's memory, as its keeper has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    files: Files,
+    budget: Budget,
+    port: Port,
+    device: Arc<Mutex<Option<Known>>>,
+    /// What of the VM's memory the guest's kernel does not count as its own, once that is known.
+    uncounted: Arc<Mutex<Option<Bytes>>>,
+    /// Who keeps the times of the last resize.
+    keeping: Arc<Mutex<Option<JoinHandle<()>>>>,
+    /// What applications in the guest ask for just now, and have not got.
+    wish: Arc<Mutex<Bytes>>,
+}
+
+/// What limits a VM that nobody has set limits for: what it can have at all.
+pub const UNLIMITED: Limits =
+    Limits { min: Bytes::ZERO, max: Bytes(u64::MAX), weight: 1, reserve: Bytes::ZERO };
+
+impl Memory {
+    pub(crate) fn of(files: &Files) -> Self {
+        Self {
+            files: files.clone(),
+            budget: Budget::of(files.run_dir()),
+            port: Port::new(&files.agent()),
+            device: Arc::default(),
+            uncounted: Arc::default(),
+            keeping: Arc::default(),
+            wish: Arc::default(),
+        }
+    }
+
+    fn device(&self) -> Result<Device, GuestError> {
+        let monitor = self.files.mover();
+        let mut known = lock(&self.device);
+        if let Some(known) = &*known {
+            return Device::again(&monitor, known.clone());
+        }
+        let device = Device::find(&monitor)?;
+        *known = Some(device.is.clone());
+        Ok(device)
+    }
+
+    /// What the guest's kernel counts as its memory while the VM has `size`; none if it does not say.
+    fn total_now(&self, device: &mut Device, size: Bytes) -> Result<Option<Bytes>, GuestError> {
+        if let Some(uncounted) = *lock(&self.uncounted) {
+            return Ok(Some(size.saturating_sub(uncounted)));
+        }
+        let asked = self.port.ask(Bytes::ZERO);
+        let total = match asked.and_then(|question| self.port.answer(question, ANSWERING)) {
+            Some(report) => Some(report.total),
+            None => device.statistics()?.and_then(|(statistics, _)| total(&statistics)),
+        };
+        *lock(&self.uncounted) = total.map(|total| size.saturating_sub(total));
+        Ok(total)
+    }
+
+    /// Waits until a guest counts so much, and so can use what it got; what is missing of that, and none if it does not say. Its agent may have been
+    /// asked already.
+    fn confirm(
+        &self,
+        device: &mut Device,
+        needed: Bytes,
+        asked: Option<Question>,
+    ) -> Result<Option<Bytes>, GuestError> {
+        let began = Instant::now();
+        let asked = asked.or_else(|| self.port.ask(needed));
+        if let Some(report) = asked.and_then(|question| self.port.answer(question, ANSWERING)) {
+            return Ok(Some(needed.saturating_sub(report.total)));
+        }
+        let mut asked: Option<Instant> = None;
+        loop {
+            if asked.is_none_or(|at| at.elapsed() > ASKING) {
+                device.ask_for_statistics()?;
+                asked = Some(Instant::now());
+            }
+            let now = device.statistics()?.and_then(|(statistics, _)| total(&statistics));
+            let missing = now.map(|now| needed.saturating_sub(now));
+            if missing.is_none_or(|missing| missing == Bytes::ZERO) || began.elapsed() > TELLING {
+                return Ok(missing);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Keeps the times of a resize, with those that the guest's kernel has to tell. That has something to do still when all is given, which only those wait for
+    /// who want to know.
+    fn keep_times(&self, resized: Resized, waits: bool) -> Resized {
+        if resized.reached == resized.from {
+            return resized;
+        }
+        if waits {
+            return self.with_inside(resized);
+        }
+        let (memory, copy) = (self.clone(), resized.clone());
+        let keeping = thread::Builder::new().name("times".to_owned());
+        match keeping.spawn(move || drop(memory.with_inside(copy))) {
+            Ok(keeping) => *lock(&self.keeping) = Some(keeping),
+            Err(error) => tracing::warn!("the times of a resize are not kept: {error}"),
+        }
+        resized
+    }
+
+    /// Waits until the times of the last resize are kept: those of the next must not be among them.
+    fn times_are_kept(&self) {
+        let keeping = lock(&self.keeping).take();
+        // One that has panicked has said so.
+        let _ = keeping.map(JoinHandle::join);
+    }
+
+    fn with_inside(&self, mut resized: Resized) -> Resized {
+        let inside = self.port.stages(ANSWERING);
+        resized.stages.extend(inside.into_iter().map(|stage| Took { stage: stage.name, us: stage.took_us }));
+        let path = self.files.times();
+        let mut times: Times = record::read(&path).ok().flatten().unwrap_or_default();
+        times.record(resized.direction(), &resized.stages);
+        if let Err(error) = record::write(&path, &times) {
+            tracing::warn!("cannot keep the times of a resize in {}: {error}", path.display());
+        }
+        resized
+    }
+
+    /// RAM of this host that the VM's memory takes.
+    fn resident(&self) -> Bytes {
+        resident(&self.files)
+    }
+}
+
+/// What a guest that counts `before` counts when it has got so much.
+fn counts(before: Bytes, gained: Bytes) -> Bytes {
+    before + Bytes(gained.0 - gained.0 / OWN_USE)
+}
+
+fn total(statistics: &serde_json::Value) -> Option<Bytes> {
+    // What a guest does not tell is all ones.
+    statistics["stat-total-memory"].as_u64().filter(|bytes| *bytes < u64::MAX).map(Bytes)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,37 @@
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use aquifer_page::Bytes;
+use aquifer_region::process::client as regions;
+
+use crate::process::Files;
+
+/// What QEMU calls the files that it keeps guests' memory in.
+const MEMFD: &str = "/memfd:memory-backend-memfd";
+
+/// RAM of this host that the memory of a VM takes: of its cache, where it is in the pool.
+pub(crate) fn of(files: &Files) -> Bytes {
+    match regions::status(&files.region()) {
+        Ok(region) => region.usage.resident,
+        Err(_) => files.pid().and_then(|pid| memory_files(pid).ok()).unwrap_or_default(),
+    }
+}
+
+/// The RAM that the memory files of a QEMU take. (Blocks of stat(2) have 512 bytes.)
+fn memory_files(pid: u32) -> io::Result<Bytes> {
+    let mut all = 0;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        // One that was closed meanwhile takes nothing.
+        if fs::read_link(&path).is_ok_and(|to| is_memory(&to)) {
+            all += fs::metadata(&path).map_or(0, |file| file.blocks() * 512);
+        }
+    }
+    Ok(Bytes(all))
+}
+
+fn is_memory(file: &Path) -> bool {
+    file.to_string_lossy().starts_with(MEMFD)
+}

@@ -1,0 +1,338 @@
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+use rustix::event::epoll::EventFlags;
+
+use super::Options;
+use super::link::{After, Link};
+use super::pending::Asker;
+use super::port::Port;
+use super::turn::{Agent, HOST, add};
+use crate::asking::{Granted, Reason, Tell};
+use crate::message::{Line, Report, ToGuest, ToHost, VERSION};
+use crate::trace;
+use crate::urgency::Urgency;
+
+/// How often a port that is not there is looked for.
+const LOOK_FOR: Duration = Duration::from_secs(1);
+
+/// How long a stage may go on that the host wants the time of, and how often it is looked after.
+const STAGE_ENDS: Duration = Duration::from_secs(3);
+const STAGE_LOOK: Duration = Duration::from_millis(5);
+
+/// How long the kernel may take to bring memory online before that is done for it, and for how long it may not be.
+const ONLINING: Duration = Duration::from_millis(500);
+const CHECKING: Duration = Duration::from_secs(2);
+
+/// How often it is looked meanwhile.
+const CHECK_LOOK: Duration = Duration::from_millis(20);
+
+/// The shortest period of reports, and the longest.
+const PERIODS: (u64, u64) = (50, 24 * 60 * 60 * 1000);
+
+/// A question whose answer waits for a stage to end.
+#[derive(Clone, Copy, Debug)]
+struct Tracing {
+    id: u64,
+    /// It is to go on measuring.
+    goes_on: bool,
+    until: Instant,
+    /// When to look again.
+    look: Instant,
+}
+
+/// A question that is answered when the kernel has as much memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Check {
+    id: u64,
+    total: Bytes,
+    since: Instant,
+    /// When it was last tried to bring memory online.
+    tried: Instant,
+}
+
+/// The host, as the agent has it.
+#[derive(Debug)]
+pub(super) struct Host {
+    port: Port,
+    link: Option<Link<ToGuest>>,
+    /// It is one of those links that come to life again when the host does: a port does, a socket does not.
+    lasting: bool,
+    connected: bool,
+    next_open: Instant,
+    complained: Option<String>,
+    pub(super) period: Option<Duration>,
+    next_report: Option<Instant>,
+    tracing: Option<Tracing>,
+}
+
+impl Host {
+    pub(super) fn new(options: &Options) -> Self {
+        Self {
+            port: Port::new(options.port.clone(), &options.root),
+            link: None,
+            lasting: true,
+            connected: false,
+            next_open: Instant::now(),
+            complained: None,
+            period: None,
+            next_report: None,
+            tracing: None,
+        }
+    }
+
+    pub(super) fn connected(&self) -> bool {
+        self.connected
+    }
+
+    pub(super) fn is_behind(&self) -> bool {
+        self.connected && self.link.as_ref().is_some_and(Link::is_behind)
+    }
+
+    /// When there is something to do though it says nothing.
+    pub(super) fn next_time(&self) -> Option<Instant> {
+        match &self.link {
+            None => Some(self.next_open),
+            Some(_) if !self.connected => None,
+            Some(_) => {
+                [self.next_report, self.tracing.map(|tracing| tracing.look)].into_iter().flatten().min()
+            }
+        }
+    }
+
+    /// Says something, if it is there. If that fails, its end of the link is heard of soon.
+    pub(super) fn say(&mut self, message: &ToHost) {
+        if self.connected
+            && let Some(link) = &mut self.link
+            && let Err(error) = link.send(message)
+        {
+            eprintln!("aquifer-guest: the host was not told something: {error}");
+        }
+    }
+
+    pub(super) fn flush(&mut self) {
+        if let Some(link) = &mut self.link {
+            // As above.
+            let _ = link.flush();
+        }
+    }
+
+    fn open(&mut self, epoll: impl std::os::fd::AsFd) -> std::io::Result<()> {
+        let opened = self.port.open()?;
+        self.lasting = opened.lasting;
+        let link = Link::new(opened.file);
+        // Only by its edge is a host noticed that comes: a port without one is ready for its end all the time.
+        add(epoll, &link, HOST, EventFlags::IN | EventFlags::OUT | EventFlags::ET)?;
+        self.link = Some(link);
+        Ok(())
+    }
+}
+
+impl Agent {
+    /// Opens the port, if it is not, and it is time to try.
+    pub(super) fn reach_host(&mut self, now: Instant) {
+        if self.host.link.is_some() || now < self.host.next_open {
+            return;
+        }
+        self.host.next_open = now + LOOK_FOR;
+        match self.host.open(&self.epoll) {
+            Ok(()) => self.host.complained = None,
+            Err(error) => {
+                let complaint = format!("the host is not reached: {error}");
+                if self.host.complained.as_ref() != Some(&complaint) {
+                    eprintln!("aquifer-guest: {complaint}");
+                    self.host.complained = Some(complaint);
+                }
+            }
+        }
+    }
+
+    /// Something has happened at the port.
+    pub(super) fn hear_host(&mut self, flags: EventFlags) {
+        let Some(link) = &mut self.host.link else { return };
+        if flags.contains(EventFlags::HUP) {
+            return self.host_gone(self.host.lasting);
+        }
+        if !self.host.connected {
+            self.host.connected = true;
+            let _ = link.begin();
+            self.hello();
+        }
+        let Some(link) = &mut self.host.link else { return };
+        let mut lines = Vec::new();
+        let after = link.receive(|line| lines.push(line)).and_then(|after| link.flush().map(|()| after));
+        for line in lines {
+            match line {
+                // Perhaps not the one that was there: it may have gone and come while nobody looked.
+                Line::Empty => self.hello(),
+                Line::Message(message) => self.obey(message),
+            }
+        }
+        match after {
+            Ok(After::More) => {}
+            Ok(After::End) => self.host_gone(self.host.lasting),
+            Err(_) => self.host_gone(false),
+        }
+    }
+
+    fn hello(&mut self) {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        self.host.say(&ToHost::Hello { version: VERSION, kernel });
+    }
+
+    fn obey(&mut self, message: ToGuest) {
+        let now = Instant::now();
+        match message {
+            ToGuest::Watch { period_ms, urgent_below } => {
+                let period = period_ms.clamp(PERIODS.0, PERIODS.1);
+                self.host.period = (period_ms > 0).then_some(Duration::from_millis(period));
+                self.host.next_report = self.host.period.map(|_| now);
+                self.urgency.watch(urgent_below);
+                self.next_look = self.urgency.interval().map(|_| now);
+            }
+            ToGuest::Check { id, total } => {
+                self.checks.push(Check { id, total, since: now, tried: now });
+                self.answer_checks(now);
+            }
+            ToGuest::Trace { id, on: true } if !self.tracer.is_on() => {
+                let missing = self.tracer.start().map(<[String]>::to_vec);
+                let missing = missing.unwrap_or_else(|error| {
+                    eprintln!("aquifer-guest: the kernel does not show the stages of a resize: {error}");
+                    trace::all()
+                });
+                self.host.say(&ToHost::Stages { id, stages: Vec::new(), missing });
+            }
+            ToGuest::Trace { id, on } => {
+                self.finish_tracing(now, true);
+                self.host.tracing = Some(Tracing { id, goes_on: on, until: now + STAGE_ENDS, look: now });
+                self.finish_tracing(now, false);
+            }
+            ToGuest::Answer { id, granted, size, missing, why } => match self.pending.answered(id) {
+                Some(Asker::Own) => self.urgency.settled(now),
+                Some(Asker::Client(client)) => {
+                    self.tell(client, &Tell::Granted(Granted { granted, size, missing, why }));
+                }
+                // Whoever has asked was told that there is no answer.
+                None => {}
+            },
+        }
+    }
+
+    /// Answers those questions for which there is as much memory by now, or for which it was waited for long enough.
+    pub(super) fn answer_checks(&mut self, now: Instant) {
+        if self.checks.is_empty() || self.figures.sample(&mut self.last).is_err() {
+            return;
+        }
+        let total = self.last.total;
+        let mut checks = std::mem::take(&mut self.checks);
+        for check in &mut checks {
+            // The kernel brings it online by itself, or never will.
+            if check.total > total && now.saturating_duration_since(check.tried) > ONLINING {
+                check.tried = now;
+                let report = self.figures.check(self.options.online);
+                self.note(report);
+            }
+        }
+        let is_done = |check: &Check| {
+            check.total <= self.last.total || now.saturating_duration_since(check.since) > CHECKING
+        };
+        let (done, left): (Vec<_>, Vec<_>) = checks.into_iter().partition(is_done);
+        self.checks = left;
+        for Check { id, total, .. } in done {
+            // One that asks for nothing wants all of it looked after.
+            let report = if total == Bytes::ZERO {
+                self.figures.check(self.options.online)
+            } else {
+                self.figures.read()
+            };
+            if let Some(report) = self.note(report) {
+                self.host.say(&ToHost::Checked { id, report });
+            }
+        }
+    }
+
+    /// When a question is looked after again, should the kernel tell of nothing.
+    pub(super) fn next_check(&self, now: Instant) -> Option<Instant> {
+        (!self.checks.is_empty()).then(|| now + CHECK_LOOK)
+    }
+
+    /// Keeps figures that were read.
+    fn note(&mut self, report: std::io::Result<Report>) -> Option<Report> {
+        match report {
+            Ok(report) => {
+                self.last = report.clone();
+                Some(report)
+            }
+            Err(error) => {
+                eprintln!("aquifer-guest: the kernel does not say what memory there is: {error}");
+                None
+            }
+        }
+    }
+
+    /// Reports, if it is time.
+    pub(super) fn report_if_due(&mut self, now: Instant) {
+        let (Some(due), Some(period)) = (self.host.next_report, self.host.period) else { return };
+        if now < due {
+            return;
+        }
+        self.host.next_report = Some(now + period);
+        // A host that does not read wants the newest, once it does.
+        if self.host.is_behind() {
+            return;
+        }
+        let report = self.figures.read();
+        if let Some(report) = self.note(report) {
+            self.host.say(&ToHost::Report(report));
+        }
+    }
+
+    /// Tells what the stages took that the host wants to know of, once none goes on or it was waited for enough.
+    pub(super) fn finish_tracing(&mut self, now: Instant, at_once: bool) {
+        let Some(Tracing { id, goes_on, until, look }) = self.host.tracing else { return };
+        if now < look && !at_once {
+            return;
+        }
+        let measured = match self.tracer.read(at_once || now >= until) {
+            Ok(None) => {
+                self.host.tracing = Some(Tracing { id, goes_on, until, look: now + STAGE_LOOK });
+                return;
+            }
+            Ok(Some(measured)) => measured,
+            Err(error) => {
+                eprintln!("aquifer-guest: the kernel does not show the stages of a resize: {error}");
+                trace::Measured { stages: Vec::new(), missing: trace::all() }
+            }
+        };
+        self.host.tracing = None;
+        if !goes_on || self.tracer.forget().is_err() {
+            self.tracer.stop();
+        }
+        self.host.say(&ToHost::Stages { id, stages: measured.stages, missing: measured.missing });
+    }
+
+    /// The host has gone, or never was there.
+    fn host_gone(&mut self, may_come_again: bool) {
+        if let Some(link) = &mut self.host.link {
+            link.forget();
+        }
+        if !may_come_again {
+            self.host.link = None;
+            self.host.next_open = Instant::now() + LOOK_FOR;
+        }
+        self.host.connected = false;
+        self.host.period = None;
+        self.host.next_report = None;
+        self.host.tracing = None;
+        self.checks.clear();
+        self.tracer.stop();
+        self.urgency = Urgency::default();
+        self.next_look = None;
+        while let Some(asker) = self.pending.any() {
+            if let Asker::Client(client) = asker {
+                let error = "the host has gone before it answered: what was asked may have been done";
+                self.tell(client, &Tell::Failed { reason: Reason::HostAway, error: error.to_owned() });
+            }
+        }
+    }
+}

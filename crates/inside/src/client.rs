@@ -1,0 +1,151 @@
+//! Requests of an application for memory: `GM_lib` of Bielski et al. 2018, section III-C and D.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_page::Bytes;
+
+use crate::asking::{Ask, Granted, LENIENCE, Reason, SOCKET, Status, Tell};
+use crate::message::{LONGEST, encode};
+
+/// What an agent may take for what it knows itself; it may have memory to bring online first.
+const SHOWS_WITHIN: Duration = Duration::from_secs(30);
+
+/// More than anybody waits: a day.
+const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// There is no agent.
+    #[error("no agent runs in this guest (nobody listens at {socket}: {source}): start 'aquifer-guest run', as root; without it the host decides by itself how much memory the guest has", socket = .socket.display())]
+    NoAgent {
+        /// Where it should be.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There is one, for others.
+    #[error("you may not ask the agent at {socket}: ask as root, or have it started with --socket-group and a group of yours", socket = .socket.display())]
+    NotAllowed {
+        /// Where it is.
+        socket: PathBuf,
+    },
+    /// The agent's host is not there.
+    #[error("{0}")]
+    HostAway(String),
+    /// The host does not answer.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// The agent is not reached any more.
+    #[error("the agent at {socket} has gone ({source}): what was asked may have been done; 'aquifer-guest show' has the figures once it runs again", socket = .socket.display())]
+    Gone {
+        /// Where it was.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The agent does not take what was asked.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Asks for `bytes` more, and waits for them as long as `patience`.
+///
+/// # Errors
+/// If there is no answer. An answer may grant less than was asked for, or nothing.
+pub fn request(bytes: Bytes, patience: Duration) -> Result<Granted, RequestError> {
+    Client::default().request(bytes, patience, "")
+}
+
+/// Offers `bytes` to the host, and waits until they are its again as long as `patience`.
+///
+/// # Errors
+/// If there is no answer. An answer may say that less could be taken.
+pub fn give_back(bytes: Bytes, patience: Duration) -> Result<Granted, RequestError> {
+    Client::default().give_back(bytes, patience, "")
+}
+
+/// Asks the agent of this guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::at(Path::new(SOCKET))
+    }
+}
+
+impl Client {
+    /// Asks the agent that listens at `socket`.
+    pub fn at(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// As [`request()`]; `why` is for the host's log.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn request(&self, bytes: Bytes, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+        self.resize(i64::try_from(bytes.0).unwrap_or(i64::MAX), patience, why)
+    }
+
+    /// As [`give_back()`]; `why` is for the host's log.
+    ///
+    /// # Errors
+    /// As that.
+    pub fn give_back(&self, bytes: Bytes, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+        self.resize(i64::try_from(bytes.0).map_or(i64::MIN, |bytes| -bytes), patience, why)
+    }
+
+    /// What the agent sees.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn show(&self) -> Result<Status, RequestError> {
+        match self.ask(&Ask::Show, SHOWS_WITHIN)? {
+            Tell::Shown(status) => Ok(status),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn resize(&self, bytes: i64, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+        let patience = patience.min(MOST_PATIENCE);
+        let ask = Ask::Resize { bytes, patience_ms: patience.as_millis() as u64, why: why.to_owned() };
+        match self.ask(&ask, patience + 2 * LENIENCE)? {
+            Tell::Granted(granted) => Ok(granted),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn ask(&self, ask: &Ask, within: Duration) -> Result<Tell, RequestError> {
+        let gone = |source| RequestError::Gone { socket: self.socket.clone(), source };
+        let line = encode(ask).map_err(|error| RequestError::Refused(error.to_string()))?;
+        let mut stream = UnixStream::connect(&self.socket).map_err(|source| match source.kind() {
+            io::ErrorKind::PermissionDenied => RequestError::NotAllowed { socket: self.socket.clone() },
+            _ => RequestError::NoAgent { socket: self.socket.clone(), source },
+        })?;
+        stream.set_read_timeout(Some(within)).map_err(gone)?;
+        stream.write_all(&line).map_err(gone)?;
+        let mut answer = String::new();
+        let mut stream = BufReader::new(stream.take(LONGEST as u64));
+        if stream.read_line(&mut answer).map_err(gone)? == 0 {
+            return Err(gone(io::ErrorKind::UnexpectedEof.into()));
+        }
+        match serde_json::from_str(&answer).map_err(|error| gone(error.into()))? {
+            Tell::Failed { reason: Reason::HostAway, error } => Err(RequestError::HostAway(error)),
+            Tell::Failed { reason: Reason::NoAnswer, error } => Err(RequestError::NoAnswer(error)),
+            Tell::Failed { reason: Reason::Other, error } => Err(RequestError::Refused(error)),
+            tell => Ok(tell),
+        }
+    }
+
+    fn unexpected(&self, tell: &Tell) -> RequestError {
+        let source = io::Error::other(format!("it answers something else: {tell:?}"));
+        RequestError::Gone { socket: self.socket.clone(), source }
+    }
+}

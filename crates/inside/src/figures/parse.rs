@@ -1,0 +1,114 @@
+//! What the files of `/proc` and `/sys` say.
+
+use aquifer_page::Bytes;
+
+use crate::message::Report;
+
+/// Takes over what `/proc/meminfo` has (proc_meminfo(5)).
+pub(crate) fn meminfo(text: &str, report: &mut Report) {
+    let mut swap_free = Bytes::ZERO;
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let field = match name {
+            "MemTotal" => &mut report.total,
+            "MemFree" => &mut report.free,
+            "MemAvailable" => &mut report.available,
+            "SwapTotal" => &mut report.swap_total,
+            "SwapFree" => &mut swap_free,
+            _ => continue,
+        };
+        let number = value.trim().trim_end_matches(" kB").parse();
+        *field = number.map_or(Bytes::ZERO, |kib: u64| Bytes(kib.saturating_mul(1024)));
+    }
+    report.swap_used = report.swap_total.saturating_sub(swap_free);
+}
+
+/// Takes over what `/proc/vmstat` has (proc_vmstat(5)), on a machine with pages of `page` bytes.
+pub(crate) fn vmstat(text: &str, page: u64, report: &mut Report) {
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(' ') else { continue };
+        let (field, unit) = match name {
+            "pswpin" => (&mut report.swap_in, page),
+            "pswpout" => (&mut report.swap_out, page),
+            "oom_kill" => (&mut report.oom_kills, 1),
+            _ => continue,
+        };
+        *field = value.trim().parse().map_or(0, |count: u64| count.saturating_mul(unit));
+    }
+}
+
+/// Takes over what `/proc/pressure/memory` has (kernel's accounting/psi.rst).
+pub(crate) fn pressure(text: &str, report: &mut Report) {
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let some = match words.next() {
+            Some("some") => true,
+            Some("full") => false,
+            _ => continue,
+        };
+        for (name, value) in words.filter_map(|word| word.split_once('=')) {
+            match (name, some) {
+                ("avg10", true) => report.pressure_some = value.parse().ok(),
+                ("avg10", false) => report.pressure_full = value.parse().ok(),
+                ("total", true) => report.stalled_us = value.parse().ok(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The number that `block_size_bytes` has: hexadecimal, without a prefix.
+pub(crate) fn block_size(text: &str) -> Option<Bytes> {
+    u64::from_str_radix(text.trim(), 16).ok().filter(|size| *size > 0).map(Bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_of_the_kernels_files() {
+        let mut report = Report::default();
+        meminfo(
+            "MemTotal:         466804 kB\nMemFree:          391044 kB\nMemAvailable:     383100 kB\nSwapCached:            0 kB\n\
+             SwapTotal:         65532 kB\nSwapFree:          61436 kB\nHugePages_Total:       0\n",
+            &mut report,
+        );
+        vmstat("nr_free_pages 97761\npswpin 10\npswpout 1024\noom_kill 2\noom_kill_x 7\n", 4096, &mut report);
+        pressure(
+            "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\nfull avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
+            &mut report,
+        );
+        let expected = Report {
+            total: Bytes::kib(466_804),
+            free: Bytes::kib(391_044),
+            available: Bytes::kib(383_100),
+            swap_total: Bytes::kib(65_532),
+            swap_used: Bytes::kib(4096),
+            swap_in: 40_960,
+            swap_out: 4 << 20,
+            oom_kills: 2,
+            pressure_some: Some(1.53),
+            pressure_full: Some(0.25),
+            stalled_us: Some(123_456),
+            ..Report::default()
+        };
+        assert_eq!(report, expected);
+    }
+
+    #[test]
+    fn what_a_kernel_does_not_say_is_zero_or_nothing() {
+        let mut report = Report::default();
+        meminfo("", &mut report);
+        vmstat("oom_kill many\n", 4096, &mut report);
+        pressure("", &mut report);
+        assert_eq!(report, Report::default());
+    }
+
+    #[test]
+    fn a_block_size_is_hexadecimal() {
+        assert_eq!(block_size("8000000\n"), Some(Bytes::mib(128)));
+        assert_eq!(block_size("0\n"), None);
+        assert_eq!(block_size("many\n"), None);
+    }
+}

@@ -1,0 +1,48 @@
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
+
+use crate::StoreError;
+
+/// What a lease stores, and the most it may: each of its pages counts, whoever else stores the same.
+#[derive(Debug)]
+pub(crate) struct Account {
+    lease: LeaseId,
+    quota_pages: u64,
+    stored_pages: AtomicU64,
+}
+
+impl Account {
+    pub(crate) fn new(lease: LeaseId, quota: Bytes, stored_pages: usize) -> Self {
+        let quota_pages = quota.0 / PAGE_SIZE as u64;
+        Self { lease, quota_pages, stored_pages: AtomicU64::new(stored_pages as u64) }
+    }
+
+    pub(crate) fn quota(&self) -> Bytes {
+        Bytes(self.quota_pages * PAGE_SIZE as u64)
+    }
+
+    pub(crate) fn stored(&self) -> Bytes {
+        Bytes(self.stored_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
+    }
+
+    /// Accounts for `pages` more, if the quota has room for them.
+    pub(crate) fn reserve(&self, pages: usize) -> Result<(), StoreError> {
+        let fits = |stored: u64| Some(stored + pages as u64).filter(|&after| after <= self.quota_pages);
+        match self.stored_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError::Full { lease: self.lease, quota: self.quota() }),
+        }
+    }
+
+    /// Accounts for `pages` less.
+    pub(crate) fn give_back(&self, pages: usize) {
+        self.stored_pages.fetch_sub(pages as u64, Ordering::Relaxed);
+    }
+
+    /// The error for pages that the kernel has no room for.
+    pub(crate) fn no_memory(&self, source: io::Error) -> StoreError {
+        StoreError::NoMemory { lease: self.lease, source }
+    }
+}

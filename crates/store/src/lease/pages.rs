@@ -1,0 +1,118 @@
+use std::ops::Range;
+
+use super::account::Account;
+use crate::StoreError;
+use crate::sharing::{SharedPages, SharedRead, SharedWrite};
+use crate::span::{Span, runs};
+use crate::sys::{OwnPages, OwnRead, OwnWrite};
+
+/// Where the pages of a lease are: in a file of its own, or in frames that it shares with its group.
+#[derive(Debug)]
+pub(crate) enum Pages {
+    Own(OwnPages),
+    Shared(SharedPages),
+}
+
+impl Pages {
+    /// The first page of `pages` that is stored or held by somebody.
+    pub(super) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
+        match self {
+            Self::Own(own) => own.first_not_idle(pages),
+            Self::Shared(shared) => shared.table().first_not_idle(pages),
+        }
+    }
+
+    /// The runs of stored and not stored pages in `pages`, as they are just now.
+    pub(super) fn peek_runs(&self, pages: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
+        runs(pages, move |page| match self {
+            Self::Own(own) => own.stored(page),
+            Self::Shared(shared) => shared.table().stored(page),
+        })
+    }
+
+    /// Takes all of `pages` for reading, in ascending order.
+    pub(super) fn read(&self, pages: Range<usize>) -> ReadRun<'_> {
+        match self {
+            Self::Own(own) => ReadRun::Own(own.read(pages)),
+            Self::Shared(shared) => ReadRun::Shared(shared.read(pages)),
+        }
+    }
+
+    /// Takes all of `pages` for reading if none needs waiting.
+    pub(super) fn try_read(&self, pages: Range<usize>) -> Option<ReadRun<'_>> {
+        match self {
+            Self::Own(own) => own.try_read(pages).map(ReadRun::Own),
+            Self::Shared(shared) => shared.try_read(pages).map(ReadRun::Shared),
+        }
+    }
+
+    /// Takes all of `pages` for writing, in ascending order.
+    pub(super) fn write(&self, pages: Range<usize>) -> WriteRun<'_> {
+        match self {
+            Self::Own(own) => WriteRun::Own(own.write(pages)),
+            Self::Shared(shared) => WriteRun::Shared(shared.write(pages)),
+        }
+    }
+}
+
+/// Pages held for reading.
+#[derive(Debug)]
+pub(super) enum ReadRun<'a> {
+    Own(OwnRead<'a>),
+    Shared(SharedRead<'a>),
+}
+
+impl ReadRun<'_> {
+    /// The pages in order, in runs whose bytes lie side by side, with those bytes; `None` for runs that are not stored.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (Range<usize>, Option<&[u8]>)> {
+        let pages = match self {
+            Self::Own(own) => own.pages(),
+            Self::Shared(shared) => shared.pages(),
+        };
+        let place = |page| match self {
+            Self::Own(own) => own.stored(page).then_some((0, 0)),
+            Self::Shared(shared) => shared.place(page),
+        };
+        runs(pages, place).map(|(pages, place)| {
+            let bytes = place.map(|_| match self {
+                Self::Own(own) => own.bytes(&pages),
+                Self::Shared(shared) => shared.bytes(&pages),
+            });
+            (pages, bytes)
+        })
+    }
+}
+
+/// Pages held for writing.
+#[derive(Debug)]
+pub(super) enum WriteRun<'a> {
+    Own(OwnWrite<'a>),
+    Shared(SharedWrite<'a>),
+}
+
+impl WriteRun<'_> {
+    /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does. Pages that are all
+    /// zero then are given back.
+    pub(super) fn store(&mut self, span: &Span, data: &[u8], account: &Account) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.store(span, data, account),
+            Self::Shared(shared) => shared.store(span, data, account),
+        }
+    }
+
+    /// Has all pages that are held be stored, and zeroes the part that is in `span`.
+    pub(super) fn allocate_zeroes(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.allocate_zeroes(span, account),
+            Self::Shared(shared) => shared.allocate_zeroes(span, account),
+        }
+    }
+
+    /// Zeroes the part of the pages that are held that is in `span`, and gives back those that are all zero then.
+    pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+        match self {
+            Self::Own(own) => own.clear(span, account),
+            Self::Shared(shared) => shared.clear(span, account),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Free frames: taking RAM for them and giving it back.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use super::batch::{BATCH, Batch};
+use super::frames::GroupFrames;
+use super::shard::Shard;
+use crate::sys::{Blank, LOST};
+
+/// The first frame that is used. Those before it stay free, so that fresh frames come in batches that begin at multiples
+/// of their length, and none reaches from one extent of address space into the next.
+pub(super) const FIRST: u64 = BATCH as u64;
+/// The end of the frames that can be used: [`LOST`] is none.
+const END: u64 = LOST as u64 / FIRST * FIRST;
+
+impl GroupFrames {
+    /// A free frame for content that belongs to `shard`.
+    pub(super) fn blank(&self, shard: &Mutex<Shard>) -> io::Result<Blank> {
+        if let Some(blank) = self.lock(shard).take_warm() {
+            return Ok(blank);
+        }
+        // Several at once, as asking the kernel is what costs; one where the tmpfs is nearly full; and if it is quite
+        // full, one that was kept for other contents.
+        self.populate(shard, BATCH)
+            .or_else(|_| self.populate(shard, 1))
+            .or_else(|full| self.shards.iter().find_map(|shard| self.lock(shard).take_warm()).ok_or(full))
+    }
+
+    /// Takes RAM for so many free frames, keeps all but one for later, and returns that one.
+    fn populate(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Blank> {
+        let mut batch = self.lock(home).take_cold(&self.file, many);
+        if batch.is_empty() {
+            batch = self.take_fresh(home, many)?;
+        }
+        let mut first = Err(io::ErrorKind::StorageFull.into());
+        for run in batch.into_runs() {
+            let populated = self.file.populate(run.clone());
+            let mut shard = self.lock(home);
+            if let Err(error) = populated {
+                run.for_each(|frame| shard.put_cold(&self.file, frame));
+                first = first.or(Err(error));
+                continue;
+            }
+            self.counters.populated.add(run.len());
+            for blank in run.map(Blank) {
+                match first {
+                    Ok(_) => shard.put_warm(blank),
+                    Err(_) => first = Ok(blank),
+                }
+            }
+        }
+        first
+    }
+
+    /// At most so many frames that were never used.
+    fn take_fresh(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Batch> {
+        let mut fresh = self.fresh.load(Ordering::Relaxed);
+        let first = loop {
+            let end = Some(fresh + FIRST).filter(|&end| end <= END).ok_or(io::ErrorKind::StorageFull)?;
+            // Before they are taken, so that none is lost where there is no address space for them.
+            self.reach(fresh as u32)?;
+            match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(first) => break first as u32,
+                Err(taken) => fresh = taken,
+            }
+        };
+        let mut batch = Batch::default();
+        let mut shard = self.lock(home);
+        for frame in first..first + FIRST as u32 {
+            if batch.len() < many {
+                batch.push(frame);
+            } else {
+                shard.put_cold(&self.file, frame);
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Gives the RAM of `surplus` back: free frames of `home` that nobody else knows.
+    pub(super) fn punch(&self, surplus: Batch, home: &Mutex<Shard>) {
+        for run in surplus.into_runs() {
+            let punched = self.file.punch(run.clone());
+            let mut shard = self.lock(home);
+            match punched {
+                Ok(()) => {
+                    self.counters.populated.sub(run.len());
+                    run.for_each(|frame| shard.put_cold(&self.file, frame));
+                }
+                // The kernel is asked again as soon as another frame becomes free.
+                Err(_) => run.for_each(|frame| shard.put_warm(Blank(frame))),
+            }
+        }
+    }
+
+    /// Gives back all RAM that is kept for later writes, and what the index has taken for more frames than there are.
+    pub(crate) fn trim(&self) {
+        for home in &self.shards {
+            let mut shard = self.lock(home);
+            shard.shrink(&self.file);
+            // No more than there are now: others go on meanwhile.
+            for _ in 0..shard.warm().div_ceil(BATCH) {
+                let batch = shard.take_warm_batch();
+                drop(shard);
+                self.punch(batch, home);
+                shard = self.lock(home);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! A guest's root file system: an initramfs, made for what is asked and kept in memory.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_guest::Initrd;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::kernel::Prepared;
+
+/// What goes into an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Contents {
+    /// Modules to be loaded at boot, each with its parameters.
+    pub(crate) modules: Vec<String>,
+    /// Files of this machine, and their paths in the guest.
+    pub(crate) files: Vec<(PathBuf, String)>,
+}
+
+/// What a guest needs to be one: a port to the testbed, and a network.
+const ALWAYS: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_net"];
+
+/// Makes the image, as a file that has no name.
+///
+/// # Errors
+/// If a file, a library that it needs, or a module cannot be read.
+pub(crate) fn build(contents: &Contents, kernel: &Prepared) -> Result<File> {
+    let mut initrd = Initrd::default();
+    ["dev", "proc", "sys"].iter().for_each(|path| initrd.directory(path));
+    initrd.copy("/bin/busybox".as_ref(), "/bin/busybox")?;
+    initrd.copy(&crate::program("testbed-guest")?, "/init")?;
+    for (here, there) in &contents.files {
+        ensure!(there.starts_with('/'), "'{there}' is no absolute path in a guest");
+        initrd.copy(here, there)?;
+    }
+    let modules = ALWAYS.iter().copied().chain(contents.modules.iter().map(String::as_str));
+    initrd.modules(&kernel.modules(), modules)?;
+    let image = memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot make a file in memory")?;
+    let mut image = File::from(image);
+    image.write_all(&initrd.finish()).context("cannot keep the guest's file system in memory")?;
+    Ok(image)
+}

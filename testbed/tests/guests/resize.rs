@@ -1,0 +1,366 @@
+//! VMs whose memory grows and shrinks while they run, on this machine; whatever goes wrong, what is set aside for guests is what they have and what is free.
+//!
+//! Needs root here.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Guest, Shell as _, Spec, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
+
+const BOOT: Bytes = Bytes::mib(256);
+const MOST: Bytes = Bytes::mib(1024);
+
+/// A guest's kernel that adds and removes memory, with the agent.
+fn spec() -> Spec {
+    let agent = aquifer().with_file_name("aquifer-guest");
+    let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
+    spec.file(agent, "/bin/aquifer-guest").modules(["virtio_mem", "virtio_balloon"])
+}
+
+fn new_host() -> Result<Here> {
+    let mut host = Here::new(spec(), Bytes::mib(1536))?;
+    host.parts.append += " init_on_alloc=0";
+    host.done(&["vm", "budget", "1536M"])?;
+    Ok(host)
+}
+
+/// Starts a guest, and the agent in it.
+fn start(host: &Here, name: &str, words: &[&str]) -> Result<Guest> {
+    let (boot, most) = (BOOT.0.to_string(), MOST.0.to_string());
+    let mut memory = vec!["--memory", &boot, "--max-memory", &most];
+    memory.extend(words);
+    let guest = host.start(name, &memory, &[])?;
+    guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>/run/agent.log &)")?;
+    wait_until("its agent is heard", PATIENCE, || {
+        Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
+    })?;
+    Ok(guest)
+}
+
+/// What `vm resize --json` says, also where the VM got only a part of the way.
+fn resize(host: &Here, words: &[&str]) -> Result<Value> {
+    let output = Command::new(aquifer())
+        .args(["--json", "vm", "resize"])
+        .args(words)
+        .env("AQUIFER_RUN_DIR", host.dir.path())
+        .output()?;
+    let text = String::from_utf8(if output.stdout.is_empty() { output.stderr } else { output.stdout })?;
+    serde_json::from_str(&text).with_context(|| format!("{words:?}: {text}"))
+}
+
+/// That nothing of what is set aside is lost, and that this VM has so much of it.
+fn accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
+    let accounts = host.done(&["vm", "budget"])?;
+    for of in ["local", "pool"] {
+        let number = |what: &str| accounts[of][what].as_u64().unwrap_or(u64::MAX);
+        ensure!(number("reserved") == number("used") + number("free"), "{accounts}");
+    }
+    let share = &accounts["vms"][vm];
+    let kind = if share["kind"] == "pool" { "pool" } else { "local" };
+    ensure!(share[kind].as_u64().unwrap_or(0) == size.0, "{vm} should have {size}: {accounts}");
+    Ok(())
+}
+
+fn total(guest: &Guest) -> Result<u64> {
+    let line = guest.sh("grep MemTotal /proc/meminfo")?;
+    let kib = line.split_whitespace().nth(1).context("no number")?;
+    Ok(kib.parse::<u64>()? << 10)
+}
+
+fn why(answer: &Value) -> String {
+    answer["error"]["why"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()> {
+    let host = new_host()?;
+    let guest = start(&host, "one", &["--reserve", "128M"])?;
+    let before = total(&guest)?;
+
+    step("it gets at least what it is to have, and can use it at once");
+    let grown = resize(&host, &["one", "700M", "--stages"])?;
+    ensure!(grown["reached"] == Bytes::mib(768).0 && grown["usable"] == true, "{grown}");
+    ensure!(total(&guest)? == before + Bytes::mib(512).0);
+    ensure!(grown["stages"].to_string().contains("onlining"), "the guest's kernel shows no stages: {grown}");
+    accounts(&host, "one", Bytes::mib(768))?;
+
+    step("what cannot be is refused before anything is done");
+    let refused = resize(&host, &["one", "2G"])?;
+    ensure!(why(&refused).contains("more than the VM can have"), "{refused}");
+    let refused = resize(&host, &["one", "100M"])?;
+    ensure!(why(&refused).contains("less than the VM booted with"), "{refused}");
+    let refused = resize(&host, &["one", "--exact", "701M"])?;
+    ensure!(why(&refused).contains("cannot be met exactly"), "{refused}");
+    let exact = resize(&host, &["one", "--exact", "700M"])?;
+    ensure!(exact["reached"] == Bytes::mib(700).0 && exact["why"].is_null(), "{exact}");
+    accounts(&host, "one", Bytes::mib(700))?;
+
+    step("it keeps what it uses, byte for byte, and says so");
+    let load = Load::start(&guest, Bytes::mib(420), 1000)?;
+    load.filled()?;
+    let part = resize(&host, &["one", "256M", "--retry", "1s"])?;
+    ensure!(part["why"]["reason"] == "in_use", "{part}");
+    let reached = Bytes(part["reached"].as_u64().context("no size")?);
+    ensure!(reached > Bytes::mib(420) && reached <= Bytes::mib(700), "{part}");
+    load.verify()?;
+    accounts(&host, "one", reached)?;
+    load.end()?;
+    let shrunk = resize(&host, &["one", "256M"])?;
+    ensure!(shrunk["reached"] == BOOT.0 && shrunk["why"].is_null(), "{shrunk}");
+    ensure!(total(&guest)? == before);
+
+    step("programs in it ask for memory, and get no more than it may have");
+    guest.sh("aquifer-guest request +128M --why test")?;
+    accounts(&host, "one", Bytes::mib(384))?;
+    ensure!(guest.sh("! aquifer-guest request +2G 2>&1")?.contains("more than the VM can have"));
+    host.done(&["vm", "set", "one", "--max", "512M"])?;
+    ensure!(guest.sh("! aquifer-guest request +256M 2>&1")?.contains("512MiB"));
+    guest.sh("aquifer-guest request -128M")?;
+    accounts(&host, "one", BOOT)?;
+
+    step("one that is out of memory gets its reserve at once");
+    host.done(&["vm", "set", "one", "--max", "1G"])?;
+    host.done(&["vm", "budget", "384M"])?;
+    let refused = resize(&host, &["one", "384M"])?;
+    ensure!(why(&refused).contains("is kept for VMs that are out of memory"), "{refused}");
+    guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
+    let load = Load::start(&guest, Bytes::mib(180), 1000)?;
+    load.filled()?;
+    wait_until("it has its reserve", PATIENCE, || Ok(accounts(&host, "one", Bytes::mib(384)).is_ok()))?;
+    load.verify()?;
+    load.end()?;
+    host.done(&["vm", "budget", "1536M"])?;
+    let shrunk = resize(&host, &["one", "256M"])?;
+    ensure!(shrunk["why"].is_null(), "{shrunk}");
+
+    step("its times are kept");
+    let times = host.done(&["vm", "show", "one"])?;
+    ensure!(times["times"]["add"]["total"]["count"].as_u64().unwrap_or(0) >= 3, "{times}");
+    Ok(())
+}
+
+/// Kills a process of a VM.
+fn kill(pid: u32) -> Result<()> {
+    Ok(kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?)
+}
+
+fn keeper(host: &Here, vm: &str) -> Result<u32> {
+    let pattern = format!("vm-serve {} {vm}$", host.dir.path().display());
+    let found = Command::new("pgrep").args(["-f", &pattern]).output()?;
+    Ok(String::from_utf8(found.stdout)?.trim().parse()?)
+}
+
+/// Begins to have a VM give up more than it can, which goes on for long, and waits until it has given something.
+fn begin(host: &Here, guest: &Guest) -> Result<Child> {
+    let before = total(guest)?;
+    let child = Command::new(aquifer())
+        .args(["--json", "vm", "resize", "one", "256M", "--retry", "600s"])
+        .env("AQUIFER_RUN_DIR", host.dir.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    wait_until("it gives something", PATIENCE, || Ok(total(guest)? < before))?;
+    Ok(child)
+}
+
+#[test]
+fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> {
+    let host = new_host()?;
+    let guest = start(&host, "one", &[])?;
+    let full = |size: &str| resize(&host, &["one", size]);
+    ensure!(full("1G")?["reached"] == MOST.0);
+    let load = Load::start(&guest, Bytes::mib(420), 1000)?;
+    load.filled()?;
+
+    step("the keeper, who resizes it");
+    let mut resizing = begin(&host, &guest)?;
+    kill(keeper(&host, "one")?)?;
+    ensure!(!resizing.wait()?.success(), "whoever asked must hear of it");
+    accounts(&host, "one", MOST)?;
+    let again = resize(&host, &["one", "--exact", "768M"])?;
+    ensure!(again["reached"] == Bytes::mib(768).0, "{again}");
+    accounts(&host, "one", Bytes::mib(768))?;
+
+    step("who asks: the VM stays at what it has got");
+    full("1G")?;
+    let mut resizing = begin(&host, &guest)?;
+    resizing.kill()?;
+    resizing.wait()?;
+    let settled = resize(&host, &["one", "--exact", "896M"])?;
+    ensure!(settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MOST.0), "{settled}");
+    accounts(&host, "one", Bytes::mib(896))?;
+    load.verify()?;
+
+    step("QEMU");
+    let resizing = begin(&host, &guest)?;
+    let pid = host.done(&["vm", "show", "one"])?["pid"].as_u64().context("no process")?;
+    kill(pid as u32)?;
+    let end = resizing.wait_with_output()?;
+    ensure!(!end.status.success());
+    let said = String::from_utf8_lossy(&end.stderr).into_owned();
+    ensure!(said.contains("QEMU") || said.contains("does not run"), "{said}");
+    wait_until("what it had is free", PATIENCE, || Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0))?;
+    // If its keeper could not tell how it has ended.
+    let _ = host.done(&["vm", "stop", "one"]);
+    Ok(())
+}
+
+#[test]
+fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
+    let mut host = Here::new(Spec::new("guest"), Bytes::mib(64))?;
+    host.parts.append += " init_on_alloc=0";
+    host.start("mute", &["--memory", "128M", "--max-memory", "256M"], &[])?;
+    let answer = resize(&host, &["mute", "256M", "--retry", "0s"])?;
+    ensure!(answer["why"]["reason"] == "no_answer" && answer["missing"] == Bytes::mib(128).0, "{answer}");
+    accounts(&host, "mute", Bytes::mib(128))
+}
+
+#[test]
+fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
+    let host = new_host()?;
+    let lender = host.lender();
+    host.done(&["vm", "budget", "256M"])?;
+    let guest = start(&host, "one", &["--cache", "128M", "--lender", &lender])?;
+    let grown = resize(&host, &["one", "1G"])?;
+    ensure!(grown["reached"] == MOST.0 && grown["usable"] == true, "{grown}");
+    accounts(&host, "one", MOST)?;
+    let load = Load::start(&guest, Bytes::mib(600), 4000)?;
+    load.filled()?;
+    load.is_done()?;
+    load.verify()?;
+    let usage = host.done(&["region", "show", "one"])?["usage"].clone();
+    ensure!(usage["resident"].as_u64().unwrap_or(u64::MAX) <= Bytes::mib(128).0, "{usage}");
+    ensure!(usage["remote"].as_u64().unwrap_or(0) > Bytes::mib(400).0, "{usage}");
+    load.end()?;
+    let shrunk = resize(&host, &["one", "256M"])?;
+    ensure!(shrunk["reached"] == BOOT.0 && shrunk["why"].is_null(), "{shrunk}");
+    let usage = host.done(&["region", "show", "one"])?["usage"].clone();
+    ensure!(
+        usage["zero"].as_u64().unwrap_or(0) >= (MOST - BOOT).0,
+        "what left the guest is in the pool: {usage}"
+    );
+    Ok(())
+}
+
+/// A QEMU of somebody else's.
+struct Foreign(Child);
+
+impl Foreign {
+    fn start(host: &Here, qmp: &Path, agent: &Path) -> Result<Self> {
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-M",
+            "q35",
+            "-accel",
+            "tcg,thread=multi",
+        ]);
+        qemu.args(["-cpu", "max", "-smp", "2", "-m", "256M,slots=1,maxmem=2G"]);
+        qemu.args(["-object", "memory-backend-memfd,id=more,size=768M,share=on,reserve=off"]);
+        qemu.args(["-device", "virtio-mem-pci,id=vm0,memdev=more,node=0,requested-size=0"]);
+        qemu.args(["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())]);
+        qemu.args(["-chardev", &format!("socket,id=agent,server=on,wait=off,path={}", agent.display())]);
+        qemu.args([
+            "-device",
+            "virtio-serial-pci",
+            "-device",
+            "virtserialport,chardev=agent,name=org.aquifer.guest.0",
+        ]);
+        let (kernel, initrd) = (&host.parts.kernel, &host.parts.initrd);
+        qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
+        let serial = host.dir.path().join("foreign-serial");
+        qemu.args(["-append", &host.parts.append, "-serial"]);
+        qemu.arg(format!("unix:{},server=on,wait=off", serial.display()));
+        let line = host.dir.path().join("foreign-line");
+        qemu.args(host.parts.arguments(&line));
+        Ok(Self(qemu.spawn()?))
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
+    let host = new_host()?;
+    let [qmp, agent, line] = ["qmp", "agent", "foreign-line"].map(|name| host.dir.path().join(name));
+    let mut foreign = Foreign::start(&host, &qmp, &agent)?;
+    wait_until("its monitor is there", PATIENCE, || Ok(qmp.exists()))?;
+    let guest = Guest::connect("foreign", &line, &host.dir.path().join("foreign-serial"))?;
+    guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>&1 &)")?;
+    wait_until("its agent runs", PATIENCE, || Ok(guest.sh("aquifer-guest show").is_ok()))?;
+    let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
+    let (qmp, agent) = (text(&qmp)?, text(&agent)?);
+    host.done(&["vm", "adopt", "theirs", "--qmp", &qmp, "--agent", &agent])?;
+    accounts(&host, "theirs", BOOT)?;
+    wait_until("its agent is heard", PATIENCE, || {
+        Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
+    })?;
+    let grown = resize(&host, &["theirs", "512M"])?;
+    ensure!(grown["reached"] == Bytes::mib(512).0 && grown["usable"] == true, "{grown}");
+    accounts(&host, "theirs", Bytes::mib(512))?;
+    let Err(refused) = host.done(&["vm", "stop", "theirs", "--force"]) else { bail!("it was stopped") };
+    ensure!(refused.to_string().contains("vm release theirs"), "{refused}");
+    kill(keeper(&host, "theirs")?)?;
+    let shrunk = resize(&host, &["theirs", "256M"])?;
+    ensure!(shrunk["reached"] == BOOT.0, "{shrunk}");
+    host.done(&["vm", "release", "theirs"])?;
+    ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
+    guest.sh("true")?;
+    ensure!(foreign.0.try_wait()?.is_none(), "it must run on");
+
+    step("one that ends is forgotten");
+    host.done(&["vm", "adopt", "theirs", "--qmp", &qmp])?;
+    drop(foreign);
+    wait_until("it is forgotten", PATIENCE, || {
+        Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty))
+    })?;
+    ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);
+    Ok(())
+}
+
+#[test]
+fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
+    let host = new_host()?;
+    host.done(&["vm", "budget", "1152M"])?;
+    let guests = [start(&host, "one", &[])?, start(&host, "two", &[])?];
+    let mut balance = Command::new(aquifer())
+        .args(["vm", "balance", "--surplus-periods", "2"])
+        .env("AQUIFER_RUN_DIR", host.dir.path())
+        .spawn()?;
+    let balanced = (|| {
+        for guest in [0, 1, 0] {
+            let name = ["one", "two"][guest];
+            step(&format!("guest {name} needs more than half"));
+            let asked = format!("aquifer-guest request +384M --wait 60s --why 'a load that comes'");
+            guests[guest].sh(&asked)?;
+            let load = Load::start(&guests[guest], Bytes::mib(480), 1000)?;
+            load.filled()?;
+            load.is_done()?;
+            load.verify()?;
+            ensure!(
+                guests[guest]
+                    .sh("grep -c oom_kill /proc/vmstat; awk '/oom_kill/{print $2}' /proc/vmstat")?
+                    .contains('0')
+            );
+            load.end()?;
+        }
+        Ok(())
+    })();
+    kill_process(Pid::from_child(&balance), Signal::TERM)?;
+    balance.wait()?;
+    balanced
+}

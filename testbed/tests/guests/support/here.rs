@@ -1,0 +1,97 @@
+//! This machine as a host of VMs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Guest, Parts, Spec, wait_until};
+use serde_json::Value;
+
+use super::{PATIENCE, aquifer};
+
+/// A lender on this machine, and a directory for VMs; both are gone at the end.
+pub struct Here {
+    /// Where all that runs has its files.
+    pub dir: tempfile::TempDir,
+    pages: PathBuf,
+    lender: Child,
+    pub parts: Parts,
+}
+
+impl Here {
+    /// One whose lender has so much, and whose guests boot from this.
+    pub fn new(spec: Spec, lends: Bytes) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let parts = spec.parts(dir.path())?;
+        let pages = tempfile::Builder::new().prefix("aquifer-vm-").tempdir_in("/dev/shm")?.keep();
+        let socket = dir.path().join("lender");
+        let lender = Command::new(aquifer())
+            .args(["export", &lends.0.to_string(), "--nbd", &format!("unix:{}", socket.display()), "--dir"])
+            .arg(&pages)
+            .env("AQUIFER_RUN_DIR", dir.path())
+            .stdout(Stdio::null())
+            .spawn()?;
+        let here = Self { dir, pages, lender, parts };
+        wait_until("the lender listens", PATIENCE, || Ok(socket.exists()))?;
+        Ok(here)
+    }
+
+    /// What 'aquifer' answers.
+    pub fn done(&self, words: &[&str]) -> Result<Value> {
+        let output = Command::new(aquifer())
+            .args(["--json"])
+            .args(words)
+            .env("AQUIFER_RUN_DIR", self.dir.path())
+            .output()?;
+        ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Where its lender is.
+    pub fn lender(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.dir.path().join("lender").display())
+    }
+
+    /// Starts a guest with this memory, as 'aquifer vm start' takes it, and these disks.
+    pub fn start(&self, name: &str, memory: &[&str], disks: &[PathBuf]) -> Result<Guest> {
+        let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
+        let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
+        let mut words = vec!["vm", "start", name];
+        words.extend(memory);
+        words.extend(["--accel", "tcg", "--cpus", "2", "--kernel", &kernel, "--initrd", &initrd]);
+        words.extend(["--append", &self.parts.append, "--"]);
+        // For direct I/O, which must not reach memory that may leave.
+        let disks =
+            disks.iter().map(|disk| Ok(format!("if=virtio,format=raw,cache=none,file={}", text(disk)?)));
+        let disks = disks.collect::<Result<Vec<_>>>()?;
+        words.extend(disks.iter().flat_map(|disk| ["-drive", disk]));
+        let line = self.dir.path().join(format!("{name}-line"));
+        let way = self.parts.arguments(&line);
+        words.extend(way.iter().map(String::as_str));
+        let status = self.done(&words)?;
+        let serial = status["serial"].as_str().context("it has no serial port")?;
+        Guest::connect(name, &line, Path::new(serial))
+    }
+
+    /// Whether regions are there still.
+    pub fn has_mounts(&self) -> Result<bool> {
+        Ok(fs::read_to_string("/proc/self/mounts")?.contains(self.dir.path().to_str().context("no text")?))
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.has_mounts().unwrap_or(false) {
+            let logs = "cd $0; tail -n 20 vms/*/log regions/.*/log";
+            let _ = Command::new("sh").args(["-c", logs]).arg(self.dir.path()).status();
+        }
+        for vm in self.done(&["vm", "list"]).ok().iter().filter_map(Value::as_array).flatten() {
+            let _ = self.done(&["vm", "stop", "--force", vm["name"].as_str().unwrap_or_default()]);
+        }
+        let _ = self.lender.kill();
+        let _ = self.lender.wait();
+        let _ = fs::remove_dir_all(&self.pages);
+    }
+}
