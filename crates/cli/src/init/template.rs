@@ -57,7 +57,7 @@ pages = "{pages}"
 # What holds lent pages: "store", served by the agent, or "kernel", zram devices served by the kernel's own NVMe target.
 # backend = "store"
 # Where borrowers reach their leases over NVMe/TCP too (always with backend = "kernel"), and whether over RDMA as well, by
-# the kernel only. Of what travels only pages are encrypted, and not those of hosts that attach \"direct\": for networks that you trust.
+# the kernel only. Of what travels only pages are encrypted, and not those of hosts that attach "direct": for networks that you trust.
 # nvme = "{nvme}"
 # rdma = false
 # Borrowers prove by a secret that is made for each lease who they are (DH-HMAC-CHAP); some kernels cannot.
