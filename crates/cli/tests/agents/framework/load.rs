@@ -1,7 +1,10 @@
 //! Programs that need memory: `aquifer load`, whose every page follows from a seed and is checked.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -12,6 +15,20 @@ use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory, swapping all the while.
 const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A program of its own for loads, as borrowers' programs are: not that of the lenders' agents. Who brings parts of a file into the page
+/// cache holds them while the kernel makes room in its own cgroup, which waits for swap, which waits for the lender, which may be about to
+/// start and need just those.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let load = Path::new(env!("CARGO_TARGET_TMPDIR")).join("load");
+        let new = load.with_extension(std::process::id().to_string());
+        fs::copy(env!("CARGO_BIN_EXE_aquifer"), &new).unwrap();
+        fs::rename(&new, &load).unwrap();
+        load
+    })
+}
 
 /// A load that runs. Dropping it kills it.
 pub struct Load {
@@ -27,7 +44,7 @@ impl Load {
         // The shell goes into the cgroup and becomes the load: all that it ever touches is charged there.
         let mut command = Command::new("sh");
         command.args(["-c", r#"echo 0 > "$0" && exec "$@""#]).arg(cgroup.path().join("cgroup.procs"));
-        command.args([env!("CARGO_BIN_EXE_aquifer"), "load", "--hold", "--bytes", &bytes.0.to_string()]);
+        command.arg(program()).args(["load", "--hold", "--bytes", &bytes.0.to_string()]);
         command.arg("--seed").arg(SEED.fetch_add(1, Ordering::Relaxed).to_string());
         if let Some(rate) = rate {
             command.arg("--rate").arg(rate.0.to_string());
