@@ -5,12 +5,13 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use aquifer_control::group::scan_rate;
 use aquifer_page::Group;
 use aquifer_pool::{Seal, SealKey, Sealing};
 use serde::{Deserialize, Serialize};
 
 /// What the members of a group agree on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agreement {
     /// The group.
@@ -19,6 +20,9 @@ pub struct Agreement {
     pub sealed: Sealed,
     /// The key that they have in common.
     pub key: SealKey,
+    /// How fast equal pages are looked for on each host.
+    #[serde(default)]
+    pub scan: scan_rate::Config,
 }
 
 /// How the pages of a group leave a host.
@@ -36,7 +40,7 @@ pub enum Sealed {
 impl Agreement {
     /// A new group, with a key that nobody else has.
     pub fn new(name: Group, sealed: Sealed) -> Self {
-        Self { name, sealed, key: SealKey::random() }
+        Self { name, sealed, key: SealKey::random(), scan: scan_rate::Config::default() }
     }
 
     /// By what to seal the pages of a new lease of the group.

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,7 +12,8 @@ use std::time::Duration;
 use aquifer_page::PAGE_SIZE;
 
 use crate::connection::Connection;
-use crate::message::{Attach, Order, Reply, Request, Run, VERSION};
+use crate::message::{Attach, Order, Reply, Request, Run, Shared as SharedPages, VERSION};
+use crate::sharing::{self, Sharing};
 use crate::sys;
 use crate::userfault::Userfault;
 
@@ -61,6 +62,7 @@ struct Shared {
     pages: Run,
     socket: PathBuf,
     userfault: Userfault,
+    sharing: Sharing,
     /// The parts that are still mapped. Held while pages are unmapped, lest they be somebody else's by then.
     live: Mutex<Vec<Range<usize>>>,
     /// To ask for things by.
@@ -91,6 +93,7 @@ impl Mapping {
         let userfault = Userfault::new().map_err(system(
             "cannot serve page faults (it takes root or vm.unprivileged_userfaultfd=1, and Linux 6.7)",
         ))?;
+        let sharing = Sharing::new().map_err(system("cannot guard shared pages"))?;
         // SAFETY: the caller says so; who is a child of this process cannot be served.
         unsafe { sys::keep_to_this_process(address, length) }
             .map_err(system("cannot keep the mapping out of children"))?;
@@ -99,12 +102,13 @@ impl Mapping {
             .map_err(system("cannot register the mapping with userfaultfd"))?;
         let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
         let attach = Attach { version: VERSION, address: address as u64, pages };
-        let orders = hand_over(&attach, &userfault, socket)?;
+        let orders = hand_over(&attach, [&userfault, &sharing.guard], socket)?;
         let shared = Arc::new(Shared {
             address,
             pages,
             socket: socket.to_owned(),
             userfault,
+            sharing,
             live: Mutex::new(std::iter::once(address..address + length).collect()),
             asking: Mutex::new(None),
             orders: Mutex::new(Arc::new(orders)),
@@ -144,6 +148,7 @@ impl Mapping {
             match self.0.ask(&mut asking, &Request::Discard(pages)) {
                 Ok(Reply::Done) => return Ok(()),
                 Ok(Reply::Refused(why)) => return Err(io::Error::other(why)),
+                Ok(Reply::DoneBut(_)) => return Err(io::ErrorKind::InvalidData.into()),
                 Err(_) => {
                     *asking = None;
                     thread::sleep(RETRY);
@@ -185,7 +190,7 @@ impl Shared {
             Some(connection) => connection,
             None => asking.insert(Connection::to(&self.socket)?),
         };
-        connection.send(request, None)?;
+        connection.send(request, &[])?;
         connection.receive()?.map(|(reply, _)| reply).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
@@ -194,13 +199,10 @@ impl Shared {
         let mut orders = lock(&self.orders).clone();
         loop {
             match orders.receive() {
-                Ok(Some((Order::Unmap(runs), _))) => {
-                    let reply = match runs.iter().try_for_each(|run| self.unmap(run)) {
-                        Ok(()) => Reply::Done,
-                        Err(error) => Reply::Refused(format!("cannot unmap: {error}")),
-                    };
+                Ok(Some((order, files))) => {
+                    let reply = self.obey(&order, &files).unwrap_or_else(|error| Reply::Refused(error.to_string()));
                     // Who is gone needs no answer.
-                    let _ = orders.send(&reply, None);
+                    let _ = orders.send(&reply, &[]);
                 }
                 Ok(None) | Err(_) => match self.hand_over_again() {
                     Some(next) => orders = next,
@@ -220,7 +222,7 @@ impl Shared {
             if live.is_empty() {
                 return None;
             }
-            match hand_over(&attach, &self.userfault, &self.socket) {
+            match hand_over(&attach, [&self.userfault, &self.sharing.guard], &self.socket) {
                 Ok(orders) => {
                     let orders = Arc::new(orders);
                     *lock(&self.orders) = orders.clone();
@@ -235,32 +237,104 @@ impl Shared {
         }
     }
 
-    fn unmap(&self, run: &Run) -> io::Result<()> {
-        let at = |page: u64| {
-            self.address
-                + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
+    fn obey(&self, order: &Order, files: &[OwnedFd]) -> io::Result<Reply> {
+        let missing = || io::Error::other("the order came without its files");
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |error: io::Error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
         };
-        let wanted = at(run.first)..at(run.end());
+        match order {
+            Order::Unmap(runs) => runs.iter().try_for_each(|run| self.unmap(run)).map_err(failed("unmap"))?,
+            Order::Restore(runs) => {
+                let [region] = files else { return Err(missing()) };
+                let restored = runs.iter().try_for_each(|run| self.restore(run, region));
+                restored.map_err(failed("map the region's pages again"))?;
+            }
+            Order::Share(all) => {
+                let [file, region] = files else { return Err(missing()) };
+                let mut written = Vec::new();
+                let shared = all.iter().try_for_each(|shared| self.share(shared, file, region, &mut written));
+                shared.map_err(failed("map shared pages"))?;
+                if !written.is_empty() {
+                    return Ok(Reply::DoneBut(written));
+                }
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Does something with those parts of these pages that are still mapped; no other thread lets go of one meanwhile.
+    fn each_part(
+        &self,
+        run: &Run,
+        mut what: impl FnMut(&Range<usize>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let wanted = self.address_of(run.first)..self.address_of(run.end());
         for part in &*lock(&self.live) {
             let part = part.start.max(wanted.start)..part.end.min(wanted.end);
             if part.start < part.end {
-                // SAFETY: it is still part of the mapping, and the lock is held.
-                unsafe { sys::unmap_pages(part.start, part.end - part.start) }?;
+                what(&part)?;
             }
         }
         Ok(())
     }
+
+    fn address_of(&self, page: u64) -> usize {
+        self.address + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
+    }
+
+    /// The page of the region at an address of this mapping.
+    fn page_at(&self, address: usize) -> u64 {
+        self.pages.first + ((address - self.address) / PAGE_SIZE) as u64
+    }
+
+    fn unmap(&self, run: &Run) -> io::Result<()> {
+        // SAFETY: it is still part of the mapping, and the lock is held.
+        self.each_part(run, |part| unsafe { sys::unmap_pages(part.start, part.end - part.start) })
+    }
+
+    fn restore(&self, run: &Run, region: &OwnedFd) -> io::Result<()> {
+        self.each_part(run, |part| self.restore_at(part, region))
+    }
+
+    fn restore_at(&self, part: &Range<usize>, region: &OwnedFd) -> io::Result<()> {
+        let offset = self.page_at(part.start) * PAGE_SIZE as u64;
+        // SAFETY: it is still part of the mapping; the engine has put the pages there, or this has.
+        unsafe { sharing::restore(part, region.as_fd(), offset, &self.userfault) }
+    }
+
+    fn share(
+        &self,
+        shared: &SharedPages,
+        file: &OwnedFd,
+        region: &OwnedFd,
+        written: &mut Vec<Run>,
+    ) -> io::Result<()> {
+        self.each_part(&shared.pages, |part| {
+            let offset = (shared.frame + self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
+            // SAFETY: it is still part of the mapping, and the engine has compared the pages, which are in no page table.
+            for address in unsafe { self.sharing.share(part, file.as_fd(), offset) }? {
+                let page = self.page_at(address);
+                // SAFETY: it is mapped, and writes to it are held.
+                unsafe { sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64) }?;
+                self.restore_at(&(address..address + PAGE_SIZE), region)?;
+                written.push(Run { first: page, count: 1 });
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Hands a mapping to the engine.
-fn hand_over(attach: &Attach, userfault: &Userfault, socket: &Path) -> Result<Connection, AdoptError> {
+fn hand_over(attach: &Attach, userfaults: [&Userfault; 2], socket: &Path) -> Result<Connection, AdoptError> {
     let engine = |source| AdoptError::Engine { path: socket.to_owned(), source };
     let connection = Connection::to(socket).map_err(engine)?;
     let request = Request::Attach(attach.clone());
-    connection.send(&request, Some(userfault.as_fd())).map_err(engine)?;
+    connection.send(&request, &userfaults.map(Userfault::as_fd)).map_err(engine)?;
     match connection.receive().map_err(engine)? {
         Some((Reply::Done, _)) => Ok(connection),
         Some((Reply::Refused(why), _)) => Err(AdoptError::Refused(why)),
+        Some((Reply::DoneBut(_), _)) => Err(engine(io::ErrorKind::InvalidData.into())),
         None => Err(engine(io::ErrorKind::UnexpectedEof.into())),
     }
 }

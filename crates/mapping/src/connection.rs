@@ -18,6 +18,9 @@ use serde::de::DeserializeOwned;
 /// No message is longer.
 const LONGEST: usize = 16 << 10;
 
+/// No message carries more descriptors.
+const DESCRIPTORS: usize = 2;
+
 /// Waits for programs.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
@@ -63,14 +66,13 @@ impl Connection {
         Ok(sockopt::socket_peercred(&self.0)?.pid.as_raw_nonzero().get().cast_unsigned())
     }
 
-    /// Sends a message, and a descriptor if there is one.
-    pub fn send(&self, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    /// Sends a message with these descriptors, two at most.
+    pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = postcard::to_stdvec(message).map_err(invalid)?;
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut room);
-        let descriptors = descriptor.map(|descriptor| [descriptor]);
-        if let Some(descriptors) = &descriptors {
-            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
         let sent = rustix::io::retry_on_intr(|| {
             sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)
@@ -79,9 +81,9 @@ impl Connection {
     }
 
     /// Waits for the next message; none when the other side is gone.
-    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = [0; LONGEST];
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
         let received = rustix::io::retry_on_intr(|| {
             recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
@@ -94,11 +96,13 @@ impl Connection {
         if length == 0 {
             return Ok(None);
         }
-        let descriptor = ancillary.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-            _ => None,
-        });
-        Ok(Some((postcard::from_bytes(&bytes[..length]).map_err(invalid)?, descriptor)))
+        let mut all = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                all.extend(descriptors);
+            }
+        }
+        Ok(Some((postcard::from_bytes(&bytes[..length]).map_err(invalid)?, all)))
     }
 
     /// Has whoever waits for the other side find it gone.

@@ -51,6 +51,20 @@ impl Argument for UffdioPoison {
     const REQUEST: libc::Ioctl = libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_POISON) as libc::Ioctl;
 }
 
+/// `struct uffdio_writeprotect` of `linux/userfaultfd.h`.
+#[repr(C)]
+pub(crate) struct UffdioWriteprotect {
+    pub(crate) range: uffdio_range,
+    pub(crate) mode: u64,
+}
+
+impl Argument for UffdioWriteprotect {
+    const REQUEST: libc::Ioctl = libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_WRITEPROTECT) as libc::Ioctl;
+}
+
+/// `UFFDIO_WRITEPROTECT_MODE_WP` of `linux/userfaultfd.h`.
+pub(crate) const WRITEPROTECT: u64 = 1;
+
 /// A new userfaultfd, for faults of the program and of the kernel on its behalf.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
     // SAFETY: a userfaultfd that nothing is registered with changes nothing.
@@ -129,6 +143,43 @@ pub(crate) unsafe fn keep_to_this_process(address: usize, length: usize) -> io::
         rustix::mm::madvise(start, length, Advice::LinuxNoHugepage)?;
     }
     Ok(())
+}
+
+/// Maps a part of a file in the place of what is there.
+///
+/// # Safety
+/// What is there must be the caller's to replace, and read the same after it, or be read by nobody meanwhile.
+pub(crate) unsafe fn replace(
+    address: usize,
+    length: usize,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    flags: MapFlags,
+) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mmap(start, length, protection, flags | MapFlags::FIXED, file, offset) }?;
+    Ok(())
+}
+
+/// Brings what is mapped into the page table, to be read.
+///
+/// # Safety
+/// The range must be mapped.
+pub(crate) unsafe fn populate(address: usize, length: usize) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: reading changes nothing.
+    Ok(unsafe { rustix::mm::madvise(start, length, Advice::LinuxPopulateRead) }?)
+}
+
+/// What is mapped at an address, as bytes that nobody may write to meanwhile.
+///
+/// # Safety
+/// It must be mapped for as long as it is borrowed, and writes to it be held.
+pub(crate) unsafe fn held<'a>(address: usize, length: usize) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), length) }
 }
 
 /// Blocks all signals for this thread, and says which were blocked.

@@ -19,6 +19,11 @@ const FEATURES: u64 = (raw::UFFD_FEATURE_MISSING_SHMEM
     | raw::UFFD_FEATURE_POISON
     | raw::UFFD_FEATURE_THREAD_ID) as u64;
 
+/// What guards pages that are shared: a write to one is held until it is told that it may be.
+const GUARD: u64 = (raw::UFFD_FEATURE_PAGEFAULT_FLAG_WP
+    | raw::UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+    | raw::UFFD_FEATURE_THREAD_ID) as u64;
+
 /// A userfaultfd: of the program that made it, whoever holds it.
 #[derive(Debug)]
 pub struct Userfault(OwnedFd);
@@ -53,8 +58,20 @@ impl Userfault {
     /// # Errors
     /// Without the right to serve faults in system calls (root, or `vm.unprivileged_userfaultfd`), and on kernels before 6.7.
     pub fn new() -> io::Result<Self> {
+        Self::with(FEATURES)
+    }
+
+    /// A new one for pages that are shared with others: what is told by it are writes.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn guard() -> io::Result<Self> {
+        Self::with(GUARD)
+    }
+
+    fn with(features: u64) -> io::Result<Self> {
         let this = Self(sys::userfaultfd()?);
-        let mut api = sys::uffdio_api { api: u64::from(raw::UFFD_API), features: FEATURES, ioctls: 0 };
+        let mut api = sys::uffdio_api { api: u64::from(raw::UFFD_API), features, ioctls: 0 };
         // SAFETY: this only settles what the descriptor can do.
         unsafe { sys::userfault(this.as_fd(), &mut api) }?;
         Ok(this)
@@ -72,6 +89,21 @@ impl Userfault {
         let mut register = sys::uffdio_register { range, mode: u64::from(mode), ioctls: 0 };
         // SAFETY: that the pages appear when the engine says is what the caller wants.
         unsafe { sys::userfault(self.as_fd(), &mut register) }
+    }
+
+    /// Has writes to a mapping of this process be held, and come here, also those to pages that are not in the page table yet.
+    ///
+    /// # Safety
+    /// It must be a private mapping of a file.
+    pub unsafe fn protect(&self, address: u64, length: u64) -> io::Result<()> {
+        let range = || sys::uffdio_range { start: address, len: length };
+        let mode = u64::from(raw::UFFDIO_REGISTER_MODE_WP);
+        let mut register = sys::uffdio_register { range: range(), mode, ioctls: 0 };
+        // SAFETY: that writers wait is what the caller wants.
+        unsafe { sys::userfault(self.as_fd(), &mut register) }?;
+        let mut protect = sys::UffdioWriteprotect { range: range(), mode: sys::WRITEPROTECT };
+        // SAFETY: as above.
+        unsafe { sys::userfault(self.as_fd(), &mut protect) }
     }
 
     /// The next fault, if there is one.

@@ -37,10 +37,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind(&socket)?;
     println!("serving");
     let program = listener.accept()?;
-    let Some((Request::Attach(attach), Some(userfault))) = program.receive()? else {
+    let Some((Request::Attach(attach), userfaults)) = program.receive()? else {
         return Err("a program that does not attach".into());
     };
-    program.send(&Reply::Done, None)?;
+    let userfault = userfaults.into_iter().next().ok_or("a mapping without its userfaultfd")?;
+    program.send(&Reply::Done, &[])?;
     serve(&userfault.into(), attach.address, &mut lender)
 }
 

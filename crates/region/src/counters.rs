@@ -62,6 +62,12 @@ counts! {
     room_ns,
     /// Pages that programs discarded.
     discarded,
+    /// Pages that came to be shared with others of the group.
+    merged,
+    /// Pages of zeroes that were found before they left, and take nothing since.
+    zero_merged,
+    /// Pages that were shared until somebody wrote to them.
+    broken,
 }
 
 /// How long remote faults took, from when the engine knew of them until the page was there.

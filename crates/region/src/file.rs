@@ -25,6 +25,10 @@ impl RegionFile {
         Ok(Self { map: FileMap::new(&file, length)?, file })
     }
 
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     pub(crate) fn pages(&self) -> u64 {
         self.map.bytes().len() as u64 / PAGE_SIZE as u64
     }

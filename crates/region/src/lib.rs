@@ -9,6 +9,7 @@ mod counters;
 mod engine;
 mod error;
 mod file;
+mod frames;
 pub mod handover;
 mod named;
 mod places;
@@ -20,7 +21,7 @@ mod sys;
 mod table;
 
 pub use counters::{Counts, Times};
-pub use engine::{Engine, EngineConfig, Incoming, LinkSpec, Scheme, Usage};
+pub use engine::{Engine, EngineConfig, Incoming, LinkSpec, Merged, Proposal, Scheme, Usage};
 pub use error::RegionError;
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchKind;

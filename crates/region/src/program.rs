@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd as _;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Userfault};
+use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
 use aquifer_page::PAGE_SIZE;
 
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher};
@@ -20,12 +21,23 @@ const RUNS_PER_ORDER: usize = 512;
 /// Threads of a program that are told apart.
 const THREADS: usize = 64;
 
+/// What came of pages that were to be shared.
+#[derive(Debug)]
+pub(crate) enum Sharing {
+    /// They are, but for these.
+    Done(HashSet<u64>),
+    /// The program is gone, or its mapping.
+    Gone,
+}
+
 /// One mapping of the region in one program.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) id: u64,
     pub(crate) pid: u32,
     pub(crate) userfault: Userfault,
+    /// Of the pages that it shares.
+    pub(crate) guard: Userfault,
     address: u64,
     pages: Run,
     pagemap: File,
@@ -42,7 +54,7 @@ impl Program {
     pub(crate) fn new(
         id: u64,
         attach: &Attach,
-        userfault: Userfault,
+        [userfault, guard]: [Userfault; 2],
         orders: Connection,
         prefetch: PrefetchKind,
     ) -> io::Result<Self> {
@@ -54,6 +66,7 @@ impl Program {
             id,
             pid,
             userfault,
+            guard,
             address,
             pages,
             pagemap,
@@ -69,7 +82,7 @@ impl Program {
     pub(crate) fn accept(&self, known: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _ordering = lock(&self.ordering);
         known()?;
-        self.orders.send(&Reply::Done, None)
+        self.orders.send(&Reply::Done, &[])
     }
 
     /// Its name, as the kernel has it.
@@ -131,6 +144,7 @@ impl Program {
         if start < end {
             // Nobody waits in a program that is gone.
             let _ = self.userfault.wake(start, end - start);
+            let _ = self.guard.wake(start, end - start);
         }
     }
 
@@ -140,22 +154,59 @@ impl Program {
 
     /// Takes the pages out of its page table. A program that is gone has no page table.
     pub(crate) fn unmap(&self, runs: &[Range<u64>]) -> io::Result<()> {
-        let _ordering = lock(&self.ordering);
-        for runs in runs.chunks(RUNS_PER_ORDER) {
-            if self.gone.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            let runs = runs.iter().map(|run| Run { first: run.start, count: run.end - run.start }).collect();
-            going_to_sleep();
-            let reply = self.orders.send(&Order::Unmap(runs), None).and_then(|()| self.orders.receive());
-            match reply {
-                Ok(Some((Reply::Done, _))) => {}
-                Ok(Some((Reply::Refused(why), _))) => return Err(io::Error::other(why)),
-                // It ended, or let go of the mapping: both have taken the pages out.
-                Ok(None) | Err(_) => self.gone.store(true, Ordering::Relaxed),
+        self.order_runs(runs, Order::Unmap, &[])
+    }
+
+    /// Has it map these pages, none of which is in its page table, from `frames`.
+    pub(crate) fn share(&self, all: &[Shared], frames: &File, region: &File) -> io::Result<Sharing> {
+        let mut written = HashSet::new();
+        for some in all.chunks(RUNS_PER_ORDER) {
+            match self.order(&Order::Share(some.to_vec()), &[frames, region])? {
+                Some(Reply::DoneBut(pages)) => {
+                    written.extend(pages.iter().flat_map(|run| run.first..run.end()));
+                }
+                Some(_) => {}
+                None => return Ok(Sharing::Gone),
             }
         }
+        Ok(Sharing::Done(written))
+    }
+
+    /// Has it map these pages from the region's file again, in which they are.
+    pub(crate) fn restore(&self, runs: &[Range<u64>], region: &File) -> io::Result<()> {
+        self.order_runs(runs, Order::Restore, &[region])
+    }
+
+    fn order_runs(
+        &self,
+        runs: &[Range<u64>],
+        order: impl Fn(Vec<Run>) -> Order,
+        files: &[&File],
+    ) -> io::Result<()> {
+        for runs in runs.chunks(RUNS_PER_ORDER) {
+            let runs = runs.iter().map(|run| Run { first: run.start, count: run.end - run.start }).collect();
+            self.order(&order(runs), files)?;
+        }
         Ok(())
+    }
+
+    /// Its answer; none from one that is gone.
+    fn order(&self, order: &Order, files: &[&File]) -> io::Result<Option<Reply>> {
+        let _ordering = lock(&self.ordering);
+        if self.gone.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        going_to_sleep();
+        match self.orders.send(order, &files).and_then(|()| self.orders.receive()) {
+            Ok(Some((Reply::Refused(why), _))) => Err(io::Error::other(why)),
+            Ok(Some((reply, _))) => Ok(Some(reply)),
+            // It ended, or let go of the mapping: both have taken the pages out.
+            Ok(None) | Err(_) => {
+                self.gone.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+        }
     }
 
     /// Adds those of the pages, none of which is in the page table, that it has not written to since they were last put there clean.

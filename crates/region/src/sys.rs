@@ -31,8 +31,9 @@ pub(crate) const UNWRITTEN: u64 = 1 | 1 << 4;
 /// last to be noticed.
 pub(crate) const WRITTEN: u64 = 1 << 1 | 1 << 3;
 
-/// `PM_SCAN_WP_MATCHING` and `PM_SCAN_CHECK_WPASYNC` of `linux/fs.h`: the next write to what was found is to be noticed.
-pub(crate) const NOTICE: u64 = 1 | 1 << 1;
+/// `PM_SCAN_WP_MATCHING` of `linux/fs.h`: the next write to what was found is to be noticed. (Shared pages, writes to which are held, are passed
+/// over.)
+pub(crate) const NOTICE: u64 = 1;
 
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);

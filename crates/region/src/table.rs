@@ -22,6 +22,8 @@ pub(crate) enum Place {
     Filling,
     /// Being taken out of the page table, written to the volume, or taken out of the file.
     Leaving,
+    /// Kept once for several regions of the group, and in the file no more; the volume may have it, too.
+    Shared,
 }
 
 /// What is known of a page.
@@ -56,6 +58,7 @@ impl Page {
             3 => Place::Unmapped,
             4 => Place::Filling,
             5 => Place::Leaving,
+            6 => Place::Shared,
             _ => Place::Zero,
         };
         let is = |flag| byte & flag != 0;
@@ -74,7 +77,7 @@ impl Page {
 
     /// Whether a frame of the local cache is taken by it.
     pub(crate) fn has_frame(self) -> bool {
-        !matches!(self.place, Place::Zero | Place::Remote)
+        !matches!(self.place, Place::Zero | Place::Remote | Place::Shared)
     }
 
     /// Where it is once it is not in the file.

@@ -2,18 +2,25 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use aquifer_control::group::scan_rate::{Config, Rate, Variant};
+use aquifer_group::scan::{self, Report, Scanner, Sharing};
 use aquifer_group::{Agreement, Agreements, Sealed};
 use aquifer_page::Group as Name;
 use aquifer_region::process::client as regions;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Common;
 use super::region::directory;
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
+use crate::progress::Progress;
 
 /// Tenants: VMs and regions whose pages may be shared with each other, and with no one else's
 ///
@@ -60,6 +67,8 @@ enum What {
     Set(Set),
     /// Has this host forget a group
     Rm(Which),
+    /// Looks for equal pages of the group's regions on this host, and has them be kept once
+    Scan(Scan),
 }
 
 #[derive(Debug, Args)]
@@ -82,8 +91,42 @@ struct Set {
     /// The group
     name: Name,
     /// How its pages leave a host
-    #[arg(long, value_name = "WAY")]
-    sealed: SealedName,
+    #[arg(long, value_name = "WAY", required_unless_present = "scan")]
+    sealed: Option<SealedName>,
+    /// How fast equal pages are looked for: csd, cs, c, or so many pages per millisecond
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    scan: Option<Variant>,
+}
+
+#[derive(Debug, Args)]
+struct Scan {
+    /// The group
+    name: Name,
+    /// How fast: csd (by free CPU, by swapping, and by what is found), cs, c, or so many pages per millisecond. Unless given, as the group agrees
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    scan: Option<Variant>,
+    /// Joins this cgroup, in which the tenant pays for the CPU. Unless given, it runs at the lowest priority
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+    /// Says so often how it is; with --json a line each time
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    report: Option<Duration>,
+    /// Has nothing be shared any more, and ends
+    #[arg(long)]
+    undo: bool,
+}
+
+/// How fast pages are scanned.
+fn rate(text: &str) -> std::result::Result<Variant, String> {
+    match text {
+        "c" => Ok(Variant::C),
+        "cs" => Ok(Variant::Cs),
+        "csd" => Ok(Variant::Csd),
+        number => match number.parse() {
+            Ok(pages) => Ok(Variant::Static(Rate(pages))),
+            Err(_) => Err("'csd', 'cs', 'c', or a number of pages per millisecond".to_owned()),
+        },
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -115,6 +158,10 @@ struct Shown {
     file: PathBuf,
     /// Regions of this host that are in it.
     regions: Vec<String>,
+    /// How fast equal pages are looked for.
+    scan: Config,
+    /// What the regions here share.
+    sharing: Sharing,
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -165,12 +212,15 @@ impl Group {
                 let agreement = all.get(&name).or_fail(|| format!("showing group '{name}'"))?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
-            What::Set(Set { name, sealed }) => {
+            What::Set(Set { name, sealed, scan }) => {
                 let what = || format!("changing group '{name}'");
-                let agreement = Agreement { sealed: sealed.into(), ..all.get(&name).or_fail(what)? };
+                let mut agreement = all.get(&name).or_fail(what)?;
+                agreement.sealed = sealed.map_or(agreement.sealed, Sealed::from);
+                agreement.scan.variant = scan.unwrap_or(agreement.scan.variant);
                 all.change(&agreement).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
+            What::Scan(scan) => scan.run(common, &all)?,
             What::Rm(Which { name }) => {
                 let what = || format!("removing group '{name}'");
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
@@ -188,17 +238,64 @@ impl Group {
     }
 }
 
+impl Scan {
+    fn run(self, common: &Common, all: &Agreements) -> Result<()> {
+        let what = || format!("looking for equal pages of group '{}'", self.name);
+        let directory = directory(common)?;
+        if self.undo {
+            let _progress = Progress::spinner(format!("parting what group '{}' shares", self.name));
+            Scanner::undo(&directory, &self.name).or_fail(what)?;
+            let sharing = scan::sharing(&directory, &self.name).or_fail(what)?;
+            return output::answer(common.json, &sharing, saved);
+        }
+        let mut config = all.get(&self.name).or_fail(what)?.scan;
+        config.variant = self.scan.unwrap_or(config.variant);
+        config.validate().or_fail(what)?;
+        match &self.cgroup {
+            Some(cgroup) => scan::join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?,
+            None => scan::be_modest().or_fail(what)?,
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
+        }
+        let mut last: Option<Instant> = None;
+        let tell = |report: &Report| {
+            if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
+                last = Some(Instant::now());
+                // Whoever listened may be gone.
+                let _ = output::answer(common.json, report, progress);
+            }
+        };
+        let goes_on = || !ended.load(Ordering::Relaxed);
+        Scanner::new(&directory, self.name.clone()).run(config, goes_on, tell).or_fail(what)
+    }
+}
+
+fn progress(report: &Report) -> String {
+    let Report { sharing, scanner_cpu_pct, why, .. } = report;
+    format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU", saved(sharing))
+}
+
+fn saved(sharing: &Sharing) -> String {
+    let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
+    format!(
+        "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; {broken} pages parted by writes"
+    )
+}
+
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
-    let Agreement { name, sealed, key } = agreement;
+    let Agreement { name, sealed, key, scan } = agreement;
+    let sharing = scan::sharing(&directory(common)?, name).or_fail(|| "counting what is shared")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
     let is_in =
         |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
     let regions = regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
-    Ok(Shown { name: name.clone(), sealed: *sealed, key_id: key.id(), file: all.file(name), regions })
+    Ok(Shown { name: name.clone(), sealed: *sealed, key_id: key.id(), file: all.file(name), scan: scan.clone(), regions, sharing })
 }
 
 fn text(shown: &Shown) -> String {
-    let Shown { name, sealed, key_id, file, regions } = shown;
+    let Shown { name, sealed, key_id, file, regions, sharing, .. } = shown;
     let how = match sealed {
         Sealed::Deterministic => {
             "sealed under its key: lenders can keep equal pages once, and tell which are equal"
@@ -208,8 +305,9 @@ fn text(shown: &Shown) -> String {
     };
     let regions = if regions.is_empty() { "none".to_owned() } else { regions.join(", ") };
     format!(
-        "{name}\n  pages that leave a host  {how}\n  key                      {key_id}\n  file                     {}\n  regions here             {regions}",
-        file.display()
+        "{name}\n  pages that leave a host  {how}\n  key                      {key_id}\n  file                     {}\n  regions here             {regions}\n  kept once here           {}",
+        file.display(),
+        saved(sharing)
     )
 }
 

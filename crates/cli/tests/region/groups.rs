@@ -1,14 +1,16 @@
 //! A tenant's pages with a lender: sealed, kept once within its group, and never with another's.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Lines};
 use std::path::Path;
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{Export, eventually, stderr};
-use crate::framework::Setting;
+use crate::common::{Export, aquifer, eventually, stderr};
+use crate::framework::{Setting, kill};
 
 /// Pages of a region that are not zero, as the program writes it (`framework/program.py`).
 const FULL: u64 = (8192 - 8192 / 64) * 4096;
@@ -67,6 +69,111 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     }
     setting.done(&["group", "rm", "blue", "--groups", &groups]);
     assert_eq!(lender.end(Signal::TERM), Some(0));
+}
+
+/// A scanner of a group, that tells how it does. Dropping it kills it.
+struct Scanner {
+    child: Child,
+    reports: Lines<BufReader<ChildStdout>>,
+}
+
+impl Scanner {
+    fn start(setting: &Setting, group: &str, groups: &str) -> Self {
+        let words = ["--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report", "1ms"];
+        let mut child =
+            aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let reports = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, reports }
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let line = self.reports.next().expect("the scanner goes on").unwrap();
+            let report: Value = serde_json::from_str(&line).unwrap();
+            if is(&report) {
+                return report;
+            }
+            assert!(Instant::now() < deadline, "still not: {what}: {report}");
+        }
+    }
+
+    fn end(mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(signal == Signal::KILL || status.success(), "{status}");
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_another_group() {
+    let Some(setting) = Setting::new() else { return };
+    let groups = setting.dir.path().join("groups").to_str().unwrap().to_owned();
+    for group in ["blue", "red"] {
+        setting.done(&["group", "create", group, "--groups", &groups]);
+    }
+    let local = ["--size", "32M", "--cache", "64M", "--emulate-link", "1us", "--groups", &groups];
+    let mut programs = Vec::new();
+    for (name, group) in [("one", "blue"), ("two", "blue"), ("three", "red")] {
+        setting.done(&[&["region", "create", name, "--group", group][..], &local].concat());
+        programs.push(setting.start(&setting.dir.path().join("regions").join(name)));
+        programs.last_mut().unwrap().does("write 1");
+    }
+    let number = |report: &Value, key: &str| report[key].as_u64().unwrap();
+    let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
+    let mut red = Scanner::start(&setting, "red", &groups);
+    let mut blue = Scanner::start(&setting, "blue", &groups);
+    let all = blue.until("all equal pages are shared", |report| number(report, "saved_bytes") == FULL);
+    assert_eq!([number(&all, "shared_bytes"), number(&all, "frames_bytes")], [2 * FULL, FULL], "{all}");
+    // One is laid as the other, and so are the frames.
+    assert!(all["mappings_per_page"].as_f64().unwrap() < 0.2, "{all}");
+    assert_eq!([resident("one"), resident("two")], [0, 0]);
+    let none = red.until("it has looked three times", |report| number(report, "passes") >= 3);
+    assert_eq!(number(&none, "shared_bytes"), 0, "{none}");
+    for program in &mut programs {
+        program.does("check 1");
+    }
+
+    // Engines that are killed, and a scanner, lose nothing; neither does who writes to what is shared.
+    blue.end(Signal::KILL);
+    kill(&setting.show("two")["pid"]);
+    programs[1].does("check 1");
+    programs[1].does("write 2");
+    programs[0].does("check 1");
+    programs[1].does("check 2");
+    let shown = setting.done(&["group", "show", "blue", "--groups", &groups]);
+    assert_eq!(number(&shown["sharing"], "shared_bytes"), FULL, "{shown}");
+    let mut blue = Scanner::start(&setting, "blue", &groups);
+    programs[1].does("write 1");
+    blue.until("they are equal again", |report| number(report, "saved_bytes") == FULL);
+    // While it is looked for equal pages, they change.
+    for seed in [3, 1, 4] {
+        programs[1].does(&format!("write {seed}"));
+        programs[0].does("write 3");
+        programs[1].does(&format!("check {seed}"));
+        programs[0].does("check 3");
+    }
+    programs[1].does("punch 100 50");
+    programs[1].does("zero 100 50");
+    blue.end(Signal::TERM);
+    red.end(Signal::INT);
+    setting.done(&["group", "scan", "blue", "--undo", "--groups", &groups]);
+    let shown = setting.done(&["group", "show", "blue", "--groups", &groups]);
+    assert_eq!(number(&shown["sharing"], "shared_bytes"), 0, "{shown}");
+    programs[0].does("check 3");
+    drop(programs);
+    for name in ["one", "two", "three"] {
+        setting.remove(name);
+    }
+    assert_eq!(setting.mounts(), 0);
 }
 
 /// Has a program fill a region, and its lender have all of it.

@@ -35,6 +35,7 @@ impl Engine {
     fn discard_chunk(&self, first: u64, end: u64, reachable: &mut bool) -> Result<(), RegionError> {
         let mut next = first;
         while next < end {
+            self.give_up_shared(next..end)?;
             let mut cache = lock(&self.cache);
             // What is nowhere stays so, also where the region is another host's still: a QEMU that waits for its guest discards what the guest
             // has not got.
@@ -46,7 +47,7 @@ impl Engine {
             let from = next;
             while next < end {
                 let is = self.table.get(next);
-                if matches!(is.place, Place::Filling | Place::Leaving) {
+                if matches!(is.place, Place::Filling | Place::Leaving | Place::Shared) {
                     break;
                 }
                 if is.has_frame() {

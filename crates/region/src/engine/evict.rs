@@ -116,7 +116,8 @@ impl Engine {
         while victims.len() < most {
             let Some(page) = cache.policy.victim() else { break };
             let is = self.table.get(page);
-            if is.place == Place::Resident {
+            // One that a program has mapped otherwise yet stays until it is not.
+            if is.place == Place::Resident && self.sharers.get(page).is_none() {
                 self.table.set(page, is.at(Place::Leaving));
                 victims.push(page);
             }
@@ -155,7 +156,7 @@ impl Engine {
 
     /// Takes pages out of all page tables. Says of which of them it is known that no program has written to them since they were fetched, or
     /// sent to another host's engine, which may have some.
-    fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
+    pub(super) fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
         let maybe_clean = runs(pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
@@ -191,7 +192,7 @@ impl Engine {
     }
 
     /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
-    fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
+    pub(super) fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
         let (written, mut failed) = self.write_back(worker, pages, |run| self.file.frozen(run));
         self.note_written(&written);
         let goes = |(page, stored): &(u64, Option<bool>)| stored.is_some() && !self.table.get(*page).wanted;

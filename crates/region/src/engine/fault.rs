@@ -10,7 +10,7 @@ use aquifer_page::PAGE_SIZE;
 use aquifer_pool::PoolError;
 use rustix::event::epoll;
 
-use super::{Engine, Stalled};
+use super::{Engine, GUARD, Stalled};
 use crate::counters::{add, took};
 use crate::error::RegionError;
 use crate::lock;
@@ -43,18 +43,26 @@ impl Engine {
             let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 // What is no program's is the end.
-                let Some(program) = self.program(event.data.u64()) else { continue };
-                if let Ok(Some(fault)) = program.userfault.next() {
-                    self.serve(worker, &program, fault, &mut buffer);
+                let id = event.data.u64();
+                let Some(program) = self.program(id & !GUARD) else { continue };
+                let held = id & GUARD != 0;
+                let faults = if held { &program.guard } else { &program.userfault };
+                if let Ok(Some(fault)) = faults.next() {
+                    self.serve(worker, &program, fault, held, &mut buffer);
                 }
             }
         }
     }
 
-    fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
+    /// Serves a fault: one on a page that is not in the page table or, if it is `held`, a write to one that is shared.
+    fn serve(&self, worker: usize, program: &Program, fault: Fault, held: bool, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
         let touch = Touch { program, fault, page, began: Instant::now() };
-        match self.try_serve(worker, &touch, buffer) {
+        let served = match held {
+            true => self.break_shared(worker, &touch),
+            false => self.try_serve(worker, &touch, buffer),
+        };
+        match served {
             Ok(()) if self.trouble.load(Ordering::Relaxed) => {
                 _ = lock(&self.stalled).remove(&(program.id, page))
             }
@@ -113,6 +121,10 @@ impl Engine {
                     self.table.set(page, is.at(Place::Filling));
                     drop(cache);
                     return self.map(touch, is);
+                }
+                Place::Shared => {
+                    drop(cache);
+                    return self.break_shared(worker, touch);
                 }
                 // While nothing may leave there is always room: it is but a moment.
                 Place::Zero | Place::Remote if cache.frames < cache.limit || self.is_frozen() => {

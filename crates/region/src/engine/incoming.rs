@@ -96,7 +96,8 @@ impl Engine {
                         self.wait_for_change(cache);
                         continue;
                     }
-                    Place::Zero | Place::Remote => cache.frames += 1,
+                    // (What comes shares nothing yet.)
+                    Place::Zero | Place::Remote | Place::Shared => cache.frames += 1,
                     Place::Resident => cache.policy.went(page),
                     Place::Unmapped => {}
                 }
@@ -116,7 +117,7 @@ impl Engine {
                 let mut cache = lock(&self.cache);
                 let is = self.table.get(page);
                 match is.place {
-                    Place::Zero | Place::Remote => {}
+                    Place::Zero | Place::Remote | Place::Shared => {}
                     Place::Filling | Place::Leaving => {
                         self.wait_for_change(cache);
                         continue;

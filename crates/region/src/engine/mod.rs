@@ -8,6 +8,8 @@
 //!    └────────────────────────── write back if dirty, take out ─────────┘
 //! ```
 //!
+//! A resident page that is equal to others of the group leaves the file, too, but not the page table: it is `Shared` ([`sharing`]).
+//!
 //! A page on its way is `Filling` or `Leaving`: whoever does it holds no lock meanwhile, everybody else keeps off it, and a fault on it
 //! waits. All changes of the table are made under the lock of the cache. The table is in shared memory and says at every moment enough
 //! for another engine to go on ([`recover`]).
@@ -23,6 +25,7 @@ mod outgoing;
 mod persist;
 mod prefetch;
 mod recover;
+mod sharing;
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -46,6 +49,7 @@ use serde::{Deserialize, Serialize};
 use crate::counters::{Counters, Counts, Times};
 use crate::error::RegionError;
 use crate::file::RegionFile;
+use crate::frames::{Frames, Sharers};
 use crate::lock;
 use crate::places::Places;
 use crate::policy::{Policy, PolicyKind};
@@ -57,6 +61,7 @@ pub use incoming::Incoming;
 use link::Link;
 pub use link::LinkSpec;
 use outgoing::Outgoing;
+pub use sharing::{Merged, Proposal};
 
 /// When victims leave the cache (Disaggregation, section 4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +104,9 @@ pub struct Usage {
     pub cache: Bytes,
     /// In the local cache.
     pub resident: Bytes,
+    /// Kept once for several regions of the group, and no part of the local cache.
+    #[serde(default)]
+    pub shared: Bytes,
     /// Of that, what is known to differ from what lenders have; a page that a program has mapped may be dirty without that being known.
     pub dirty: Bytes,
     /// With lenders only.
@@ -175,6 +183,11 @@ pub struct Engine {
     ended: AtomicBool,
     /// No page may leave, and nothing be written to the volume: it is being handed over, or another host's.
     frozen: AtomicBool,
+    /// Which frames of the group its pages are.
+    sharers: Sharers,
+    frames: Frames,
+    /// Held by who has pages be shared.
+    sharing: Mutex<()>,
     /// Held by who looks for what is dirty: what one has found the next does not find.
     looking: Mutex<()>,
     /// Where the volume's extents are, as it is kept for the next engine.
@@ -182,8 +195,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Takes up the region in the file `region`, with what an engine before it left in `table`, `places` and `programs`, if there was
-    /// one.
+    /// Takes up the region in the file `region`, with what an engine before it left in `table`, `places`, `sharers` and `programs`, if there was
+    /// one. `frames` is the file of what its group shares.
     ///
     /// # Errors
     /// Where the files cannot be used, or a lease cannot be reached.
@@ -191,8 +204,8 @@ impl Engine {
         config: &EngineConfig,
         volume: VolumeConfig,
         leases: &[LeaseTarget],
-        [region, table, places]: [(&Path, File); 3],
-        programs: PathBuf,
+        [region, table, places, sharers]: [(&Path, File); 4],
+        [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
         let file = RegionFile::new(region.1).map_err(fail(region.0))?;
@@ -200,6 +213,7 @@ impl Engine {
         let extents = (pages * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE);
         let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
         let places = Arc::new(Places::new(&places.1, extents).map_err(fail(places.0))?);
+        let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Two more than serve faults: one evicts, one discards.
         let workers = volume_workers(config.workers);
         let volume = Volume::new(VolumeConfig { workers, ledger: Some(places.clone()), ..volume })?;
@@ -246,6 +260,9 @@ impl Engine {
             counters: Counters::default(),
             ended: AtomicBool::new(false),
             frozen: AtomicBool::new(config.foreign),
+            sharers,
+            frames: Frames::new(frames),
+            sharing: Mutex::default(),
             looking: Mutex::default(),
             places: places.clone(),
         };
@@ -309,8 +326,8 @@ impl Engine {
     ///
     /// # Errors
     /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
-    pub fn attend(&self, attach: &Attach, userfault: OwnedFd, orders: Connection) -> io::Result<()> {
-        let (program, mapped) = self.attach(attach, userfault.into(), orders)?;
+    pub fn attend(&self, attach: &Attach, userfaults: [OwnedFd; 2], orders: Connection) -> io::Result<()> {
+        let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
         let hangup = rustix::event::PollFlags::empty();
         let mut fds = [rustix::event::PollFd::new(program.connection(), hangup)];
         // Only a hang-up ends this.
@@ -323,11 +340,11 @@ impl Engine {
     fn attach(
         &self,
         attach: &Attach,
-        userfault: Userfault,
+        userfaults: [Userfault; 2],
         orders: Connection,
     ) -> io::Result<(Arc<Program>, Mapped)> {
         let refuse = |why: String| {
-            let _ = orders.send(&aquifer_mapping::Reply::Refused(why.clone()), None);
+            let _ = orders.send(&aquifer_mapping::Reply::Refused(why.clone()), &[]);
             io::Error::other(why)
         };
         if attach.version != aquifer_mapping::VERSION {
@@ -343,7 +360,7 @@ impl Engine {
         }
         let mapped = Mapped::new(orders.peer()?, attach.address)?;
         let id = self.next_program.fetch_add(1, Ordering::Relaxed);
-        let program = Arc::new(Program::new(id, attach, userfault, orders, self.prefetch)?);
+        let program = Arc::new(Program::new(id, attach, userfaults, orders, self.prefetch)?);
         if let Err(error) = self.take_care(&program, mapped) {
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
             lock(&self.expected).remove(&mapped);
@@ -359,8 +376,11 @@ impl Engine {
             self.programs_mut().push(program.clone());
             lock(&self.expected).add(mapped)
         })?;
+        self.settle_shared(program)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        epoll::add(&self.faults, &program.userfault, epoll::EventData::new_u64(program.id), flags)?;
+        for (userfault, id) in [(&program.userfault, program.id), (&program.guard, program.id | GUARD)] {
+            epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
+        }
         // Whoever an engine before this one was told of and did not serve.
         program.wake_all();
         Ok(())
@@ -368,6 +388,7 @@ impl Engine {
 
     fn detach(&self, program: &Arc<Program>) {
         let _ = epoll::delete(&self.faults, &program.userfault);
+        let _ = epoll::delete(&self.faults, &program.guard);
         self.programs_mut().retain(|other| !Arc::ptr_eq(other, program));
         // Whether it had written to pages was known to its page table only.
         let _cache = lock(&self.cache);
@@ -398,6 +419,11 @@ impl Engine {
         self.programs().iter().map(|program| program.name()).collect()
     }
 
+    /// The processes that have it mapped.
+    pub fn processes(&self) -> Vec<u32> {
+        self.programs().iter().map(|program| program.pid).collect()
+    }
+
     /// The region's volume.
     pub fn volume(&self) -> &Volume {
         &self.volume
@@ -425,13 +451,14 @@ impl Engine {
 
     /// What is where.
     pub fn usage(&self) -> Usage {
-        let mut pages = [0; 5];
+        let mut pages = [0; 6];
         for page in 0..self.table.pages() {
             let is = self.table.get(page);
             match is.place {
                 Place::Zero | Place::Remote if is.coming => pages[4] += 1,
                 Place::Zero => pages[0] += 1,
                 Place::Remote => pages[1] += 1,
+                Place::Shared => pages[5] += 1,
                 _ => {
                     pages[2] += 1;
                     pages[3] += u64::from(is.dirty);
@@ -439,9 +466,9 @@ impl Engine {
             }
         }
         let bytes = |pages| Bytes(pages * PAGE_SIZE as u64);
-        let [zero, remote, resident, dirty, coming] = pages.map(bytes);
+        let [zero, remote, resident, dirty, coming, shared] = pages.map(bytes);
         let (size, cache) = (bytes(self.table.pages()), bytes(lock(&self.cache).limit));
-        Usage { size, cache, resident, dirty, remote, zero, coming }
+        Usage { size, cache, resident, shared, dirty, remote, zero, coming }
     }
 
     /// Changes the limit of the local cache. Returns when the cache is within it.
@@ -523,6 +550,9 @@ impl Engine {
 
 /// No program has this number.
 const NO_PROGRAM: u64 = u64::MAX;
+
+/// With a program's number: its guard.
+const GUARD: u64 = 1 << 63;
 
 /// Where faults are waited for, and what has all who wait there wake up.
 fn events() -> io::Result<(OwnedFd, OwnedFd)> {

@@ -70,7 +70,9 @@ impl Engine {
         }
         let none = || vec![false; pages];
         cache.outgoing = Some(Outgoing { there: none(), current: none(), left: none(), first: true });
-        Ok(())
+        drop(cache);
+        // Nothing comes to be shared from now on. What is goes as the region's own: the other host has other frames.
+        self.unshare_all().inspect_err(|_| lock(&self.cache).outgoing = None)
     }
 
     /// The region stays here after all, or is here from now on.

@@ -99,7 +99,7 @@ impl Engine {
                     return Ok(taken);
                 }
                 Place::Filling | Place::Leaving => return Ok(taken),
-                Place::Resident | Place::Unmapped if is.dirty || !is.stored => {
+                Place::Resident | Place::Unmapped | Place::Shared if is.dirty || !is.stored => {
                     if is.place == Place::Resident {
                         cache.policy.went(page);
                     }
@@ -120,8 +120,9 @@ impl Engine {
         let Some((first, last)) = pages.first().copied().zip(pages.last().copied()) else { return Ok(()) };
         let read = pages
             .iter()
+            .zip(&were)
             .zip(buffer.chunks_exact_mut(PAGE_SIZE))
-            .try_for_each(|(page, into)| self.file.read(*page, into));
+            .try_for_each(|((page, was), into)| self.read_here(*page, *was, into));
         // Runs of pages are runs in the buffer.
         let content = |run: &Range<u64>| {
             let at = pages.partition_point(|page| *page < run.start) * PAGE_SIZE;
@@ -154,6 +155,7 @@ impl Engine {
             self.table.set(*page, Page { stored: is_stored, dirty, wanted: false, ..was });
             match was.place {
                 Place::Resident => cache.policy.came(*page),
+                Place::Shared => {}
                 _ => cache.cooling.push_back(*page),
             }
             if is.wanted {

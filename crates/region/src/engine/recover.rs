@@ -30,6 +30,8 @@ impl Engine {
                 // still marked in the program's page table.
                 let dirty = is.dirty || !is.stored || !was.has_frame() || was.coming;
                 Page { dirty, coming: false, ..is.at(Place::Resident) }
+            } else if self.sharers.get(page).is_some() {
+                is.at(Place::Shared)
             } else {
                 if matches!(was.place, Place::Resident | Place::Unmapped) && !was.coming {
                     tracing::error!(page, "is not in the region's file any more, where it was");
@@ -97,14 +99,14 @@ mod tests {
     /// The engine that follows one which died when page 0 was `was`, and perhaps in the file, without a lender.
     fn after(was: Page, in_file: bool, pages: u64) -> Result<Engine, RegionError> {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let paths = ["region", "table", "places"].map(|name| directory.path().join(name));
+        let paths = ["region", "table", "places", "sharers"].map(|name| directory.path().join(name));
         let open = |at: usize, size: u64| {
             let mut options = OpenOptions::new();
             let file = options.read(true).write(true).create(true).truncate(false).open(&paths[at]).unwrap();
             file.set_len(size).unwrap();
             (paths[at].as_path(), file)
         };
-        let files = [open(0, pages * PAGE_SIZE as u64), open(1, pages), open(2, 0)];
+        let files = [open(0, pages * PAGE_SIZE as u64), open(1, pages), open(2, 0), open(3, 0)];
         if in_file {
             files[0].1.write_all_at(b"here", 0).unwrap();
         }
@@ -128,7 +130,7 @@ mod tests {
             spill: None,
             ledger: None,
         };
-        Engine::open(&config, volume, &[], files, directory.path().join("mapped"))
+        Engine::open(&config, volume, &[], files, ["mapped", "frames"].map(|name| directory.path().join(name)))
     }
 
     #[test]

@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use aquifer_mapping::Run;
 use aquifer_page::{Bytes, Group};
 
-use super::files::{Files, RegionSpec};
+use super::files::{Files, GroupFiles, RegionSpec};
 use super::first_word;
 use super::message::{Request, Response, Status};
 use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
 use super::run::SUBCOMMAND;
 use super::tmpfs;
+use crate::engine::{Merged, Proposal};
 use crate::error::RegionError;
 
 /// How long an engine may think about an answer: shrinking a large cache takes its time.
@@ -180,6 +181,25 @@ pub fn persist(files: &Files) -> Result<(), RegionError> {
     done(files, &Request::Persist)
 }
 
+/// Has pages of a region be shared with others of its group, where they are equal to what is proposed. (Some hundred at a time.)
+///
+/// # Errors
+/// [`RegionError`].
+pub fn share(files: &Files, proposals: Vec<Proposal>) -> Result<Merged, RegionError> {
+    match ask(files, &Request::Share { proposals })? {
+        Response::Merged(merged) => Ok(merged),
+        other => Err(refusal(files, other)),
+    }
+}
+
+/// Has a region share nothing any more.
+///
+/// # Errors
+/// [`RegionError`].
+pub fn unshare(files: &Files) -> Result<(), RegionError> {
+    done(files, &Request::Unshare)
+}
+
 /// Makes pages of a region read as zeroes.
 ///
 /// # Errors
@@ -232,12 +252,25 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
         removed => removed?,
     }
     // The engine has answered, and ends; until then it has the files mapped.
+    let group = files.read().map(|spec| spec.group);
     files.remove();
+    if let Ok(group) = group {
+        remove_if_last(files.directory(), &group);
+    }
     let deadline = Instant::now() + Duration::from_secs(5);
     while !tmpfs::release(files.directory()) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+/// What the regions of a group had in common goes with the last of them.
+fn remove_if_last(directory: &Path, group: &Group) {
+    let is_member = |files: &Files| files.read().is_ok_and(|spec| spec.group == *group);
+    if list(directory).is_ok_and(|all| !all.iter().any(is_member)) {
+        // Where nothing was shared there is nothing.
+        let _ = std::fs::remove_dir_all(GroupFiles::new(directory, group).directory());
+    }
 }
 
 /// Begins to hand a region over: frames to its engine go into what comes back. Closed before it was given away, it stays.

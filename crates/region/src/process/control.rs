@@ -59,6 +59,7 @@ impl Serving {
             spec: lock(&self.spec).clone().without_keys(),
             pid: std::process::id(),
             programs: self.engine.mapped_by(),
+            processes: self.engine.processes(),
             usage: self.engine.usage(),
             waiting: (stalled + if away { fetching } else { 0 }) as u64,
             counts,
@@ -159,6 +160,11 @@ impl Serving {
                     done(discarded)
                 }
             },
+            Ok(Request::Share { proposals }) => match self.engine.share(&proposals) {
+                Ok(merged) => Response::Merged(merged),
+                Err(error) => Response::Failed { error: error.to_string() },
+            },
+            Ok(Request::Unshare) => done(self.engine.unshare_all()),
             Ok(Request::Own) => done(self.own()),
             Ok(request @ (Request::Send | Request::Receive)) => {
                 self.hand_over(&request, client)?;

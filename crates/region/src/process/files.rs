@@ -81,6 +81,29 @@ impl RegionSpec {
     }
 }
 
+/// The files of what the regions of a group have in common on a host.
+#[derive(Clone, Debug)]
+pub struct GroupFiles {
+    directory: PathBuf,
+}
+
+impl GroupFiles {
+    /// Of the group, whose regions are in `directory`. (No region has such a name.)
+    pub fn new(directory: &Path, group: &Group) -> Self {
+        Self { directory: directory.join(format!("@{group}")) }
+    }
+
+    /// Where they are.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Pages that are kept once.
+    pub fn frames(&self) -> PathBuf {
+        self.directory.join("frames")
+    }
+}
+
 /// The files of a region.
 #[derive(Clone, Debug)]
 pub struct Files {
@@ -139,6 +162,15 @@ impl Files {
 
     pub(super) fn places(&self) -> PathBuf {
         self.beside("places")
+    }
+
+    pub(super) fn sharers(&self) -> PathBuf {
+        self.beside("sharers")
+    }
+
+    /// What the regions of a group have in common on this host.
+    pub(super) fn group(&self, group: &Group) -> GroupFiles {
+        GroupFiles::new(&self.directory, group)
     }
 
     fn foreign(&self) -> PathBuf {
@@ -201,9 +233,13 @@ impl Files {
 
     fn fill(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
-        for (path, size) in
-            [(self.region(), spec.size.0), (self.table(), spec.size.pages()), (self.places(), 0)]
-        {
+        let sizes = [
+            (self.region(), spec.size.0),
+            (self.table(), spec.size.pages()),
+            (self.places(), 0),
+            (self.sharers(), 0),
+        ];
+        for (path, size) in sizes {
             let mut options = OpenOptions::new();
             let file = options.write(true).create_new(true).mode(0o600).open(&path).map_err(fail(&path))?;
             file.set_len(size).map_err(fail(&path))?;
@@ -246,6 +282,13 @@ impl Files {
 
     pub(super) fn open(path: &Path) -> Result<File, RegionError> {
         let file = OpenOptions::new().read(true).write(true).open(path);
+        file.map_err(RegionError::io(format!("cannot open {}", path.display())))
+    }
+
+    /// The same for a file that regions of older releases do not have.
+    pub(super) fn open_or_make(path: &Path) -> Result<File, RegionError> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         file.map_err(RegionError::io(format!("cannot open {}", path.display())))
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::RegionSpec;
 use crate::counters::{Counts, Times};
-use crate::engine::Usage;
+use crate::engine::{Merged, Proposal, Usage};
 
 /// What an engine is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,12 @@ pub(super) enum Request {
     Drop {
         pages: Run,
     },
+    /// Have pages be shared with others of the group, where they are equal to what is proposed.
+    Share {
+        proposals: Vec<Proposal>,
+    },
+    /// Have nothing be shared any more.
+    Unshare,
     /// Discard all, and end.
     Remove,
     /// Hand the region over: frames follow on this connection, which is the handing over for as long as it is there.
@@ -45,6 +51,7 @@ pub(super) enum Request {
 pub(super) enum Response {
     Status(Box<Status>),
     Done,
+    Merged(Merged),
     InUse { programs: String },
     Failed { error: String },
 }
@@ -58,6 +65,9 @@ pub struct Status {
     pub pid: u32,
     /// The programs that have it mapped.
     pub programs: Vec<String>,
+    /// The same by their processes.
+    #[serde(default)]
+    pub processes: Vec<u32>,
     /// What is where.
     pub usage: Usage,
     /// Faults that wait for a lender that cannot be reached, or for room with one.

@@ -6,12 +6,16 @@
 //! | `NAME` | what programs map: the pages that are here |
 //! |---|---|
 //! | `.NAME/table`, `.NAME/places` | what is known of each page (locked while an engine lives), and where the extents of the volume are |
+//! | `.NAME/sharers` | which pages are frames of the group |
 //! | `.NAME/mapped` | which programs have it mapped |
 //! | `.NAME/record.json` | what it was made with |
 //! | `.NAME/kept` | locked while a keeper lives |
 //! | `.NAME/foreign` | is there while the region is another host's: what it takes of its lenders is not this one's to give back |
 //! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
 //! | `.NAME/log` | what the engines have to say |
+//!
+//! `@GROUP/frames` has what the regions of a group share, once. It is written by who looks for equal pages ([`View`], [`client::share`]), and goes with
+//! the group's last region.
 //!
 //! Beside that tmpfs, `DIRECTORY.limits` says which limits the caches of several regions share, and what each has of them.
 
@@ -27,10 +31,12 @@ pub mod record;
 mod run;
 mod shim;
 mod tmpfs;
+mod view;
 
-pub use files::{Files, RegionSpec};
+pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, Latency, Status};
 pub use pages::{Extent, PageState, Pages};
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
 pub use shim::shim;
+pub use view::View;

@@ -23,6 +23,8 @@ pub enum PageState {
     Resident = 2,
     /// In the local cache, and known to differ from what a lender has.
     Dirty = 3,
+    /// Kept once for several regions of the group.
+    Shared = 4,
 }
 
 impl From<Page> for PageState {
@@ -32,6 +34,7 @@ impl From<Page> for PageState {
             Place::Zero | Place::Remote if page.coming => Self::Remote,
             Place::Zero => Self::Zero,
             Place::Remote => Self::Remote,
+            Place::Shared => Self::Shared,
             _ if page.dirty || !page.stored => Self::Dirty,
             _ => Self::Resident,
         }

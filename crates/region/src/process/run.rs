@@ -139,15 +139,17 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
         ledger: None,
     };
-    let paths = [files.region(), files.table(), files.places()];
-    let [region, table, places] = &paths;
+    let paths = [files.region(), files.table(), files.places(), files.sharers()];
+    let [region, table, places, sharers] = &paths;
     let open = |path: &Path| -> Result<File, RegionError> { Files::open(path) };
     let opened = [
         (region.as_path(), open(region)?),
         (table.as_path(), open(table)?),
         (places.as_path(), open(places)?),
+        (sharers.as_path(), Files::open_or_make(sharers)?),
     ];
-    Engine::open(&config, volume, &spec.leases, opened, files.mapped())
+    let frames = files.group(&spec.group).frames();
+    Engine::open(&config, volume, &spec.leases, opened, [files.mapped(), frames])
 }
 
 /// Takes in programs, each on a thread of its own.
@@ -166,20 +168,21 @@ fn welcome(engine: &Arc<Engine>, listener: &Listener) {
 }
 
 fn converse(engine: &Engine, connection: aquifer_mapping::Connection) -> io::Result<()> {
-    while let Some((request, descriptor)) = connection.receive()? {
-        match (request, descriptor) {
-            (Request::Attach(attach), Some(userfault)) => {
-                return engine.attend(&attach, userfault, connection);
+    while let Some((request, descriptors)) = connection.receive()? {
+        match request {
+            Request::Attach(attach) => {
+                if let Ok(userfaults) = descriptors.try_into() {
+                    return engine.attend(&attach, userfaults, connection);
+                }
+                let why = "not two userfaultfds came with the mapping: use programs of one release";
+                connection.send(&Reply::Refused(why.to_owned()), &[])?;
             }
-            (Request::Attach(_), None) => {
-                connection.send(&Reply::Refused("no userfaultfd came with the mapping".to_owned()), None)?;
-            }
-            (Request::Discard(pages), _) => {
+            Request::Discard(pages) => {
                 let reply = match engine.discard(pages) {
                     Ok(()) => Reply::Done,
                     Err(error) => Reply::Refused(error.to_string()),
                 };
-                connection.send(&reply, None)?;
+                connection.send(&reply, &[])?;
             }
         }
     }

@@ -50,6 +50,11 @@ impl Setting {
         self.directory.path().join("region")
     }
 
+    /// What its group has in common.
+    pub fn frames(&self) -> PathBuf {
+        self.directory.path().join("frames")
+    }
+
     pub fn map(&self) -> Region {
         Region::map(&self.region()).unwrap()
     }
@@ -64,7 +69,8 @@ impl Setting {
         let open = |path: &Path, size: u64| {
             let file =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
-            file.set_len(size).unwrap();
+            // What an engine before this one left is not cut off.
+            file.set_len(size.max(file.metadata().unwrap().len())).unwrap();
             file
         };
         let config = EngineConfig {
@@ -78,13 +84,14 @@ impl Setting {
             foreign,
         };
         let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
-        let paths = [self.region(), beside("table"), beside("places")];
-        let sizes = [self.pages * PAGE, self.pages, 0];
+        let paths = [self.region(), beside("table"), beside("places"), beside("sharers")];
+        let sizes = [self.pages * PAGE, self.pages, 0, 0];
         let files = std::array::from_fn(|at| (paths[at].as_path(), open(&paths[at], sizes[at])));
         let leases = [self.lender.lease(1)];
-        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside("mapped")).unwrap());
+        let beside = [beside("mapped"), self.frames()];
+        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside).unwrap());
         let threads = engine.start().unwrap();
-        let listener = Listener::bind(&beside("programs")).unwrap();
+        let listener = Listener::bind(&self.directory.path().join(".region/programs")).unwrap();
         let programs = engine.clone();
         // Ends with the test.
         thread::spawn(move || {
@@ -98,15 +105,15 @@ impl Setting {
 }
 
 fn converse(engine: &Engine, connection: aquifer_mapping::Connection) {
-    while let Ok(Some((request, descriptor))) = connection.receive() {
+    while let Ok(Some((request, descriptors))) = connection.receive() {
         match request {
             Request::Attach(attach) => {
-                engine.attend(&attach, descriptor.unwrap(), connection).unwrap();
+                engine.attend(&attach, descriptors.try_into().unwrap(), connection).unwrap();
                 return;
             }
             Request::Discard(pages) => {
                 engine.discard(pages).unwrap();
-                connection.send(&Reply::Done, None).unwrap();
+                connection.send(&Reply::Done, &[]).unwrap();
             }
         }
     }

@@ -21,7 +21,7 @@ pub struct Drop {
 /// Where each page of a region is, and where its extents of 64 MiB are with lenders
 ///
 /// A page is 'zero' (nowhere), 'remote' (with a lender only), 'resident' (in local RAM, and with a lender) or 'dirty' (in local RAM only, as it
-/// is now). What a program has written to a page since that came is only found when it leaves.
+/// is now); or it is 'shared' (kept once for several regions of the group, see 'aquifer group scan'). What a program has written to a page since that came is only found when it leaves.
 #[derive(Debug, Args)]
 pub struct Pages {
     #[command(flatten)]
@@ -83,6 +83,7 @@ fn text(found: &Found) -> String {
         PageState::Remote => "remote",
         PageState::Resident => "resident",
         PageState::Dirty => "dirty",
+        PageState::Shared => "shared",
     };
     let pages =
         found.pages.iter().map(|run| format!("{:>10} {:>10}  {}", run.first, run.count, name(run.state)));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use aquifer_page::RegionName;
+use aquifer_page::{Bytes, RegionName};
 use aquifer_region::Usage;
 use aquifer_region::process::{Files, RegionSpec, Status, client};
 use serde::Serialize;
@@ -84,6 +84,9 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     line("size", format!("{}, of which {} at most in local RAM", usage.size, usage.cache));
     line("resident", format!("{}, of which {} is known to be dirty", usage.resident, usage.dirty));
     line("remote", usage.remote.to_string());
+    if usage.shared > Bytes::ZERO {
+        line("shared", format!("{} with others of its group, in no one's cache", usage.shared));
+    }
     line("zero", usage.zero.to_string());
     line("mapped by", mapped_by(&status.programs));
     line("engine", format!("process {}, for {seconds:.0} s; {} policy", status.pid, spec.policy));

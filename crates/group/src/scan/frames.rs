@@ -1,0 +1,108 @@
+//! The file of pages that a group's regions have in common on a host.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use aquifer_page::{Group, PAGE_SIZE};
+use aquifer_region::process::GroupFiles;
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::{ScanError, io};
+
+/// By how many frames the file grows: they take nothing before they are used.
+const STEP: u64 = 1 << 16;
+
+/// The file; locked, so that nobody else writes it.
+#[derive(Debug)]
+pub(super) struct Frames {
+    file: File,
+    path: PathBuf,
+    /// Whether each frame is in use.
+    used: Vec<bool>,
+    /// Those that were and are not.
+    free: Vec<u64>,
+    /// None from this one on was ever used.
+    next: u64,
+}
+
+impl Frames {
+    /// With the frames that are shared in use.
+    pub(super) fn open(
+        files: &GroupFiles,
+        group: &Group,
+        shared: impl Iterator<Item = u64>,
+    ) -> Result<Self, ScanError> {
+        let (directory, path) = (files.directory(), files.frames());
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(io("making", directory))?;
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.map_err(io("opening", &path))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(ScanError::Busy(group.clone())),
+            Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
+        }
+        let pages = file.metadata().map_err(io("examining", &path))?.len() / PAGE_SIZE as u64;
+        let mut this = Self { file, path, used: vec![true; pages as usize], free: Vec::new(), next: pages };
+        this.give_back_all_but(shared)?;
+        this.next = this.used().last().map_or(0, |last| last + 1);
+        this.free.retain(|frame| *frame < this.next);
+        Ok(this)
+    }
+
+    pub(super) fn used(&self) -> impl Iterator<Item = u64> {
+        (0..).zip(&self.used).filter(|(_, used)| **used).map(|(frame, _)| frame)
+    }
+
+    pub(super) fn read(&self, frame: u64, into: &mut [u8]) -> Result<(), ScanError> {
+        self.file.read_exact_at(into, frame * PAGE_SIZE as u64).map_err(io("reading", &self.path))
+    }
+
+    /// Puts a page into a frame. New frames follow one another, as the pages do that are found one after the other: they can be mapped together.
+    pub(super) fn put(&mut self, page: &[u8]) -> Result<u64, ScanError> {
+        let is_full = self.next == self.used.len() as u64;
+        let frame = match self.free.pop() {
+            Some(frame) if is_full && self.free.len() as u64 >= self.next / 2 => frame,
+            other => {
+                self.free.extend(other);
+                self.next += 1;
+                self.next - 1
+            }
+        };
+        if frame >= self.used.len() as u64 {
+            self.used.resize((frame + STEP) as usize, false);
+            let length = self.used.len() as u64 * PAGE_SIZE as u64;
+            self.file.set_len(length).map_err(io("growing", &self.path))?;
+        }
+        self.file.write_all_at(page, frame * PAGE_SIZE as u64).map_err(io("writing", &self.path))?;
+        self.used[frame as usize] = true;
+        Ok(frame)
+    }
+
+    /// Gives back the memory of all other frames. Says which were in use.
+    pub(super) fn give_back_all_but(
+        &mut self,
+        shared: impl Iterator<Item = u64>,
+    ) -> Result<Vec<u64>, ScanError> {
+        let mut still = vec![false; self.used.len()];
+        for frame in shared {
+            if let Some(still) = still.get_mut(frame as usize) {
+                *still = true;
+            }
+        }
+        let gone: Vec<u64> = self.used().filter(|frame| !still[*frame as usize]).collect();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for frame in &gone {
+            let punched = fallocate(&self.file, flags, frame * PAGE_SIZE as u64, PAGE_SIZE as u64);
+            punched.map_err(|error| io("giving back a part of", &self.path)(error.into()))?;
+        }
+        self.free.extend(&gone);
+        self.used = still;
+        Ok(gone)
+    }
+}

@@ -1,0 +1,153 @@
+//! A region of the group, as its scanner sees it.
+
+use std::fs;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
+use aquifer_region::process::{Files, View, client};
+use aquifer_region::{Merged, Proposal, RegionError};
+
+use super::most_mappings;
+
+/// Proposals that are made together.
+const BATCH: usize = 256;
+
+/// A region is left alone when its program has more than this share of the mappings that it may have: all that it maps itself fails beyond.
+const ROOM: f64 = 0.75;
+
+/// How often it is looked how many it has.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(super) struct Member {
+    files: Files,
+    view: View,
+    /// What each page's fingerprint was when it was last looked at, a part of it; 0 if it was not.
+    known: Vec<u32>,
+    proposals: Vec<Proposal>,
+    /// So many pages can be proposed before it has to be looked again how many mappings there are.
+    room: u64,
+    looked: Option<Instant>,
+}
+
+impl Member {
+    /// Of a region, if it is of this group.
+    pub(super) fn of(files: &Files, group: &Group) -> Result<Option<Self>, RegionError> {
+        if client::record(files)?.group != *group {
+            return Ok(None);
+        }
+        let view = View::open(files)?;
+        let known = vec![0; view.pages() as usize];
+        let files = files.clone();
+        Ok(Some(Self { files, view, known, proposals: Vec::new(), room: 0, looked: None }))
+    }
+
+    pub(super) fn name(&self) -> &RegionName {
+        self.files.name()
+    }
+
+    /// Whether the region is there still.
+    pub(super) fn is_there(&mut self) -> bool {
+        self.files.region().exists()
+    }
+
+    pub(super) fn pages(&self) -> u64 {
+        self.view.pages()
+    }
+
+    /// The frames that its pages are, one for each page.
+    pub(super) fn shared(&self) -> impl Iterator<Item = u64> {
+        self.view.shared().map(|(_, frame)| frame)
+    }
+
+    pub(super) fn runs(&self) -> u64 {
+        let mut runs = 0;
+        let mut before = None;
+        for (page, frame) in self.view.shared() {
+            runs += u64::from(before != Some((page.wrapping_sub(1), frame.wrapping_sub(1))));
+            before = Some((page, frame));
+        }
+        runs
+    }
+
+    pub(super) fn is_here(&self, page: u64) -> bool {
+        self.view.is_here(page)
+    }
+
+    pub(super) fn read(&self, first: u64, into: &mut [u8]) -> Result<(), RegionError> {
+        self.view.read(first, into)
+    }
+
+    /// The next pages from this one on that are here, and follow one another, and where to go on after them.
+    pub(super) fn next_run(&self, from: u64, most: u64) -> (Range<u64>, u64) {
+        let end = self.pages().min(from + 16 * most.max(1));
+        let Some(first) = (from..end).find(|page| self.view.is_here(*page)) else { return (0..0, end) };
+        let last = end.min(first + most);
+        let run = first..(first..last).find(|page| !self.view.is_here(*page)).unwrap_or(last);
+        (run.clone(), run.end)
+    }
+
+    /// Whether the page is what it was when it was last looked at.
+    pub(super) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
+        let part = (fingerprint as u32).max(1);
+        std::mem::replace(&mut self.known[page as usize], part) == part
+    }
+
+    /// Notes a proposal; true if there are many by now.
+    pub(super) fn offer(&mut self, page: u64, frame: Option<u64>) -> bool {
+        self.proposals.push(Proposal { page, frame });
+        self.proposals.len() >= BATCH
+    }
+
+    /// Makes the proposals.
+    pub(super) fn propose(&mut self) -> Result<Merged, RegionError> {
+        let mut proposals = std::mem::take(&mut self.proposals);
+        if proposals.is_empty() {
+            return Ok(Merged::default());
+        }
+        if self.looked.is_none_or(|looked| looked.elapsed() > LOOK) {
+            self.room = room(&client::status(&self.files)?.processes);
+            self.looked = Some(Instant::now());
+        }
+        let mut room = self.room;
+        // One in the middle of a mapping makes two more of it.
+        proposals.retain(|proposal| {
+            let fits = proposal.frame.is_none() || room >= 2;
+            room = room.saturating_sub(if proposal.frame.is_some() { 2 } else { 0 });
+            fits
+        });
+        self.room = room;
+        client::share(&self.files, proposals)
+    }
+
+    /// CPU seconds of its engine and its programs, and what was fetched and written back.
+    pub(super) fn activity(&self) -> (f64, Bytes) {
+        let Ok(status) = client::status(&self.files) else { return (0.0, Bytes::ZERO) };
+        let processes = status.processes.iter().chain([&status.pid]);
+        let pages = status.counts.remote_faults + status.counts.prefetched + status.counts.written_back;
+        (processes.map(|pid| cpu_seconds(*pid)).sum(), Bytes(pages * PAGE_SIZE as u64))
+    }
+
+    pub(super) fn broken(&self) -> u64 {
+        client::status(&self.files).map_or(0, |status| status.counts.broken)
+    }
+}
+
+/// How many more mappings all of these processes may have.
+fn room(processes: &[u32]) -> u64 {
+    let most = (most_mappings() as f64 * ROOM) as u64;
+    let have = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).map_or(0, |maps| maps.lines().count() as u64)
+    };
+    processes.iter().map(|pid| most.saturating_sub(have(pid))).min().unwrap_or(0)
+}
+
+/// What a process has used: fields 14 and 15 of proc_pid_stat(5).
+pub(super) fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks: u64 =
+        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}

@@ -1,0 +1,316 @@
+//! Looking for equal pages of a group's regions on a host (Groups, section 4.1).
+//!
+//! One scanner a group, which sees no other group's pages, goes over all pages that are in the local caches of the group's regions, again and
+//! again. Pages of zeroes are to take nothing. A page that is what it was when it was last looked at is compared with those that are shared
+//! already (the stable set), and then with others that may not stay as they are (the unstable set, forgotten after each pass). What it finds it
+//! proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
+//!
+//! What is shared is on record in files of the engines: a scanner that ends leaves it as it is, and the next one goes on.
+
+mod frames;
+mod member;
+mod report;
+mod run;
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aquifer_control::group::scan_rate::{Activity, Verdict};
+use aquifer_page::{Bytes, Group, PAGE_SIZE, is_zero};
+use aquifer_region::RegionError;
+use aquifer_region::process::{GroupFiles, client};
+use twox_hash::XxHash3_64;
+
+use self::frames::Frames;
+use self::member::Member;
+pub use self::report::{Report, Sharing, sharing};
+pub use self::run::{be_modest, join_cgroup};
+
+/// Pages that are read together.
+const RUN: u64 = 64;
+
+/// Why there can be no scanner, or it cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError {
+    /// A file.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another one is at work.
+    #[error("the pages of group '{0}' are being looked at already, by another 'aquifer group scan'")]
+    Busy(Group),
+    /// A region.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Pages since the scanner started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Looked at.
+    pub scanned: u64,
+    /// Proposed, and shared.
+    pub merged: u64,
+    /// Of zeroes, that take nothing since.
+    pub zero: u64,
+    /// Proposed, and different by then.
+    pub differ: u64,
+    /// Passes over all pages.
+    pub passes: u64,
+}
+
+/// The scanner of a group.
+#[derive(Debug)]
+pub struct Scanner {
+    group: Group,
+    directory: PathBuf,
+    /// None of another scanner is alike: what a page's fingerprint is cannot be known, and equal fingerprints not be made.
+    seed: u64,
+    frames: Option<Frames>,
+    members: Vec<Member>,
+    /// Frames by the fingerprints of their content.
+    stable: HashMap<u64, u64>,
+    /// Pages that were as they are a pass ago, by theirs: the member and the page.
+    unstable: HashMap<u64, (usize, u64)>,
+    /// Where the pass is: the member and the page.
+    at: (usize, u64),
+    counts: Counts,
+}
+
+impl Scanner {
+    /// That of a group whose regions are in `directory`. There need not be any yet.
+    pub fn new(directory: &Path, group: Group) -> Self {
+        Self {
+            group,
+            directory: directory.to_owned(),
+            seed: getrandom::u64().expect("the kernel gives random numbers"),
+            frames: None,
+            members: Vec::new(),
+            stable: HashMap::new(),
+            unstable: HashMap::new(),
+            at: (0, 0),
+            counts: Counts::default(),
+        }
+    }
+
+    /// What it has done.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Finds regions that have come and forgets those that are gone, and gives back frames that nobody shares any more. To be called now and then, such
+    /// as once a second.
+    ///
+    /// # Errors
+    /// [`ScanError`].
+    pub fn look(&mut self) -> Result<(), ScanError> {
+        let before: Vec<_> = self.members.iter().map(|member| member.name().clone()).collect();
+        self.members.retain_mut(Member::is_there);
+        for files in client::list(&self.directory)? {
+            let known = self.members.iter().any(|member| member.name() == files.name());
+            // One that is just being made, or removed, is none yet, or no more.
+            if !known && let Ok(Some(member)) = Member::of(&files, &self.group) {
+                self.members.push(member);
+            }
+        }
+        if !self.members.iter().map(Member::name).eq(&before) {
+            // Numbers of members are others now.
+            self.unstable.clear();
+            self.at = (0, 0);
+        }
+        if self.members.is_empty() {
+            // Where there is no region there is no directory either.
+            self.frames = None;
+            self.stable.clear();
+            return Ok(());
+        }
+        let shared = self.members.iter().flat_map(Member::shared);
+        match &mut self.frames {
+            Some(frames) => {
+                for gone in frames.give_back_all_but(shared)? {
+                    self.stable.retain(|_, frame| *frame != gone);
+                }
+            }
+            None => {
+                let files = GroupFiles::new(&self.directory, &self.group);
+                let frames = Frames::open(&files, &self.group, shared)?;
+                let mut page = vec![0; PAGE_SIZE];
+                for frame in frames.used() {
+                    frames.read(frame, &mut page)?;
+                    self.stable.insert(XxHash3_64::oneshot_with_seed(self.seed, &page), frame);
+                }
+                self.frames = Some(frames);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at so many pages, or at all of them once if there are fewer. Says at how many.
+    ///
+    /// # Errors
+    /// [`ScanError`].
+    pub fn scan(&mut self, most: u64) -> Result<u64, ScanError> {
+        let all: u64 = self.members.iter().map(Member::pages).sum();
+        let mut looked = 0;
+        let mut passed = 0;
+        let mut buffer = vec![0; RUN as usize * PAGE_SIZE];
+        while looked < most && passed < all {
+            let (which, page) = self.at;
+            let Some(member) = self.members.get(which) else {
+                self.at = (0, 0);
+                self.unstable.clear();
+                self.counts.passes += 1;
+                continue;
+            };
+            let (run, next) = member.next_run(page, RUN.min(most - looked));
+            passed += next - page;
+            self.at = if next < member.pages() { (which, next) } else { (which + 1, 0) };
+            if run.is_empty() {
+                continue;
+            }
+            let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
+            if member.read(run.start, data).is_err() {
+                continue;
+            }
+            looked += run.end - run.start;
+            for (page, data) in run.zip(data.chunks_exact(PAGE_SIZE)) {
+                self.look_at(which, page, data)?;
+            }
+        }
+        self.counts.scanned += looked;
+        for which in 0..self.members.len() {
+            self.propose(which);
+        }
+        Ok(looked)
+    }
+
+    fn look_at(&mut self, which: usize, page: u64, data: &[u8]) -> Result<(), ScanError> {
+        if is_zero(data) {
+            self.offer(which, page, None);
+            return Ok(());
+        }
+        let fingerprint = XxHash3_64::oneshot_with_seed(self.seed, data);
+        if !self.members[which].is_calm(page, fingerprint) {
+            return Ok(());
+        }
+        if let Some(frame) = self.stable.get(&fingerprint) {
+            let frame = *frame;
+            self.offer(which, page, Some(frame));
+            return Ok(());
+        }
+        let Some((other, at)) = self.unstable.get(&fingerprint).copied() else {
+            self.unstable.insert(fingerprint, (which, page));
+            return Ok(());
+        };
+        let mut there = vec![0; PAGE_SIZE];
+        let is_there = self.members[other].is_here(at) && self.members[other].read(at, &mut there).is_ok();
+        if !is_there || there != data {
+            // This one stands for both from now on.
+            self.unstable.insert(fingerprint, (which, page));
+            return Ok(());
+        }
+        let Some(frames) = &mut self.frames else { return Ok(()) };
+        let frame = frames.put(data)?;
+        self.stable.insert(fingerprint, frame);
+        self.unstable.remove(&fingerprint);
+        self.offer(other, at, Some(frame));
+        self.offer(which, page, Some(frame));
+        Ok(())
+    }
+
+    fn offer(&mut self, which: usize, page: u64, frame: Option<u64>) {
+        if self.members[which].offer(page, frame) {
+            self.propose(which);
+        }
+    }
+
+    fn propose(&mut self, which: usize) {
+        match self.members[which].propose() {
+            Ok(merged) => {
+                self.counts.merged += merged.shared;
+                self.counts.zero += merged.zero;
+                self.counts.differ += merged.differ;
+            }
+            Err(error) => tracing::warn!(region = %self.members[which].name(), "shares nothing now: {error}"),
+        }
+    }
+
+    /// How things are, for people.
+    fn report(&self, verdict: Verdict, scanner_cpu_percent: f64) -> Report {
+        let sharing = Sharing::of(self.members.iter());
+        Report::new(&self.group, sharing, &self.counts, verdict, scanner_cpu_percent)
+    }
+
+    /// What its members have done, for who sets the rate: CPU seconds of their programs, and pages that were fetched or written back, so far.
+    fn activity(&self) -> Totals {
+        let mut totals = Totals { vms: self.members.len() as u32, ..Totals::default() };
+        for member in &self.members {
+            let (cpu_seconds, swapped) = member.activity();
+            totals.cpu_seconds += cpu_seconds;
+            totals.swapped += swapped;
+        }
+        let sharing = Sharing::of(self.members.iter());
+        totals.saved = sharing.saved_bytes;
+        totals
+    }
+
+    /// Has nothing of the group be shared any more.
+    ///
+    /// # Errors
+    /// [`ScanError`].
+    pub fn undo(directory: &Path, group: &Group) -> Result<(), ScanError> {
+        for files in client::list(directory)? {
+            if client::record(&files).is_ok_and(|spec| spec.group == *group) {
+                client::unshare(&files)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the members of a group have done since they started.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Totals {
+    /// CPU that their programs and engines have used, in seconds.
+    cpu_seconds: f64,
+    /// Fetched from lenders and written to them.
+    swapped: Bytes,
+    /// Saved by sharing.
+    saved: Bytes,
+    /// Regions.
+    vms: u32,
+}
+
+impl Totals {
+    /// What was done since `before`, with `scanner` seconds of CPU of the scanner's own, of `cpu` seconds that there were.
+    fn since(&self, before: &Self, scanner: f64, cpu: f64) -> Activity {
+        // One that is gone takes its share with it.
+        let used = (self.cpu_seconds - before.cpu_seconds).max(0.0) + scanner;
+        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
+        Activity {
+            cpu_percent: used / cpu * 100.0,
+            swapped: Bytes(self.swapped.0.saturating_sub(before.swapped.0)),
+            saved_bytes: signed(self.saved) - signed(before.saved),
+            vms: self.vms,
+        }
+    }
+}
+
+fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ScanError {
+    let path = path.to_owned();
+    move |source| ScanError::Io { what, path, source }
+}
+
+/// How many mappings a process may have.
+fn most_mappings() -> u64 {
+    let said = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    said.and_then(|said| said.trim().parse().ok()).unwrap_or(65_530)
+}

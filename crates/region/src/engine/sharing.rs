@@ -1,0 +1,382 @@
+//! Pages that are equal to pages of other regions of the group, and are kept once for all of them (Groups, section 4.1).
+//!
+//! Who looks for equal pages only proposes: a page is taken out of the page table, compared with the frame byte by byte while nobody can write
+//! to it, and only then mapped from there. A write to it is held (see crate `mapping`) until the region has a page of its own again.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use aquifer_mapping::{Run, Shared};
+use aquifer_page::{PAGE_SIZE, is_zero};
+use serde::{Deserialize, Serialize};
+
+use super::Engine;
+use crate::counters::add;
+use crate::engine::fault::Touch;
+use crate::error::RegionError;
+use crate::file::runs;
+use crate::lock;
+use crate::program::{Program, Sharing};
+use crate::table::{Page, Place};
+
+/// Pages that are given back together.
+const CHUNK: usize = 256;
+
+/// A page that may be equal to a frame of the group, or of nothing but zeroes where none is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// The page.
+    pub page: u64,
+    /// The frame.
+    pub frame: Option<u64>,
+}
+
+/// What came of proposals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merged {
+    /// Pages that are shared now.
+    pub shared: u64,
+    /// Pages of zeroes that take nothing now.
+    pub zero: u64,
+    /// Pages that are not what they were thought to be, or were written to just then.
+    pub differ: u64,
+    /// Pages that were under way, or gone, or may not change just now.
+    pub busy: u64,
+}
+
+/// Pages that are being shared: leaving, as far as the table says.
+#[derive(Debug, Default)]
+struct Taken {
+    pages: Vec<u64>,
+    frames: Vec<Option<u64>>,
+}
+
+impl Engine {
+    /// Has pages be shared with others of the group, as far as they are equal to what is proposed.
+    ///
+    /// # Errors
+    /// When a program's pages cannot be changed, or the frames not be read. All pages are where they were then, or shared.
+    pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
+        let _sharing = lock(&self.sharing);
+        let mut merged = Merged::default();
+        let programs = self.programs();
+        let ([program], true) = (&*programs, self.is_complete()) else {
+            // Who is not known cannot be told, and of two the one would not see what the other writes.
+            merged.busy = proposals.len() as u64;
+            return Ok(merged);
+        };
+        let taken = self.take_to_share(proposals);
+        merged.busy = (proposals.len() - taken.pages.len()) as u64;
+        if let Err(error) = self.unmap_to_share(&taken.pages) {
+            self.come_back(&taken.pages);
+            return Err(error);
+        }
+        let (equal, zero, others) = match self.compare(&taken) {
+            Ok(sorted) => sorted,
+            Err(error) => {
+                self.stay(&taken.pages);
+                return Err(error);
+            }
+        };
+        merged.differ = others.len() as u64;
+        self.stay(&others);
+        let shared = self.map_shared(program, &equal);
+        let dropped = self.leave(self.control_worker(), &zero);
+        merged.zero = zero.iter().filter(|page| !self.table.get(**page).has_frame()).count() as u64;
+        add(&self.counters.zero_merged, merged.zero as usize);
+        merged.shared = shared?;
+        merged.differ += equal.len() as u64 - merged.shared;
+        add(&self.counters.merged, merged.shared as usize);
+        dropped.map(|()| merged)
+    }
+
+    fn take_to_share(&self, proposals: &[Proposal]) -> Taken {
+        let mut wanted = proposals.to_vec();
+        wanted.sort_unstable_by_key(|proposal| proposal.page);
+        wanted.dedup_by_key(|proposal| proposal.page);
+        let mut taken = Taken::default();
+        let mut cache = lock(&self.cache);
+        if self.is_frozen() || cache.outgoing.is_some() {
+            return taken;
+        }
+        for Proposal { page, frame } in wanted {
+            let is = if page < self.table.pages() { self.table.get(page) } else { continue };
+            match is.place {
+                Place::Resident => cache.policy.went(page),
+                Place::Unmapped => {}
+                _ => continue,
+            }
+            self.table.set(page, is.at(Place::Leaving));
+            taken.pages.push(page);
+            taken.frames.push(frame);
+        }
+        taken
+    }
+
+    fn unmap_to_share(&self, pages: &[u64]) -> Result<(), RegionError> {
+        let clean = self.unmap(pages, false).map_err(RegionError::io("cannot take pages out of a program"))?;
+        let _cache = lock(&self.cache);
+        for page in pages {
+            let is = self.table.get(*page);
+            self.table.set(*page, Page { dirty: is.dirty || !clean.contains(page), ..is });
+        }
+        Ok(())
+    }
+
+    /// Which of the pages are equal to their frames, which of zeroes, and which neither.
+    #[expect(clippy::type_complexity, reason = "three lists that live for a moment")]
+    fn compare(&self, taken: &Taken) -> Result<(Vec<(u64, u64)>, Vec<u64>, Vec<u64>), RegionError> {
+        let (mut equal, mut zero, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let mut there = vec![0; PAGE_SIZE];
+        for (page, frame) in taken.pages.iter().copied().zip(&taken.frames) {
+            let here = self.file.frozen(&(page..page + 1));
+            match *frame {
+                None if is_zero(here) => zero.push(page),
+                None => others.push(page),
+                Some(frame) => {
+                    let read = self.frames.read(frame, &mut there);
+                    read.map_err(RegionError::io("cannot read a frame of the group"))?;
+                    if here == there { equal.push((page, frame)) } else { others.push(page) }
+                }
+            }
+        }
+        // Of what lenders have of them nothing is to be fetched.
+        let _cache = lock(&self.cache);
+        for page in &zero {
+            let is = self.table.get(*page);
+            self.table.set(*page, Page { dirty: true, ..is });
+        }
+        Ok((equal, zero, others))
+    }
+
+    /// Has the program map these pages, which are leaving, from their frames. Says how many are shared.
+    fn map_shared(&self, program: &Arc<Program>, equal: &[(u64, u64)]) -> Result<u64, RegionError> {
+        if equal.is_empty() {
+            return Ok(0);
+        }
+        let pages: Vec<u64> = equal.iter().map(|(page, _)| *page).collect();
+        // Before any is: an engine after this one must know what may be.
+        equal.iter().for_each(|(page, frame)| self.sharers.set(*page, Some(*frame)));
+        let done = self
+            .frames
+            .file()
+            .and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
+        let written = match done {
+            Ok(Sharing::Done(written)) => written,
+            Ok(Sharing::Gone) => {
+                self.are_own(&pages);
+                self.stay(&pages);
+                return Ok(0);
+            }
+            Err(error) => {
+                // Some may be shared already.
+                if program.restore(&runs(pages.iter().copied()), self.file.file()).is_ok() {
+                    self.are_own(&pages);
+                }
+                self.come_back(&pages);
+                return Err(RegionError::io("cannot share pages of a program")(error));
+            }
+        };
+        let (back, shared): (Vec<_>, Vec<_>) = pages.into_iter().partition(|page| written.contains(page));
+        self.are_own(&back);
+        self.come_back(&back);
+        let (gone, stuck) = self.punch(&shared);
+        self.are_shared(gone);
+        if let Some((stuck, error)) = stuck {
+            if program.restore(&runs(stuck.iter().copied()), self.file.file()).is_ok() {
+                self.are_own(stuck);
+            }
+            self.come_back(stuck);
+            return Err(error);
+        }
+        Ok(shared.len() as u64)
+    }
+
+    fn are_own(&self, pages: &[u64]) {
+        pages.iter().for_each(|page| self.sharers.set(*page, None));
+    }
+
+    /// These pages, which were leaving, are shared, and in the region's file no more.
+    fn are_shared(&self, pages: &[u64]) {
+        let mut cache = lock(&self.cache);
+        let mut wanted = Vec::new();
+        for page in pages {
+            let is = self.table.get(*page);
+            if is.wanted {
+                wanted.push(*page);
+            }
+            self.table.set(*page, Page { wanted: false, ..is.at(Place::Shared) });
+        }
+        cache.frames -= pages.len() as u64;
+        drop(cache);
+        self.arrived(&wanted);
+    }
+
+    /// These pages, which were leaving, are in the file, and may be in the page table: written to, for all that is known.
+    fn come_back(&self, pages: &[u64]) {
+        for page in pages {
+            let is = self.table.get(*page);
+            self.settle(*page, Page { dirty: true, wanted: false, ..is.at(Place::Resident) }, false);
+        }
+    }
+
+    /// Somebody writes to a shared page, or touches it by another mapping: it is the region's own from now on.
+    pub(super) fn break_shared(&self, worker: usize, touch: &Touch<'_>) -> Result<(), RegionError> {
+        let (program, page) = (touch.program, touch.page);
+        loop {
+            let mut cache = lock(&self.cache);
+            let is = self.table.get(page);
+            match is.place {
+                Place::Filling | Place::Leaving => {
+                    self.table.set(page, Page { wanted: true, ..is });
+                    return Ok(());
+                }
+                Place::Shared if cache.frames < cache.limit || self.is_frozen() => {
+                    drop(cache);
+                    self.unshare(&[page])?;
+                    add(&self.counters.broken, 1);
+                    // It would ask for it at once. Where that fails, it does.
+                    let _ = program.userfault.map(touch.fault.address, false);
+                    program.wake(&(page..page + 1));
+                    return Ok(());
+                }
+                Place::Shared => {
+                    let count = cache.evicted_at_once();
+                    drop(cache);
+                    self.evict(worker, count)?;
+                }
+                // It could not be mapped again before.
+                Place::Resident | Place::Unmapped if self.sharers.get(page).is_some() => {
+                    if is.place == Place::Resident {
+                        cache.policy.went(page);
+                    }
+                    self.table.set(page, is.at(Place::Filling));
+                    drop(cache);
+                    return self.map_own(&[page]);
+                }
+                _ => {
+                    drop(cache);
+                    program.wake(&(page..page + 1));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Has those of these pages that are shared be the region's own again, in its file. There may be more of them then than the cache may have.
+    ///
+    /// # Errors
+    /// When there is no memory for them, or a program refuses. They are shared still.
+    pub(super) fn unshare(&self, pages: &[u64]) -> Result<(), RegionError> {
+        for pages in pages.chunks(CHUNK) {
+            let mut cache = lock(&self.cache);
+            let is_shared = |page: &u64| self.table.get(*page).place == Place::Shared;
+            let mut pages: Vec<u64> = pages.iter().copied().filter(is_shared).collect();
+            pages.sort_unstable();
+            pages.iter().for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
+            cache.frames += pages.len() as u64;
+            self.see_to_room(&mut cache);
+            drop(cache);
+            if let Err(error) = self.put_own(&pages) {
+                // As it was. What stays in the file is found there by an engine after this one, and is the same.
+                let _ = self.punch(&pages);
+                self.are_shared(&pages);
+                return Err(error);
+            }
+            self.map_own(&pages)?;
+        }
+        Ok(())
+    }
+
+    /// Has these pages, which are filling and are in the file, be mapped from there. Where a program refuses, they are read from the frame still,
+    /// which is the same, and a write is told again.
+    fn map_own(&self, pages: &[u64]) -> Result<(), RegionError> {
+        let restored = self.restore(pages);
+        if restored.is_ok() {
+            self.are_own(pages);
+        }
+        self.come_back(pages);
+        restored
+    }
+
+    fn put_own(&self, pages: &[u64]) -> Result<(), RegionError> {
+        let mut buffer = vec![0; PAGE_SIZE];
+        for page in pages {
+            let frame = self.sharers.get(*page);
+            let frame = frame.ok_or_else(|| RegionError::Refused(format!("page {page} has no frame")))?;
+            let put = self.frames.read(frame, &mut buffer).and_then(|()| self.file.put(*page, &buffer));
+            put.map_err(RegionError::io("cannot copy a shared page"))?;
+        }
+        Ok(())
+    }
+
+    /// Has all programs map these pages from the region's file.
+    fn restore(&self, pages: &[u64]) -> Result<(), RegionError> {
+        let runs = runs(pages.iter().copied());
+        for program in self.programs() {
+            let restored = program.restore(&runs, self.file.file());
+            restored.map_err(RegionError::io("cannot give a program its own pages again"))?;
+        }
+        Ok(())
+    }
+
+    /// Has all that is shared be the region's own again.
+    ///
+    /// # Errors
+    /// As [`unshare`](Self::unshare).
+    pub fn unshare_all(&self) -> Result<(), RegionError> {
+        let _sharing = lock(&self.sharing);
+        let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
+        self.unshare(&shared)
+    }
+
+    /// Reads pages wherever they are here, while they may be written to.
+    pub(super) fn read_here(&self, page: u64, was: Page, into: &mut [u8]) -> std::io::Result<()> {
+        match self.sharers.get(page) {
+            Some(frame) if was.place == Place::Shared => self.frames.read(frame, into),
+            _ => self.file.read(page, into),
+        }
+    }
+
+    /// Pages that an engine before this one was about to share, or to share no more, are mapped from the region's file: a program that has come back
+    /// may have them mapped otherwise.
+    pub(super) fn settle_shared(&self, program: &Program) -> std::io::Result<()> {
+        let _sharing = lock(&self.sharing);
+        let is_unsure =
+            |page: &u64| matches!(self.table.get(*page).place, Place::Resident | Place::Unmapped);
+        let unsure: Vec<u64> = self.sharers.all().map(|(page, _)| page).filter(is_unsure).collect();
+        program.restore(&runs(unsure.iter().copied()), self.file.file())?;
+        self.are_own(&unsure);
+        Ok(())
+    }
+
+    /// Has none of these pages, which are about to be discarded, be shared.
+    pub(super) fn give_up_shared(&self, pages: Range<u64>) -> Result<(), RegionError> {
+        let is_shared = |page: &u64| self.table.get(*page).place == Place::Shared;
+        let shared: Vec<u64> = pages.filter(is_shared).collect();
+        if shared.is_empty() || !self.programs().is_empty() || !self.is_complete() {
+            return self.unshare(&shared);
+        }
+        // Nobody has them mapped, so they need not come back first.
+        let _cache = lock(&self.cache);
+        for page in shared.into_iter().filter(is_shared) {
+            self.sharers.set(page, None);
+            self.table.set(page, self.table.get(page).without_frame());
+        }
+        Ok(())
+    }
+}
+
+/// Runs of pages whose frames follow one another, too.
+fn as_shared(equal: &[(u64, u64)]) -> Vec<Shared> {
+    let mut all: Vec<Shared> = Vec::new();
+    for (page, frame) in equal.iter().copied() {
+        match all.last_mut() {
+            Some(Shared { pages, frame: first }) if pages.end() == page && *first + pages.count == frame => {
+                pages.count += 1;
+            }
+            _ => all.push(Shared { pages: Run { first: page, count: 1 }, frame }),
+        }
+    }
+    all
+}

@@ -1,0 +1,75 @@
+//! Pages that are kept once for several regions of a group.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use aquifer_mapping::FileMap;
+use aquifer_page::PAGE_SIZE;
+
+use crate::lock;
+
+/// Which frame of the group each page of a region is mapped from, or may be: 8 bytes a page, the frame's number and one, or 0; in a file that
+/// outlives the engine.
+///
+/// A page that is not in the region's file and has a frame is that frame. One that is in the file is what is there, whatever its frame: it was
+/// about to be shared, or to be shared no more.
+#[derive(Debug)]
+pub(crate) struct Sharers(FileMap);
+
+impl Sharers {
+    /// That of a region of so many pages.
+    pub(crate) fn new(file: &File, pages: u64) -> io::Result<Self> {
+        let length = pages * size_of::<u64>() as u64;
+        file.set_len(length)?;
+        FileMap::new(file, length as usize).map(Self)
+    }
+
+    pub(crate) fn get(&self, page: u64) -> Option<u64> {
+        self.0.words()[page as usize].load(Ordering::Acquire).checked_sub(1)
+    }
+
+    pub(crate) fn set(&self, page: u64, frame: Option<u64>) {
+        let word = &self.0.words()[page as usize];
+        let frame = frame.map_or(0, |frame| frame + 1);
+        // What was never written takes no memory.
+        if word.load(Ordering::Relaxed) != frame {
+            word.store(frame, Ordering::Release);
+        }
+    }
+
+    /// All that there are, with their pages.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
+        (0..self.0.words().len() as u64).filter_map(|page| Some((page, self.get(page)?)))
+    }
+}
+
+/// The frames of the region's group: a file that whoever shares pages writes, and engines read.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    path: PathBuf,
+    file: Mutex<Option<Arc<File>>>,
+}
+
+impl Frames {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, file: Mutex::default() }
+    }
+
+    /// The file, which is there as soon as anything is shared.
+    pub(crate) fn file(&self) -> io::Result<Arc<File>> {
+        let mut file = lock(&self.file);
+        if let Some(file) = &*file {
+            return Ok(file.clone());
+        }
+        let opened = Arc::new(OpenOptions::new().read(true).open(&self.path)?);
+        Ok(file.insert(opened).clone())
+    }
+
+    pub(crate) fn read(&self, frame: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file()?.read_exact_at(into, frame * PAGE_SIZE as u64)
+    }
+}
