@@ -200,7 +200,8 @@ impl Shared {
         loop {
             match orders.receive() {
                 Ok(Some((order, files))) => {
-                    let reply = self.obey(&order, &files).unwrap_or_else(|error| Reply::Refused(error.to_string()));
+                    let reply =
+                        self.obey(&order, &files).unwrap_or_else(|error| Reply::Refused(error.to_string()));
                     // Who is gone needs no answer.
                     let _ = orders.send(&reply, &[]);
                 }
@@ -264,11 +265,7 @@ impl Shared {
     }
 
     /// Does something with those parts of these pages that are still mapped; no other thread lets go of one meanwhile.
-    fn each_part(
-        &self,
-        run: &Run,
-        mut what: impl FnMut(&Range<usize>) -> io::Result<()>,
-    ) -> io::Result<()> {
+    fn each_part(&self, run: &Run, mut what: impl FnMut(&Range<usize>) -> io::Result<()>) -> io::Result<()> {
         let wanted = self.address_of(run.first)..self.address_of(run.end());
         for part in &*lock(&self.live) {
             let part = part.start.max(wanted.start)..part.end.min(wanted.end);
@@ -280,7 +277,8 @@ impl Shared {
     }
 
     fn address_of(&self, page: u64) -> usize {
-        self.address + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
+        self.address
+            + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
     }
 
     /// The page of the region at an address of this mapping.

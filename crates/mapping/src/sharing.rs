@@ -54,7 +54,11 @@ impl Sharing {
         }
         let addresses = at.clone().step_by(PAGE_SIZE);
         const ALL: u64 = PRESENT | OF_FILE | HELD;
-        Ok(addresses.zip(entries).filter(|(_, entry)| entry & ALL != ALL).map(|(address, _)| address).collect())
+        Ok(addresses
+            .zip(entries)
+            .filter(|(_, entry)| entry & ALL != ALL)
+            .map(|(address, _)| address)
+            .collect())
     }
 
     /// Has writes to these pages be held, and says how the kernel has them.

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_mapping::FileMap;
@@ -18,32 +18,47 @@ use crate::lock;
 /// A page that is not in the region's file and has a frame is that frame. One that is in the file is what is there, whatever its frame: it was
 /// about to be shared, or to be shared no more.
 #[derive(Debug)]
-pub(crate) struct Sharers(FileMap);
+pub(crate) struct Sharers {
+    words: FileMap,
+    /// Whether any was ever set. What was not is not looked at: that alone would take memory.
+    any: AtomicBool,
+}
 
 impl Sharers {
     /// That of a region of so many pages.
     pub(crate) fn new(file: &File, pages: u64) -> io::Result<Self> {
         let length = pages * size_of::<u64>() as u64;
         file.set_len(length)?;
-        FileMap::new(file, length as usize).map(Self)
+        let any = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)).is_ok();
+        Ok(Self { words: FileMap::new(file, length as usize)?, any: AtomicBool::new(any) })
+    }
+
+    /// The same for who only reads what another process sets.
+    pub(crate) fn of_another(file: &File, pages: u64) -> io::Result<Self> {
+        let this = Self::new(file, pages)?;
+        this.any.store(true, Ordering::Relaxed);
+        Ok(this)
     }
 
     pub(crate) fn get(&self, page: u64) -> Option<u64> {
-        self.0.words()[page as usize].load(Ordering::Acquire).checked_sub(1)
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        self.words.words()[page as usize].load(Ordering::Acquire).checked_sub(1)
     }
 
     pub(crate) fn set(&self, page: u64, frame: Option<u64>) {
-        let word = &self.0.words()[page as usize];
-        let frame = frame.map_or(0, |frame| frame + 1);
-        // What was never written takes no memory.
-        if word.load(Ordering::Relaxed) != frame {
-            word.store(frame, Ordering::Release);
+        if frame.is_none() && !self.any.load(Ordering::Acquire) {
+            return;
         }
+        self.any.store(true, Ordering::Release);
+        self.words.words()[page as usize].store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
     }
 
     /// All that there are, with their pages.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
-        (0..self.0.words().len() as u64).filter_map(|page| Some((page, self.get(page)?)))
+        let pages = if self.any.load(Ordering::Acquire) { self.words.words().len() as u64 } else { 0 };
+        (0..pages).filter_map(|page| Some((page, self.get(page)?)))
     }
 }
 

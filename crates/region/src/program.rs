@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd as _;
 use std::ops::Range;
+use std::os::fd::AsFd as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 

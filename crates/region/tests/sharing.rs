@@ -75,7 +75,8 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     let blocks = || std::fs::metadata(setting.region()).unwrap().blocks() / 8;
     let before = blocks();
     let equal = |page: u64| (page < 64).then_some(page);
-    let wanted = proposals((0..80).chain([80, 250, 999]), |page| if page == 80 { Some(1) } else { equal(page) });
+    let wanted =
+        proposals((0..80).chain([80, 250, 999]), |page| if page == 80 { Some(1) } else { equal(page) });
     let merged = serving.engine.share(&wanted).unwrap();
     assert_eq!(merged, Merged { shared: 64, zero: 16, differ: 1, busy: 2 });
     assert_eq!(before - blocks(), 80);
@@ -128,7 +129,10 @@ fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
     let another = setting.map();
     another.words()[2 * WORDS].store(2, Ordering::Relaxed);
     check(&region, 2, |word| if word == 0 { 2 } else { of_frame(2, word) });
-    assert_eq!(serving.engine.share(&proposals(3..4, Some)).unwrap(), Merged { busy: 1, ..Merged::default() });
+    assert_eq!(
+        serving.engine.share(&proposals(3..4, Some)).unwrap(),
+        Merged { busy: 1, ..Merged::default() }
+    );
 }
 
 #[test]
@@ -181,7 +185,9 @@ fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again
                         written += 1;
                     }
                 }
-                own().for_each(|page| check(region, page, |word| content(page, versions[page as usize], word)));
+                own().for_each(|page| {
+                    check(region, page, |word| content(page, versions[page as usize], word))
+                });
                 written
             })
         });

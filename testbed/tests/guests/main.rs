@@ -8,6 +8,7 @@ mod backends;
 mod direct;
 mod doctor;
 mod fabrics;
+mod groups;
 mod hello;
 mod losses;
 mod migrate;

@@ -25,7 +25,7 @@ use crate::progress::Progress;
 /// Tenants: VMs and regions whose pages may be shared with each other, and with no one else's
 ///
 /// A group is a file that all hosts of the group have. 'create' makes it with a key of the group's own; copy it to the other hosts.
-/// A region or VM joins when it is made, by --group.
+/// A region or VM joins when it is made, by --group. Equal pages of a group are kept once by lenders ('export --share') and on a host ('group scan').
 #[derive(Debug, Args)]
 pub struct Group {
     #[command(subcommand)]
@@ -175,15 +175,26 @@ pub(super) const MANUAL: Manual = Manual {
             "A VM of the group: what leaves this host for b is sealed under the group's key",
         ),
         (
+            "aquifer group scan blue --report 10s",
+            "Equal pages of the group's VMs on this host are kept once, for as long as this looks for them; says what that saves",
+        ),
+        (
             "aquifer group set blue --sealed random",
             "For tenants to whom it matters that a lender can tell which pages are equal",
         ),
     ],
-    notes: &[(
-        "Keys",
-        "Whoever has a group's file can read what its members have with lenders, and nothing of other groups. Leases keep the key that they were made with: \
+    notes: &[
+        (
+            "Equal pages on one host",
+            "'scan' works on regions (of VMs in the pool, 'vm start --cache') while it runs, at the lowest priority or in the cgroup that it is told. It may be killed, and \
+         started again; what is shared stays so until somebody writes to it, or --undo. It never looks at pages of another group.",
+        ),
+        (
+            "Keys",
+            "Whoever has a group's file can read what its members have with lenders, and nothing of other groups. Leases keep the key that they were made with: \
          'set' and 'rm' change nothing for regions and VMs that are there.",
-    )],
+        ),
+    ],
     see_also: &["aquifer-region(1)", "aquifer-vm(1)", "aquifer-export(1)"],
     ..Manual::NONE
 };
@@ -291,7 +302,15 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
     let is_in =
         |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
     let regions = regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
-    Ok(Shown { name: name.clone(), sealed: *sealed, key_id: key.id(), file: all.file(name), scan: scan.clone(), regions, sharing })
+    Ok(Shown {
+        name: name.clone(),
+        sealed: *sealed,
+        key_id: key.id(),
+        file: all.file(name),
+        scan: scan.clone(),
+        regions,
+        sharing,
+    })
 }
 
 fn text(shown: &Shown) -> String {

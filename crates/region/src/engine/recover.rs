@@ -130,7 +130,13 @@ mod tests {
             spill: None,
             ledger: None,
         };
-        Engine::open(&config, volume, &[], files, ["mapped", "frames"].map(|name| directory.path().join(name)))
+        Engine::open(
+            &config,
+            volume,
+            &[],
+            files,
+            ["mapped", "frames"].map(|name| directory.path().join(name)),
+        )
     }
 
     #[test]

@@ -114,7 +114,8 @@ impl Engine {
     }
 
     fn unmap_to_share(&self, pages: &[u64]) -> Result<(), RegionError> {
-        let clean = self.unmap(pages, false).map_err(RegionError::io("cannot take pages out of a program"))?;
+        let clean =
+            self.unmap(pages, false).map_err(RegionError::io("cannot take pages out of a program"))?;
         let _cache = lock(&self.cache);
         for page in pages {
             let is = self.table.get(*page);
@@ -157,10 +158,8 @@ impl Engine {
         let pages: Vec<u64> = equal.iter().map(|(page, _)| *page).collect();
         // Before any is: an engine after this one must know what may be.
         equal.iter().for_each(|(page, frame)| self.sharers.set(*page, Some(*frame)));
-        let done = self
-            .frames
-            .file()
-            .and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
+        let done =
+            self.frames.file().and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
         let written = match done {
             Ok(Sharing::Done(written)) => written,
             Ok(Sharing::Gone) => {
@@ -342,8 +341,7 @@ impl Engine {
     /// may have them mapped otherwise.
     pub(super) fn settle_shared(&self, program: &Program) -> std::io::Result<()> {
         let _sharing = lock(&self.sharing);
-        let is_unsure =
-            |page: &u64| matches!(self.table.get(*page).place, Place::Resident | Place::Unmapped);
+        let is_unsure = |page: &u64| matches!(self.table.get(*page).place, Place::Resident | Place::Unmapped);
         let unsure: Vec<u64> = self.sharers.all().map(|(page, _)| page).filter(is_unsure).collect();
         program.restore(&runs(unsure.iter().copied()), self.file.file())?;
         self.are_own(&unsure);

@@ -28,7 +28,7 @@ impl View {
         Ok(Self {
             file: RegionFile::new(Files::open(&region)?).map_err(fail(&region))?,
             table: Table::new(&Files::open(&table)?, pages).map_err(fail(&table))?,
-            sharers: Sharers::new(&Files::open_or_make(&sharers)?, pages).map_err(fail(&sharers))?,
+            sharers: Sharers::of_another(&Files::open_or_make(&sharers)?, pages).map_err(fail(&sharers))?,
         })
     }
 

@@ -1,0 +1,130 @@
+//! VMs of two groups on this machine: what those of one group have in common is kept once, whatever the guests do meanwhile.
+//!
+//! Needs root here.
+
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Guest, Shell as _, Spec};
+use serde_json::Value;
+
+use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
+
+/// What every guest has, with the same content.
+const LOAD: Bytes = Bytes::mib(48);
+
+#[test]
+fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
+    let host = Here::new(spec.modules(["virtio_balloon"]), Bytes::mib(768))?;
+    let groups = host.dir.path().join("groups");
+    let groups = groups.to_str().context("a path that is no text")?;
+    let mut guests: Vec<(&str, Guest, Load)> = Vec::new();
+    for group in ["blue", "red"] {
+        host.done(&["group", "create", group, "--groups", groups])?;
+    }
+    let lender = host.lender();
+    for (name, group) in [("one", "blue"), ("two", "blue"), ("three", "red")] {
+        step(&format!("{name} of group {group}"));
+        let memory = ["--memory", "160M", "--cache", "192M", "--lender", &lender];
+        let guest =
+            host.start(name, &[&memory[..], &["--group", group, "--groups", groups]].concat(), &[])?;
+        let load = Load::start(&guest, LOAD, 2000)?;
+        load.filled()?;
+        load.is_done()?;
+        guests.push((name, guest, load));
+    }
+    let host_bytes = |what: &str| -> Result<u64> {
+        let of = |(name, ..): &(&str, Guest, Load)| {
+            Ok(host.done(&["region", "show", name])?["usage"][what].as_u64().unwrap_or(0))
+        };
+        guests.iter().map(of).sum()
+    };
+    let before = host_bytes("resident")?;
+    let mut red = Scanner::start(&host, "red", groups)?;
+    let mut blue = Scanner::start(&host, "blue", groups)?;
+    // Two thousand pages of each were written anew, by chance, and may differ.
+    let most = LOAD.0 - 4096 * 4000;
+    let shared =
+        blue.until("what is alike is kept once", |report| report["saved_bytes"].as_u64() > Some(most))?;
+    step(&format!("blue: {shared}"));
+    let alone = red.until("it was looked at twice", |report| report["passes"].as_u64() >= Some(2))?;
+    step(&format!("red: {alone}"));
+    // A guest has some pages twice itself, but has none with those of the other group, with which it has all in common.
+    ensure!(alone["saved_bytes"].as_u64() < Some(most / 2), "{alone}");
+    ensure!(before - host_bytes("resident")? > most, "{before}");
+
+    step("all read and write on, and engines die");
+    for round in 0..3 {
+        guests.iter().for_each(|(.., load)| load.again());
+        for (name, ..) in &guests {
+            let pid = host.done(&["region", "show", name])?["pid"].as_i64();
+            let pid = pid.and_then(|pid| rustix::process::Pid::from_raw(pid as i32)).context("no process")?;
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+        }
+        for (name, guest, load) in &guests {
+            load.is_done()?;
+            load.verify()?;
+            guest.sh("echo 3 >/proc/sys/vm/drop_caches")?;
+            step(&format!("{name} is right, round {round}"));
+        }
+    }
+    let end = blue.until("all that is alike is found again", |report| {
+        report["saved_bytes"].as_u64() > Some(most / 4)
+            && report["passes"].as_u64() > shared["passes"].as_u64()
+    })?;
+    step(&format!("blue: {end}"));
+    for (name, guest, load) in guests {
+        load.verify()?;
+        load.end()?;
+        ensure!(!guest.sh("dmesg")?.contains("BUG"), "{name}");
+        host.done(&["vm", "stop", "--force", name])?;
+    }
+    drop((blue, red));
+    ensure!(!host.has_mounts()?, "files are left");
+    Ok(())
+}
+
+/// The scanner of a group, that tells how it does. Dropping it ends it.
+struct Scanner {
+    child: Child,
+    reports: Lines<BufReader<ChildStdout>>,
+}
+
+impl Scanner {
+    fn start(host: &Here, group: &str, groups: &str) -> Result<Self> {
+        let mut child = Command::new(aquifer())
+            .args(["--json", "group", "scan", group, "--groups", groups, "--scan", "100", "--report", "1s"])
+            .env("AQUIFER_RUN_DIR", host.dir.path())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let reports = BufReader::new(child.stdout.take().context("no output")?).lines();
+        Ok(Self { child, reports })
+    }
+
+    fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let line = self.reports.next().context("the scanner has ended")??;
+            let report: Value = serde_json::from_str(&line)?;
+            if is(&report) {
+                return Ok(report);
+            }
+            ensure!(Instant::now() < deadline, "still not: {what}: {report}");
+        }
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
