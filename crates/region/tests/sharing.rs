@@ -136,6 +136,31 @@ fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
 }
 
 #[test]
+fn what_moves_to_another_host_shares_nothing_meanwhile() {
+    let setting = Setting::new(64);
+    frames(&setting, 32);
+    let serving = serve(&setting, 128);
+    let region = setting.map();
+    (0..32).for_each(|page| write(&region, page, |word| of_frame(page, word)));
+    settled(&serving);
+    assert_eq!(serving.engine.share(&proposals(0..32, Some)).unwrap().shared, 32);
+    serving.engine.begin_outgoing().unwrap();
+    assert_eq!(pages(serving.engine.usage().shared), 0);
+    assert_eq!(serving.engine.share(&proposals(0..32, Some)).unwrap().busy, 32);
+    region.words()[0].store(9, Ordering::Relaxed);
+    check(&region, 0, |word| if word == 0 { 9 } else { of_frame(0, word) });
+    (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+    // It stays here after all.
+    serving.engine.own();
+    settled(&serving);
+    assert_eq!(
+        serving.engine.share(&proposals(0..32, Some)).unwrap(),
+        Merged { shared: 31, differ: 1, ..Merged::default() }
+    );
+    (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+}
+
+#[test]
 fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again() {
     const PAGES: u64 = 512;
     const FRAMES: u64 = 16;

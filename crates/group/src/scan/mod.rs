@@ -14,6 +14,7 @@ mod run;
 
 use std::collections::HashMap;
 use std::fs;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -52,6 +53,26 @@ pub enum ScanError {
     Region(#[from] RegionError),
 }
 
+/// What is found by a fingerprint, which needs no hashing any more: nobody knows what it is made with.
+type ByFingerprint<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, fingerprint: u64) {
+        self.0 = fingerprint;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Pages since the scanner started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -77,9 +98,9 @@ pub struct Scanner {
     frames: Option<Frames>,
     members: Vec<Member>,
     /// Frames by the fingerprints of their content.
-    stable: HashMap<u64, u64>,
+    stable: ByFingerprint<u64>,
     /// Pages that were as they are a pass ago, by theirs: the member and the page.
-    unstable: HashMap<u64, (usize, u64)>,
+    unstable: ByFingerprint<(usize, u64)>,
     /// Where the pass is: the member and the page.
     at: (usize, u64),
     counts: Counts,
@@ -94,8 +115,8 @@ impl Scanner {
             seed: getrandom::u64().expect("the kernel gives random numbers"),
             frames: None,
             members: Vec::new(),
-            stable: HashMap::new(),
-            unstable: HashMap::new(),
+            stable: ByFingerprint::default(),
+            unstable: ByFingerprint::default(),
             at: (0, 0),
             counts: Counts::default(),
         }

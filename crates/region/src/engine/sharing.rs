@@ -322,7 +322,7 @@ impl Engine {
     /// Has all that is shared be the region's own again.
     ///
     /// # Errors
-    /// As [`unshare`](Self::unshare).
+    /// When there is no memory for it, or a program refuses. The rest is shared still.
     pub fn unshare_all(&self) -> Result<(), RegionError> {
         let _sharing = lock(&self.sharing);
         let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
