@@ -2,8 +2,8 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -62,6 +62,11 @@ impl Sharers {
     }
 }
 
+/// What is locked beside a file of frames: shared by who has some be shared, and alone by who gives back those that nobody shares.
+pub(crate) fn giving(frames: &Path) -> PathBuf {
+    frames.with_extension("giving")
+}
+
 /// The frames of the region's group: a file that whoever shares pages writes, and engines read.
 #[derive(Debug)]
 pub(crate) struct Frames {
@@ -82,6 +87,14 @@ impl Frames {
         }
         let opened = Arc::new(OpenOptions::new().read(true).open(&self.path)?);
         Ok(file.insert(opened).clone())
+    }
+
+    /// Has no frame be given back for as long as what is returned lives: one that is about to be shared is on no record yet.
+    pub(crate) fn hold(&self) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        let held = options.write(true).create(true).truncate(false).mode(0o600).open(giving(&self.path))?;
+        held.lock_shared()?;
+        Ok(held)
     }
 
     pub(crate) fn read(&self, frame: u64, into: &mut [u8]) -> io::Result<()> {

@@ -25,6 +25,7 @@ pub use engine::{Engine, EngineConfig, Incoming, LinkSpec, Merged, Proposal, Sch
 pub use error::RegionError;
 pub use policy::PolicyKind;
 pub use prefetch::PrefetchKind;
+pub use program::mappings_left;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -6,7 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
@@ -48,6 +48,21 @@ pub(crate) struct Program {
     /// Held from an order until its answer.
     ordering: Mutex<()>,
     gone: AtomicBool,
+    /// Shared pages that it has written to, and whether it had too many mappings when that was looked at.
+    broken: AtomicU64,
+    crowded: AtomicBool,
+}
+
+/// How many shared pages a program writes to until it is looked how many mappings it has.
+const LOOK: u64 = 256;
+
+/// How many more mappings a process may have, before it has this share of what the kernel allows (`vm.max_map_count`): whatever a program maps fails
+/// beyond that.
+pub fn mappings_left(pid: u32, share: f64) -> u64 {
+    let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let most = most.and_then(|most| most.trim().parse().ok()).unwrap_or(65_530.0);
+    let have = fs::read_to_string(format!("/proc/{pid}/maps")).map_or(0, |maps| maps.lines().count() as u64);
+    ((most * share) as u64).saturating_sub(have)
 }
 
 impl Program {
@@ -62,6 +77,7 @@ impl Program {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         let (address, pages) = (attach.address, attach.pages);
         let (ordering, gone, prefetchers) = (Mutex::new(()), AtomicBool::new(false), Mutex::default());
+        let (broken, crowded) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Self {
             id,
             pid,
@@ -75,7 +91,17 @@ impl Program {
             prefetch,
             ordering,
             gone,
+            broken,
+            crowded,
         })
+    }
+
+    /// Whether it has so many mappings that it should not have more. To be asked when it writes to a shared page.
+    pub(crate) fn is_crowded(&self) -> bool {
+        if self.broken.fetch_add(1, Ordering::Relaxed) % LOOK == LOOK - 1 {
+            self.crowded.store(mappings_left(self.pid, 0.85) == 0, Ordering::Relaxed);
+        }
+        self.crowded.load(Ordering::Relaxed)
     }
 
     /// Tells it that it is taken care of, and has `known` be done before anything is asked of it.

@@ -18,6 +18,7 @@ const STEP: u64 = 1 << 16;
 pub(super) struct Frames {
     file: File,
     path: PathBuf,
+    giving: File,
     /// Whether each frame is in use.
     used: Vec<bool>,
     /// Those that were and are not.
@@ -48,7 +49,11 @@ impl Frames {
             Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
         }
         let pages = file.metadata().map_err(io("examining", &path))?.len() / PAGE_SIZE as u64;
-        let mut this = Self { file, path, used: vec![true; pages as usize], free: Vec::new(), next: pages };
+        let mut options = OpenOptions::new();
+        let giving = options.write(true).create(true).truncate(false).mode(0o600).open(files.giving());
+        let giving = giving.map_err(io("opening", &files.giving()))?;
+        let mut this =
+            Self { file, path, giving, used: vec![true; pages as usize], free: Vec::new(), next: pages };
         this.give_back_all_but(shared)?;
         this.next = this.used().last().map_or(0, |last| last + 1);
         this.free.retain(|frame| *frame < this.next);
@@ -84,11 +89,19 @@ impl Frames {
         Ok(frame)
     }
 
-    /// Gives back the memory of all other frames. Says which were in use.
+    /// Gives back the memory of all other frames. Says which were in use. No page comes to be shared meanwhile: an engine may still be at what a scanner
+    /// before this one has proposed.
     pub(super) fn give_back_all_but(
         &mut self,
         shared: impl Iterator<Item = u64>,
     ) -> Result<Vec<u64>, ScanError> {
+        self.giving.lock().map_err(io("locking", &self.path))?;
+        let gone = self.give_back(shared);
+        self.giving.unlock().map_err(io("unlocking", &self.path))?;
+        gone
+    }
+
+    fn give_back(&mut self, shared: impl Iterator<Item = u64>) -> Result<Vec<u64>, ScanError> {
         let mut still = vec![false; self.used.len()];
         for frame in shared {
             if let Some(still) = still.get_mut(frame as usize) {

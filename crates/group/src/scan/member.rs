@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
 use aquifer_region::process::{Files, View, client};
-use aquifer_region::{Merged, Proposal, RegionError};
-
-use super::most_mappings;
+use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
 
 /// Proposals that are made together.
 const BATCH: usize = 256;
@@ -136,11 +134,7 @@ impl Member {
 
 /// How many more mappings all of these processes may have.
 fn room(processes: &[u32]) -> u64 {
-    let most = (most_mappings() as f64 * ROOM) as u64;
-    let have = |pid: &u32| {
-        fs::read_to_string(format!("/proc/{pid}/maps")).map_or(0, |maps| maps.lines().count() as u64)
-    };
-    processes.iter().map(|pid| most.saturating_sub(have(pid))).min().unwrap_or(0)
+    processes.iter().map(|pid| mappings_left(*pid, ROOM)).min().unwrap_or(0)
 }
 
 /// What a process has used: fields 14 and 15 of proc_pid_stat(5).

@@ -13,7 +13,6 @@ mod report;
 mod run;
 
 use std::collections::HashMap;
-use std::fs;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -135,11 +134,18 @@ impl Scanner {
     pub fn look(&mut self) -> Result<(), ScanError> {
         let before: Vec<_> = self.members.iter().map(|member| member.name().clone()).collect();
         self.members.retain_mut(Member::is_there);
+        // Where one cannot be looked at nobody knows what it shares.
+        let mut all_known = true;
         for files in client::list(&self.directory)? {
-            let known = self.members.iter().any(|member| member.name() == files.name());
-            // One that is just being made, or removed, is none yet, or no more.
-            if !known && let Ok(Some(member)) = Member::of(&files, &self.group) {
-                self.members.push(member);
+            if self.members.iter().any(|member| member.name() == files.name()) {
+                continue;
+            }
+            match Member::of(&files, &self.group) {
+                Ok(member) => self.members.extend(member),
+                Err(error) => {
+                    tracing::debug!(region = %files.name(), "not looked at yet: {error}");
+                    all_known = false;
+                }
             }
         }
         if !self.members.iter().map(Member::name).eq(&before) {
@@ -151,6 +157,9 @@ impl Scanner {
             // Where there is no region there is no directory either.
             self.frames = None;
             self.stable.clear();
+            return Ok(());
+        }
+        if !all_known {
             return Ok(());
         }
         let shared = self.members.iter().flat_map(Member::shared);
@@ -328,10 +337,4 @@ impl Totals {
 fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ScanError {
     let path = path.to_owned();
     move |source| ScanError::Io { what, path, source }
-}
-
-/// How many mappings a process may have.
-fn most_mappings() -> u64 {
-    let said = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    said.and_then(|said| said.trim().parse().ok()).unwrap_or(65_530)
 }

@@ -60,11 +60,10 @@ impl Scanner {
             due = (due + rate * milliseconds).min(rate * 1000.0 * TICK.as_secs_f64() * 10.0);
             let looked = self.scan(due as u64)?;
             due = if looked < due as u64 { 0.0 } else { due - looked as f64 };
-            let took = before.0.elapsed();
-            if took >= PERIOD {
+            if before.0.elapsed() >= PERIOD {
                 self.look()?;
-                let (cpu, totals) = (cpu_seconds(own), self.activity());
-                let seconds = took.as_secs_f64();
+                let totals = self.activity();
+                let (cpu, seconds) = (cpu_seconds(own), before.0.elapsed().as_secs_f64());
                 let scanner = cpu - before.1;
                 let verdict = controller.step(&totals.since(&before.2, scanner, seconds * processors));
                 tell(&self.report(verdict, scanner / seconds * 100.0));

@@ -58,6 +58,7 @@ impl Engine {
     /// When a program's pages cannot be changed, or the frames not be read. All pages are where they were then, or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
         let _sharing = lock(&self.sharing);
+        let _held = self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
         let mut merged = Merged::default();
         let programs = self.programs();
         let ([program], true) = (&*programs, self.is_complete()) else {
@@ -232,10 +233,10 @@ impl Engine {
                 }
                 Place::Shared if cache.frames < cache.limit || self.is_frozen() => {
                     drop(cache);
-                    self.unshare(&[page])?;
+                    // A program that has many mappings gets them back by stretches, each of which is one less then.
+                    let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
+                    self.unshare_for(&pages.collect::<Vec<_>>(), Some(touch))?;
                     add(&self.counters.broken, 1);
-                    // It would ask for it at once. Where that fails, it does.
-                    let _ = program.userfault.map(touch.fault.address, false);
                     program.wake(&(page..page + 1));
                     return Ok(());
                 }
@@ -251,7 +252,9 @@ impl Engine {
                     }
                     self.table.set(page, is.at(Place::Filling));
                     drop(cache);
-                    return self.map_own(&[page]);
+                    self.map_own(&[page], Some(touch))?;
+                    program.wake(&(page..page + 1));
+                    return Ok(());
                 }
                 _ => {
                     drop(cache);
@@ -267,6 +270,11 @@ impl Engine {
     /// # Errors
     /// When there is no memory for them, or a program refuses. They are shared still.
     pub(super) fn unshare(&self, pages: &[u64]) -> Result<(), RegionError> {
+        self.unshare_for(pages, None)
+    }
+
+    /// The same, with the page that is touched put into the page table before any can leave again.
+    fn unshare_for(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
             let is_shared = |page: &u64| self.table.get(*page).place == Place::Shared;
@@ -282,17 +290,38 @@ impl Engine {
                 self.are_shared(&pages);
                 return Err(error);
             }
-            self.map_own(&pages)?;
+            self.map_own(&pages, touch)?;
         }
         Ok(())
     }
 
+    /// The shared pages around this one that are mapped together with it.
+    fn stretch(&self, page: u64) -> Range<u64> {
+        let frame = self.sharers.get(page);
+        let belongs = |other: u64| {
+            let is = frame.and_then(|frame| (frame + other).checked_sub(page));
+            is.is_some() && self.table.get(other).place == Place::Shared && self.sharers.get(other) == is
+        };
+        let mut all = page..page + 1;
+        while all.start > 0 && belongs(all.start - 1) {
+            all.start -= 1;
+        }
+        while all.end < self.table.pages() && belongs(all.end) {
+            all.end += 1;
+        }
+        all
+    }
+
     /// Has these pages, which are filling and are in the file, be mapped from there. Where a program refuses, they are read from the frame still,
     /// which is the same, and a write is told again.
-    fn map_own(&self, pages: &[u64]) -> Result<(), RegionError> {
+    fn map_own(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         let restored = self.restore(pages);
         if restored.is_ok() {
             self.are_own(pages);
+            // It would ask for it at once. Where this fails, it does.
+            if let Some(touch) = touch.filter(|touch| pages.contains(&touch.page)) {
+                let _ = touch.program.userfault.map(touch.fault.address, false);
+            }
         }
         self.come_back(pages);
         restored

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::record;
 use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
+use crate::frames;
 use crate::policy::PolicyKind;
 use crate::prefetch::PrefetchKind;
 
@@ -101,6 +102,11 @@ impl GroupFiles {
     /// Pages that are kept once.
     pub fn frames(&self) -> PathBuf {
         self.directory.join("frames")
+    }
+
+    /// What is locked by who gives frames back, for as long as that takes: no page comes to be shared meanwhile.
+    pub fn giving(&self) -> PathBuf {
+        frames::giving(&self.frames())
     }
 }
 
