@@ -75,6 +75,11 @@ impl Page {
         Self { place, ..self }
     }
 
+    /// Whether it is not on its way.
+    pub(crate) fn is_settled(self) -> bool {
+        !matches!(self.place, Place::Filling | Place::Leaving)
+    }
+
     /// Whether a frame of the local cache is taken by it.
     pub(crate) fn has_frame(self) -> bool {
         !matches!(self.place, Place::Zero | Place::Remote | Place::Shared)

@@ -277,8 +277,7 @@ impl Engine {
     fn unshare_for(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
-            let is_shared = |page: &u64| self.table.get(*page).place == Place::Shared;
-            let mut pages: Vec<u64> = pages.iter().copied().filter(is_shared).collect();
+            let mut pages: Vec<u64> = pages.iter().copied().filter(|page| self.is_shared(*page)).collect();
             pages.sort_unstable();
             pages.iter().for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
             cache.frames += pages.len() as u64;
@@ -295,21 +294,21 @@ impl Engine {
         Ok(())
     }
 
-    /// The shared pages around this one that are mapped together with it.
+    /// The shared pages that are mapped together with this one, from it to the nearer end of them.
     fn stretch(&self, page: u64) -> Range<u64> {
         let frame = self.sharers.get(page);
-        let belongs = |other: u64| {
+        let belongs = |other: &u64| {
             let is = frame.and_then(|frame| (frame + other).checked_sub(page));
-            is.is_some() && self.table.get(other).place == Place::Shared && self.sharers.get(other) == is
+            is.is_some() && self.is_shared(*other) && self.sharers.get(*other) == is
         };
-        let mut all = page..page + 1;
-        while all.start > 0 && belongs(all.start - 1) {
-            all.start -= 1;
+        let before = (0..page).rev().take_while(belongs);
+        let behind = (page + 1..self.table.pages()).take_while(belongs);
+        // As far as both go.
+        let shorter = before.zip(behind).count() as u64;
+        match page.checked_sub(shorter + 1) {
+            Some(other) if belongs(&other) => page..page + 1 + shorter,
+            _ => page - shorter..page + 1,
         }
-        while all.end < self.table.pages() && belongs(all.end) {
-            all.end += 1;
-        }
-        all
     }
 
     /// Has these pages, which are filling and are in the file, be mapped from there. Where a program refuses, they are read from the frame still,
@@ -354,8 +353,20 @@ impl Engine {
     /// When there is no memory for it, or a program refuses. The rest is shared still.
     pub fn unshare_all(&self) -> Result<(), RegionError> {
         let _sharing = lock(&self.sharing);
-        let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
-        self.unshare(&shared)
+        loop {
+            let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
+            self.unshare(&shared)?;
+            let cache = lock(&self.cache);
+            // One that is just being written to a lender is shared again after that.
+            if !shared.iter().any(|page| !self.table.get(*page).is_settled() || self.is_shared(*page)) {
+                return Ok(());
+            }
+            self.wait_for_change(cache);
+        }
+    }
+
+    fn is_shared(&self, page: u64) -> bool {
+        self.table.get(page).place == Place::Shared
     }
 
     /// Reads pages wherever they are here, while they may be written to.
@@ -379,7 +390,7 @@ impl Engine {
 
     /// Has none of these pages, which are about to be discarded, be shared.
     pub(super) fn give_up_shared(&self, pages: Range<u64>) -> Result<(), RegionError> {
-        let is_shared = |page: &u64| self.table.get(*page).place == Place::Shared;
+        let is_shared = |page: &u64| self.is_shared(*page);
         let shared: Vec<u64> = pages.filter(is_shared).collect();
         if shared.is_empty() || !self.programs().is_empty() || !self.is_complete() {
             return self.unshare(&shared);
