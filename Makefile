@@ -47,6 +47,8 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/migrate --picture migrate.png
 	lab/programs --picture programs.png
 	lab/resize
+	lab/groups ksm
+	lab/groups rates
 
 build: ## the release binaries: target/release/aquifer, and the agent for guests
 	cargo build --release --locked
