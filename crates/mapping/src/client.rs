@@ -313,8 +313,11 @@ impl Shared {
             // SAFETY: it is still part of the mapping, and the engine has compared the pages, which are in no page table.
             for address in unsafe { self.sharing.share(part, file.as_fd(), offset) }? {
                 let page = self.page_at(address);
-                // SAFETY: it is mapped, and writes to it are held.
-                unsafe { sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64) }?;
+                // Until it is there nobody else has what was written. SAFETY: it is mapped, and writes to it are held.
+                while unsafe { sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64) }.is_err()
+                {
+                    thread::sleep(RETRY);
+                }
                 self.restore_at(&(address..address + PAGE_SIZE), region)?;
                 written.push(Run { first: page, count: 1 });
             }

@@ -1,7 +1,7 @@
 //! The file of pages that a group's regions have in common on a host.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 
 use aquifer_page::{Group, PAGE_SIZE};
@@ -60,6 +60,11 @@ impl Frames {
         Ok(this)
     }
 
+    /// Whether the file was removed, with the last region of the group.
+    pub(super) fn is_gone(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    }
+
     pub(super) fn used(&self) -> impl Iterator<Item = u64> {
         (0..).zip(&self.used).filter(|(_, used)| **used).map(|(frame, _)| frame)
     }
@@ -114,6 +119,7 @@ impl Frames {
             let punched = fallocate(&self.file, flags, frame * PAGE_SIZE as u64, PAGE_SIZE as u64);
             punched.map_err(|error| io("giving back a part of", &self.path)(error.into()))?;
         }
+        self.free.retain(|frame| !still[*frame as usize]);
         self.free.extend(&gone);
         self.used = still;
         Ok(gone)

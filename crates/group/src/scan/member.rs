@@ -36,6 +36,9 @@ impl Member {
             return Ok(None);
         }
         let view = View::open(files)?;
+        if !view.is_of(files) || client::record(files)?.group != *group {
+            return Ok(None);
+        }
         let known = vec![0; view.pages() as usize];
         let files = files.clone();
         Ok(Some(Self { files, view, known, proposals: Vec::new(), room: 0, looked: None }))
@@ -47,7 +50,7 @@ impl Member {
 
     /// Whether the region is there still.
     pub(super) fn is_there(&mut self) -> bool {
-        self.files.region().exists()
+        self.view.is_of(&self.files)
     }
 
     pub(super) fn pages(&self) -> u64 {

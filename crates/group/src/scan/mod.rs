@@ -153,7 +153,7 @@ impl Scanner {
             self.unstable.clear();
             self.at = (0, 0);
         }
-        if self.members.is_empty() {
+        if self.members.is_empty() || self.frames.as_ref().is_some_and(Frames::is_gone) {
             // Where there is no region there is no directory either.
             self.frames = None;
             self.stable.clear();

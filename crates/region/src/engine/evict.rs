@@ -112,16 +112,24 @@ impl Engine {
             return Ok(());
         }
         let most = count.max(FEW.min((cache.limit / 8) as usize));
-        let mut victims = Vec::with_capacity(most);
+        let (mut victims, mut spared) = (Vec::with_capacity(most), Vec::new());
+        let is_mapped = !self.programs().is_empty();
         while victims.len() < most {
             let Some(page) = cache.policy.victim() else { break };
             let is = self.table.get(page);
-            // One that a program has mapped otherwise yet stays until it is not.
-            if is.place == Place::Resident && self.sharers.get(page).is_none() {
-                self.table.set(page, is.at(Place::Leaving));
-                victims.push(page);
+            if is.place != Place::Resident {
+                continue;
             }
+            // One that a program may have mapped otherwise stays until it has not.
+            if self.sharers.get(page).is_some() && is_mapped {
+                spared.push(page);
+                continue;
+            }
+            self.sharers.set(page, None);
+            self.table.set(page, is.at(Place::Leaving));
+            victims.push(page);
         }
+        spared.into_iter().for_each(|page| cache.policy.came(page));
         let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();

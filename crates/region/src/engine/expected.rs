@@ -71,6 +71,16 @@ impl Expected {
         self.write()
     }
 
+    /// It is not here any more, and will come back or be gone.
+    pub(super) fn is_away(&mut self, mapped: Mapped) {
+        self.here.retain(|other| *other != mapped);
+        if !self.missing.contains(&mapped) {
+            self.missing.push(mapped);
+        }
+        // What is still listed is looked for in vain.
+        let _ = self.write();
+    }
+
     pub(super) fn remove(&mut self, mapped: &Mapped) {
         self.here.retain(|other| other != mapped);
         // What is still listed is looked for in vain.

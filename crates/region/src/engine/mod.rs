@@ -363,7 +363,8 @@ impl Engine {
         let program = Arc::new(Program::new(id, attach, userfaults, orders, self.prefetch)?);
         if let Err(error) = self.take_care(&program, mapped) {
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
-            lock(&self.expected).remove(&mapped);
+            // It has pages mapped, and comes back.
+            lock(&self.expected).is_away(mapped);
             return Err(error);
         }
         tracing::info!(program = program.name(), pages = count, "mapped");
@@ -376,7 +377,7 @@ impl Engine {
             self.programs_mut().push(program.clone());
             lock(&self.expected).add(mapped)
         })?;
-        self.settle_shared(program)?;
+        self.settle_shared().map_err(io::Error::other)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         for (userfault, id) in [(&program.userfault, program.id), (&program.guard, program.id | GUARD)] {
             epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;

@@ -28,7 +28,9 @@ impl Engine {
                 cache.policy.came(page);
                 // Not yet, or no more, in a page table is as good as being there: a fault tells. Whether it was written to is
                 // still marked in the program's page table.
-                let dirty = is.dirty || !is.stored || !was.has_frame() || was.coming;
+                // One that was being shared may have been written to as it was.
+                let unsure = self.sharers.get(page).is_some();
+                let dirty = is.dirty || !is.stored || !was.has_frame() || was.coming || unsure;
                 Page { dirty, coming: false, ..is.at(Place::Resident) }
             } else if self.sharers.get(page).is_some() {
                 is.at(Place::Shared)

@@ -57,8 +57,8 @@ impl Engine {
     /// # Errors
     /// When a program's pages cannot be changed, or the frames not be read. All pages are where they were then, or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
-        let _sharing = lock(&self.sharing);
-        let _held = self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
+        let sharing = lock(&self.sharing);
+        let held = self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
         let mut merged = Merged::default();
         let programs = self.programs();
         let ([program], true) = (&*programs, self.is_complete()) else {
@@ -82,6 +82,8 @@ impl Engine {
         merged.differ = others.len() as u64;
         self.stay(&others);
         let shared = self.map_shared(program, &equal);
+        // A lender may be waited for.
+        drop((held, sharing));
         let dropped = self.leave(self.control_worker(), &zero);
         merged.zero = zero.iter().filter(|page| !self.table.get(**page).has_frame()).count() as u64;
         add(&self.counters.zero_merged, merged.zero as usize);
@@ -102,6 +104,9 @@ impl Engine {
         }
         for Proposal { page, frame } in wanted {
             let is = if page < self.table.pages() { self.table.get(page) } else { continue };
+            if self.sharers.get(page).is_some() {
+                continue;
+            }
             match is.place {
                 Place::Resident => cache.policy.went(page),
                 Place::Unmapped => {}
@@ -138,7 +143,12 @@ impl Engine {
                 Some(frame) => {
                     let read = self.frames.read(frame, &mut there);
                     read.map_err(RegionError::io("cannot read a frame of the group"))?;
-                    if here == there { equal.push((page, frame)) } else { others.push(page) }
+                    // (A frame of zeroes is none any more.)
+                    if here == there && !is_zero(here) {
+                        equal.push((page, frame))
+                    } else {
+                        others.push(page)
+                    }
                 }
             }
         }
@@ -278,6 +288,15 @@ impl Engine {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
             let mut pages: Vec<u64> = pages.iter().copied().filter(|page| self.is_shared(*page)).collect();
+            if pages.is_empty() {
+                continue;
+            }
+            if !self.is_complete() {
+                drop(cache);
+                self.wait_for_programs(touch)?;
+                cache = lock(&self.cache);
+                pages.retain(|page| self.is_shared(*page));
+            }
             pages.sort_unstable();
             pages.iter().for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
             cache.frames += pages.len() as u64;
@@ -290,6 +309,19 @@ impl Engine {
                 return Err(error);
             }
             self.map_own(&pages, touch)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all programs that may have pages mapped are known: one that is not could not be told to map others. Who touches a page is to try
+    /// again instead.
+    fn wait_for_programs(&self, touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
+        while !self.is_complete() {
+            if touch.is_some() || self.has_ended() {
+                let why = "a program that was served by the engine before this one is not back yet";
+                return Err(RegionError::Refused(why.to_owned()));
+            }
+            self.wait_for_change(lock(&self.cache));
         }
         Ok(())
     }
@@ -316,7 +348,10 @@ impl Engine {
     fn map_own(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         let restored = self.restore(pages);
         if restored.is_ok() {
-            self.are_own(pages);
+            // Who is not back yet may have others mapped, and is told then.
+            if self.is_complete() {
+                self.are_own(pages);
+            }
             // It would ask for it at once. Where this fails, it does.
             if let Some(touch) = touch.filter(|touch| pages.contains(&touch.page)) {
                 let _ = touch.program.userfault.map(touch.fault.address, false);
@@ -379,27 +414,62 @@ impl Engine {
 
     /// Pages that an engine before this one was about to share, or to share no more, are mapped from the region's file: a program that has come back
     /// may have them mapped otherwise.
-    pub(super) fn settle_shared(&self, program: &Program) -> std::io::Result<()> {
+    ///
+    /// # Errors
+    /// A program refuses. It is not known what it has mapped.
+    pub(super) fn settle_shared(&self) -> Result<(), RegionError> {
+        if self.sharers.all().next().is_none() {
+            return Ok(());
+        }
         let _sharing = lock(&self.sharing);
-        let is_unsure = |page: &u64| matches!(self.table.get(*page).place, Place::Resident | Place::Unmapped);
-        let unsure: Vec<u64> = self.sharers.all().map(|(page, _)| page).filter(is_unsure).collect();
-        program.restore(&runs(unsure.iter().copied()), self.file.file())?;
-        self.are_own(&unsure);
-        Ok(())
+        let pages: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
+        self.settle_unsure(&pages)
+    }
+
+    /// The same for those of these pages that are in the region's file.
+    fn settle_unsure(&self, pages: &[u64]) -> Result<(), RegionError> {
+        let mut unsure = Vec::new();
+        for page in pages {
+            let mut cache = lock(&self.cache);
+            while !self.table.get(*page).is_settled() {
+                self.wait_for_change(cache);
+                cache = lock(&self.cache);
+            }
+            let is = self.table.get(*page);
+            if !is.has_frame() || self.sharers.get(*page).is_none() {
+                continue;
+            }
+            if is.place == Place::Resident {
+                cache.policy.went(*page);
+            }
+            self.table.set(*page, is.at(Place::Filling));
+            unsure.push(*page);
+        }
+        if unsure.is_empty() { Ok(()) } else { self.map_own(&unsure, None) }
     }
 
     /// Has none of these pages, which are about to be discarded, be shared.
     pub(super) fn give_up_shared(&self, pages: Range<u64>) -> Result<(), RegionError> {
-        let is_shared = |page: &u64| self.is_shared(*page);
-        let shared: Vec<u64> = pages.filter(is_shared).collect();
-        if shared.is_empty() || !self.programs().is_empty() || !self.is_complete() {
-            return self.unshare(&shared);
+        let has_frame = |page: &u64| self.sharers.get(*page).is_some();
+        let shared: Vec<u64> = pages.filter(has_frame).collect();
+        if shared.is_empty() {
+            return Ok(());
+        }
+        self.wait_for_programs(None)?;
+        if !self.programs().is_empty() {
+            self.unshare(&shared)?;
+            return self.settle_unsure(&shared);
         }
         // Nobody has them mapped, so they need not come back first.
         let _cache = lock(&self.cache);
-        for page in shared.into_iter().filter(is_shared) {
-            self.sharers.set(page, None);
-            self.table.set(page, self.table.get(page).without_frame());
+        for page in shared {
+            let is = self.table.get(page);
+            if is.is_settled() {
+                self.sharers.set(page, None);
+            }
+            if is.place == Place::Shared {
+                self.table.set(page, is.without_frame());
+            }
         }
         Ok(())
     }

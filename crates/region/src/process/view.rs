@@ -1,5 +1,7 @@
 //! A region as who looks for equal pages sees it: by the files that it shares with its engine, which is not asked.
 
+use std::os::unix::fs::MetadataExt as _;
+
 use aquifer_page::PAGE_SIZE;
 
 use super::files::Files;
@@ -30,6 +32,13 @@ impl View {
             table: Table::new(&Files::open(&table)?, pages).map_err(fail(&table))?,
             sharers: Sharers::of_another(&Files::open_or_make(&sharers)?, pages).map_err(fail(&sharers))?,
         })
+    }
+
+    /// Whether it is of the region that is there now, and not of one of the same name that is gone.
+    pub fn is_of(&self, files: &Files) -> bool {
+        let numbers = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let now = std::fs::metadata(files.region()).map(numbers);
+        matches!((now, self.file.file().metadata().map(numbers)), (Ok(now), Ok(own)) if now == own)
     }
 
     /// How many pages it has.
