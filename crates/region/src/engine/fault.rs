@@ -45,24 +45,19 @@ impl Engine {
                 // What is no program's is the end.
                 let id = event.data.u64();
                 let Some(program) = self.program(id & !GUARD) else { continue };
-                let held = id & GUARD != 0;
-                let faults = if held { &program.guard } else { &program.userfault };
+                let faults = if id & GUARD == 0 { &program.userfault } else { &program.guard };
                 if let Ok(Some(fault)) = faults.next() {
-                    self.serve(worker, &program, fault, held, &mut buffer);
+                    self.serve(worker, &program, fault, &mut buffer);
                 }
             }
         }
     }
 
-    /// Serves a fault: one on a page that is not in the page table or, if it is `held`, a write to one that is shared.
-    fn serve(&self, worker: usize, program: &Program, fault: Fault, held: bool, buffer: &mut [u8]) {
+    /// Serves a fault: one on a page that is not in the page table, or a write to one that is shared.
+    fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
         let touch = Touch { program, fault, page, began: Instant::now() };
-        let served = match held {
-            true => self.break_shared(worker, &touch),
-            false => self.try_serve(worker, &touch, buffer),
-        };
-        match served {
+        match self.try_serve(worker, &touch, buffer) {
             Ok(()) if self.trouble.load(Ordering::Relaxed) => {
                 _ = lock(&self.stalled).remove(&(program.id, page))
             }
@@ -111,6 +106,14 @@ impl Engine {
                     cache.coming.push_back(page);
                     return Ok(());
                 }
+                Place::Resident | Place::Unmapped if self.sharers.get(page).is_some() => {
+                    if is.place == Place::Resident {
+                        cache.policy.went(page);
+                    }
+                    self.table.set(page, is.at(Place::Filling));
+                    drop(cache);
+                    return self.part_again(touch);
+                }
                 Place::Resident | Place::Unmapped if !touch.fault.minor => {
                     drop(cache);
                     add(&self.counters.late_faults, 1);
@@ -122,9 +125,9 @@ impl Engine {
                     drop(cache);
                     return self.map(touch, is);
                 }
-                Place::Shared => {
+                Place::Shared if cache.frames < cache.limit || self.is_frozen() => {
                     drop(cache);
-                    return self.break_shared(worker, touch);
+                    return self.part(touch);
                 }
                 // While nothing may leave there is always room: it is but a moment.
                 Place::Zero | Place::Remote if cache.frames < cache.limit || self.is_frozen() => {
@@ -138,7 +141,7 @@ impl Engine {
                     }
                     return Ok(());
                 }
-                Place::Zero | Place::Remote => {
+                Place::Zero | Place::Remote | Place::Shared => {
                     self.see_to_room(&mut cache);
                     let count = cache.evicted_at_once();
                     drop(cache);

@@ -231,48 +231,21 @@ impl Engine {
     }
 
     /// Somebody writes to a shared page, or touches it by another mapping: it is the region's own from now on.
-    pub(super) fn break_shared(&self, worker: usize, touch: &Touch<'_>) -> Result<(), RegionError> {
+    pub(super) fn part(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
         let (program, page) = (touch.program, touch.page);
-        loop {
-            let mut cache = lock(&self.cache);
-            let is = self.table.get(page);
-            match is.place {
-                Place::Filling | Place::Leaving => {
-                    self.table.set(page, Page { wanted: true, ..is });
-                    return Ok(());
-                }
-                Place::Shared if cache.frames < cache.limit || self.is_frozen() => {
-                    drop(cache);
-                    // A program that has many mappings gets them back by stretches, each of which is one less then.
-                    let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
-                    self.unshare_for(&pages.collect::<Vec<_>>(), Some(touch))?;
-                    add(&self.counters.broken, 1);
-                    program.wake(&(page..page + 1));
-                    return Ok(());
-                }
-                Place::Shared => {
-                    let count = cache.evicted_at_once();
-                    drop(cache);
-                    self.evict(worker, count)?;
-                }
-                // It could not be mapped again before.
-                Place::Resident | Place::Unmapped if self.sharers.get(page).is_some() => {
-                    if is.place == Place::Resident {
-                        cache.policy.went(page);
-                    }
-                    self.table.set(page, is.at(Place::Filling));
-                    drop(cache);
-                    self.map_own(&[page], Some(touch))?;
-                    program.wake(&(page..page + 1));
-                    return Ok(());
-                }
-                _ => {
-                    drop(cache);
-                    program.wake(&(page..page + 1));
-                    return Ok(());
-                }
-            }
-        }
+        // A program that has many mappings gets them back by stretches, each of which is one less then.
+        let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
+        self.unshare_for(&pages.collect::<Vec<_>>(), Some(touch))?;
+        add(&self.counters.broken, 1);
+        program.wake(&(page..page + 1));
+        Ok(())
+    }
+
+    /// The same for a page, filling and in the region's file, that a program could not be told to map from there before.
+    pub(super) fn part_again(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
+        self.map_own(&[touch.page], Some(touch))?;
+        touch.program.wake(&(touch.page..touch.page + 1));
+        Ok(())
     }
 
     /// Has those of these pages that are shared be the region's own again, in its file. There may be more of them then than the cache may have.
