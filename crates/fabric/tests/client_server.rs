@@ -14,7 +14,7 @@ use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Failure, Run, Target};
 use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Security, Server};
 use aquifer_fabric::tls::Identity;
-use aquifer_page::{Bytes, Group, HostName, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Store};
 use certificates::{Cluster, host};
 use operations::{every_operation, pattern};
@@ -59,15 +59,8 @@ impl Lender {
     fn start(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();
-        let record = LeaseRecord {
-            id: LeaseId::random(),
-            borrower: host("borrower"),
-            group: Group::default(),
-            capacity: Bytes::mib(256),
-            quota: Bytes::mib(128),
-            shared: false,
-            note: ().into(),
-        };
+        let record =
+            LeaseRecord { quota: Bytes::mib(128), ..LeaseRecord::new(host("borrower"), Bytes::mib(256)) };
         let shelf =
             Arc::new(Shelf { lease: store.create(record).unwrap(), connections: AtomicUsize::new(0) });
         let security = identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));

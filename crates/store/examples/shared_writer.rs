@@ -53,12 +53,9 @@ fn lease(store: &Store, thread: usize) -> Result<Arc<Lease>, Failure> {
     let capacity = Bytes((PAGES * PAGE_SIZE) as u64);
     Ok(store.create(LeaseRecord {
         id,
-        borrower: "borrower".parse()?,
         group: GROUPS[thread % GROUPS.len()].parse()?,
-        capacity,
-        quota: capacity,
         shared: true,
-        note: ().into(),
+        ..LeaseRecord::new("borrower".parse()?, capacity)
     })?)
 }
 

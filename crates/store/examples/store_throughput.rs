@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 use std::{fs, process};
 
-use aquifer_page::{Bytes, Group, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -47,17 +47,8 @@ fn once(
     distinct: u64,
     round: u64,
 ) -> Result<[f64; 4], Box<dyn Error>> {
-    let id = LeaseId::random();
-    let (borrower, group) = ("borrower".parse()?, Group::default());
-    let lease = store.create(LeaseRecord {
-        id,
-        borrower,
-        group,
-        capacity,
-        quota: capacity,
-        shared,
-        note: ().into(),
-    })?;
+    let lease = store.create(LeaseRecord { shared, ..LeaseRecord::new("borrower".parse()?, capacity) })?;
+    let id = lease.id();
     let mut page = [0x5A; PAGE_SIZE];
     let mut write = |seed: u64| {
         each(capacity, |number| {

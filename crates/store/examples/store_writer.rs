@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use aquifer_page::{Bytes, Group, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::{LeaseRecord, Store};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -12,17 +12,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = std::env::args().nth(1).ok_or("usage: store_writer DIR")?;
     let store = Store::open(Path::new(&dir))?;
-    let (id, capacity) = (LeaseId::random(), Bytes::mib(16));
-    let borrower = "borrower".parse()?;
-    let lease = store.create(LeaseRecord {
-        id,
-        borrower,
-        group: Group::default(),
-        capacity,
-        quota: capacity,
-        shared: false,
-        note: ().into(),
-    })?;
+    let lease = store.create(LeaseRecord::new("borrower".parse()?, Bytes::mib(16)))?;
     for page in 0..1024 {
         lease.write(page * PAGE, &[(page % 255 + 1) as u8; PAGE_SIZE])?;
     }

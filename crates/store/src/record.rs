@@ -32,6 +32,19 @@ pub struct LeaseRecord {
 }
 
 impl LeaseRecord {
+    /// A new lease of no tenant's, all of which may be used, and which shares nothing.
+    pub fn new(borrower: HostName, capacity: Bytes) -> Self {
+        Self {
+            id: LeaseId::random(),
+            borrower,
+            group: Group::default(),
+            capacity,
+            quota: capacity,
+            shared: false,
+            note: serde_json::Value::Null,
+        }
+    }
+
     /// Writes the record so that a crash leaves either the old one or the new one.
     ///
     /// No fsync: a tmpfs outlives the process, and nothing on it outlives the kernel.

@@ -99,12 +99,9 @@ impl Lender {
         let note = Note { request: lent.request.to_string(), access: Some(self.new_access()?) };
         let record = LeaseRecord {
             id: lent.lease,
-            borrower: lent.borrower.clone(),
             group: lent.group.clone(),
-            capacity: lent.bytes,
-            quota: lent.bytes,
-            shared: false,
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
+            ..LeaseRecord::new(lent.borrower.clone(), lent.bytes)
         };
         let uris = self.leases.uris(&record);
         self.leases.open(record).map(|()| uris)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{fs, process};
 
-use aquifer_page::{Bytes, Group, LeaseId};
+use aquifer_page::Bytes;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 /// A lease of `capacity` in `dir`: the one that the last run has left there, or a new one. Without a directory nothing is left.
@@ -14,16 +14,7 @@ pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn
     let own_dir = || PathBuf::from(format!("/dev/shm/aquifer-example-{}", process::id()));
     let dir = dir.map_or_else(own_dir, PathBuf::from);
     let store = Store::open(&dir)?;
-    let (id, borrower) = (LeaseId::random(), "localhost".parse()?);
-    let record = LeaseRecord {
-        id,
-        borrower,
-        group: Group::default(),
-        capacity,
-        quota: capacity,
-        shared: false,
-        note: ().into(),
-    };
+    let record = LeaseRecord::new("localhost".parse()?, capacity);
     let lease = match store.leases().pop() {
         Some(left_by_the_last_run) => left_by_the_last_run,
         None => store.create(record)?,

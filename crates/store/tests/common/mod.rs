@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_page::Bytes;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 /// A directory on a tmpfs that is gone at the end of the test, however that comes.
@@ -15,15 +15,8 @@ pub fn shm_dir() -> tempfile::TempDir {
 }
 
 pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
-    LeaseRecord {
-        id: LeaseId::random(),
-        borrower: "borrower".parse().unwrap(),
-        group: "tenant".parse().unwrap(),
-        capacity,
-        quota,
-        shared: false,
-        note: serde_json::Value::Null,
-    }
+    let group = "tenant".parse().unwrap();
+    LeaseRecord { group, quota, ..LeaseRecord::new("borrower".parse().unwrap(), capacity) }
 }
 
 /// A record of a lease that shares with its group.

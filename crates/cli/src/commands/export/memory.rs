@@ -2,7 +2,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId, PAGE_SIZE};
+use aquifer_page::{Bytes, HostName, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 use super::Export;
@@ -37,13 +37,9 @@ impl Memory {
         let capacity = Bytes(export.size.pages() * PAGE_SIZE as u64);
         let borrower = HostName::try_from("export".to_owned()).or_fail(what)?;
         let record = || LeaseRecord {
-            id: LeaseId::random(),
-            borrower: borrower.clone(),
-            group: Group::default(),
-            capacity,
             quota: export.quota.unwrap_or(capacity),
             shared: export.share,
-            note: serde_json::Value::Null,
+            ..LeaseRecord::new(borrower.clone(), capacity)
         };
         // What was made before one fails goes with this.
         let mut memory = Self { store: Arc::new(store), leases: Vec::new(), capacity, own_dir };
