@@ -5,8 +5,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use aquifer_control::group::scan_rate;
-use aquifer_page::Group;
+use aquifer_control::group::{reprovision, scan_rate};
+use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_pool::{Seal, SealKey, Sealing};
 use serde::{Deserialize, Serialize};
 
@@ -20,9 +20,40 @@ pub struct Agreement {
     pub sealed: Sealed,
     /// The key that they have in common.
     pub key: SealKey,
+    /// What its members save and do not need may be lent to other groups of a host; and it may borrow what those do not need, and pays for their
+    /// scanners then.
+    #[serde(default)]
+    pub lends: bool,
+    /// The cgroup of each host in which it pays for CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
+    /// The regions and VMs that may join: names, of which `*` at the end stands for any text. All may where none is named.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<String>,
+    /// What its members may have together on each host.
+    #[serde(default)]
+    pub limits: Limits,
     /// How fast equal pages are looked for on each host.
     #[serde(default)]
     pub scan: scan_rate::Config,
+    /// Who of its members gets what that saves.
+    #[serde(default)]
+    pub reprovision: reprovision::Config,
+}
+
+/// What the members of a group may have together on each host. What is not limited here others may limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// How many there may be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<usize>,
+    /// Memory, wherever it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// RAM of the host that their caches may take. Of that, each gets what it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Bytes>,
 }
 
 /// How the pages of a group leave a host.
@@ -40,7 +71,52 @@ pub enum Sealed {
 impl Agreement {
     /// A new group, with a key that nobody else has.
     pub fn new(name: Group, sealed: Sealed) -> Self {
-        Self { name, sealed, key: SealKey::random(), scan: scan_rate::Config::default() }
+        Self {
+            name,
+            sealed,
+            key: SealKey::random(),
+            lends: false,
+            cgroup: None,
+            members: Vec::new(),
+            limits: Limits::default(),
+            scan: scan_rate::Config::default(),
+            reprovision: reprovision::Config::default(),
+        }
+    }
+
+    /// Whether a region or VM of this name and size may join, beside those that are there with their sizes.
+    ///
+    /// # Errors
+    /// [`GroupError::NotMember`], [`GroupError::Full`].
+    pub fn admit(
+        &self,
+        name: &RegionName,
+        size: Bytes,
+        there: &[(RegionName, Bytes)],
+    ) -> Result<(), GroupError> {
+        let is_named = |member: &String| match member.strip_suffix('*') {
+            Some(beginning) => name.as_str().starts_with(beginning),
+            None => name.as_str() == member,
+        };
+        if !self.members.is_empty() && !self.members.iter().any(is_named) {
+            let (group, members) = (self.name.clone(), self.members.join(", "));
+            return Err(GroupError::NotMember { group, name: name.clone(), members });
+        }
+        let full = |why: String| GroupError::Full { group: self.name.clone(), why };
+        if let Some(most) = self.limits.members
+            && there.len() >= most
+        {
+            return Err(full(format!("it may have {most} members here, and has {}", there.len())));
+        }
+        let has = there.iter().fold(Bytes::ZERO, |sum, (_, size)| sum.saturating_add(*size));
+        if let Some(most) = self.limits.memory
+            && has.saturating_add(size) > most
+        {
+            return Err(full(format!(
+                "its members may have {most} here, and have {has} without '{name}', which wants {size}"
+            )));
+        }
+        Ok(())
     }
 
     /// By what to seal the pages of a new lease of the group.
@@ -81,6 +157,28 @@ pub enum GroupError {
         "there is a group '{0}' already: 'aquifer group set {0}' changes it, 'aquifer group rm {0}' ends it"
     )]
     Exists(Group),
+    /// Somebody who is not to.
+    #[error(
+        "'{name}' is no member of group '{group}', which are: {members}. 'aquifer group set {group} --member' names others"
+    )]
+    NotMember {
+        /// The group.
+        group: Group,
+        /// Who wants to join.
+        name: RegionName,
+        /// Who may.
+        members: String,
+    },
+    /// It has all that it may have.
+    #[error(
+        "group '{group}' is full: {why}. 'aquifer group set {group}' with --max-members or --max-memory changes that"
+    )]
+    Full {
+        /// The group.
+        group: Group,
+        /// What it has, and may have.
+        why: String,
+    },
     /// There is none of that name.
     #[error(
         "there is no group '{0}' on this host: 'aquifer group create {0}' makes it, and a copy of its file brings it from another host"
@@ -241,6 +339,49 @@ mod tests {
     }
 
     #[test]
+    fn who_is_named_joins_while_there_is_room() {
+        let name = |name: &str| -> RegionName { name.parse().unwrap() };
+        let mut blue = Agreement::new("blue".parse().unwrap(), Sealed::Deterministic);
+        let there = [(name("db"), Bytes::mib(600))];
+        let says = |blue: &Agreement, name: RegionName, mib| {
+            blue.admit(&name, Bytes::mib(mib), &there).map_err(|error| error.to_string())
+        };
+        assert_eq!(says(&blue, name("anybody"), 1 << 20), Ok(()));
+        blue.members = ["db", "web-*"].map(str::to_owned).to_vec();
+        blue.limits.memory = Some(Bytes::mib(1024));
+        for (who, mib) in [("db", 424), ("web-1", 424), ("web-", 1)] {
+            assert_eq!(says(&blue, name(who), mib), Ok(()));
+        }
+        assert!(says(&blue, name("db2"), 1).unwrap_err().contains("which are: db, web-*"));
+        assert!(says(&blue, name("web-1"), 425).unwrap_err().contains("may have 1GiB here, and have 600MiB"));
+        blue.limits.members = Some(1);
+        assert!(says(&blue, name("web-1"), 1).unwrap_err().contains("may have 1 members here"));
+    }
+
+    #[test]
+    fn an_agreement_of_before_is_one_still() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Agreements::of(dir.path());
+        let made = Agreement::new("blue".parse().unwrap(), Sealed::Deterministic);
+        let text = toml::to_string(&made).unwrap();
+        let old: Vec<_> = text
+            .lines()
+            .filter(|line| ["name", "sealed", "key"].iter().any(|key| line.starts_with(key)))
+            .collect();
+        fs::write(all.file(&made.name), old.join("\n")).unwrap();
+        assert_eq!(all.get(&made.name).unwrap(), made);
+        let full = Agreement {
+            lends: true,
+            cgroup: Some("/sys/fs/cgroup/cpu/blue".into()),
+            members: vec!["web-*".to_owned()],
+            limits: Limits { members: Some(4), memory: Some(Bytes::gib(4)), cache: Some(Bytes::gib(1)) },
+            ..made
+        };
+        all.change(&full).unwrap();
+        assert_eq!(all.get(&full.name).unwrap(), full);
+    }
+
+    #[test]
     fn what_is_wrong_with_a_file_is_said_and_no_key_shown() {
         let dir = tempfile::tempdir().unwrap();
         let all = Agreements::of(dir.path());
@@ -251,7 +392,7 @@ mod tests {
             (good.replace(key, &key[..40]), "64 hexadecimal digits"),
             (good.replace("random", "maybe"), "unknown variant `maybe`"),
             (good.replace("blue", "red"), "it is that of 'red'"),
-            (format!("{good}more = 1\n"), "unknown field `more`"),
+            (format!("more = 1\n{good}"), "unknown field `more`"),
         ];
         for (text, why) in cases {
             fs::write(all.file(&blue), text).unwrap();

@@ -1,26 +1,28 @@
 //! `aquifer group`.
 
+mod balance;
+mod scan;
+mod terms;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
-use aquifer_control::group::scan_rate::{Config, Rate, Variant};
-use aquifer_group::scan::{self, Report, Scanner, Sharing};
+use aquifer_group::scan::Sharing;
 use aquifer_group::{Agreement, Agreements, Sealed};
-use aquifer_page::Group as Name;
+use aquifer_page::{Bytes, Group as Name, RegionName};
 use aquifer_region::process::client as regions;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, Subcommand};
 use serde::Serialize;
-use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
+use self::balance::Balance;
+use self::scan::{Scan, saved};
+use self::terms::Terms;
 use super::Common;
 use super::region::directory;
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
-use crate::progress::Progress;
 
 /// Tenants: VMs and regions whose pages may be shared with each other, and with no one else's
 ///
@@ -67,8 +69,8 @@ enum What {
     Set(Set),
     /// Has this host forget a group
     Rm(Which),
-    /// Looks for equal pages of the group's regions on this host, and has them be kept once
     Scan(Scan),
+    Balance(Balance),
 }
 
 #[derive(Debug, Args)]
@@ -81,87 +83,32 @@ struct Which {
 struct Create {
     /// The group
     name: Name,
-    /// How its pages leave a host
-    #[arg(long, value_name = "WAY", default_value = "deterministic")]
-    sealed: SealedName,
+    #[command(flatten)]
+    terms: Terms,
 }
 
 #[derive(Debug, Args)]
 struct Set {
     /// The group
     name: Name,
-    /// How its pages leave a host
-    #[arg(long, value_name = "WAY", required_unless_present = "scan")]
-    sealed: Option<SealedName>,
-    /// How fast equal pages are looked for: csd, cs, c, or so many pages per millisecond
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    scan: Option<Variant>,
-}
-
-#[derive(Debug, Args)]
-struct Scan {
-    /// The group
-    name: Name,
-    /// How fast: csd (by free CPU, by swapping, and by what is found), cs, c, or so many pages per millisecond. Unless given, as the group agrees
-    #[arg(long, value_name = "RATE", value_parser = rate)]
-    scan: Option<Variant>,
-    /// Joins this cgroup, in which the tenant pays for the CPU. Unless given, it runs at the lowest priority
-    #[arg(long, value_name = "DIR")]
-    cgroup: Option<PathBuf>,
-    /// Says so often how it is; with --json a line each time
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    report: Option<Duration>,
-    /// Has nothing be shared any more, and ends
-    #[arg(long)]
-    undo: bool,
-}
-
-/// How fast pages are scanned.
-fn rate(text: &str) -> std::result::Result<Variant, String> {
-    match text {
-        "c" => Ok(Variant::C),
-        "cs" => Ok(Variant::Cs),
-        "csd" => Ok(Variant::Csd),
-        number => match number.parse() {
-            Ok(pages) => Ok(Variant::Static(Rate(pages))),
-            Err(_) => Err("'csd', 'cs', 'c', or a number of pages per millisecond".to_owned()),
-        },
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum SealedName {
-    /// Under the group's key, so that a lender can keep equal pages once; it can tell which are equal
-    Deterministic,
-    /// Each lease under a key of its own: a lender can tell nothing of two pages, and share none
-    Random,
-    /// As they are, for the lender to read
-    Off,
-}
-
-impl From<SealedName> for Sealed {
-    fn from(name: SealedName) -> Self {
-        match name {
-            SealedName::Deterministic => Self::Deterministic,
-            SealedName::Random => Self::Random,
-            SealedName::Off => Self::Off,
-        }
-    }
+    #[command(flatten)]
+    terms: Terms,
 }
 
 /// A group, as it is shown: without its key, but by what to tell whether two hosts have the same.
 #[derive(Debug, Serialize)]
 struct Shown {
-    name: Name,
-    sealed: Sealed,
     key_id: String,
     file: PathBuf,
     /// Regions of this host that are in it.
     regions: Vec<String>,
-    /// How fast equal pages are looked for.
-    scan: Config,
-    /// What the regions here share.
+    /// What these share.
     sharing: Sharing,
+    /// What its members agree on.
+    #[serde(flatten)]
+    terms: serde_json::Value,
+    #[serde(skip)]
+    agreement: Agreement,
 }
 
 pub(super) const MANUAL: Manual = Manual {
@@ -208,9 +155,10 @@ impl Group {
         let all = self.groups.all();
         let shown = |agreement: &Agreement| shown(common, &all, agreement);
         match self.what {
-            What::Create(Create { name, sealed }) => {
+            What::Create(Create { name, terms }) => {
                 let what = || format!("making group '{name}'");
-                let agreement = Agreement::new(name.clone(), sealed.into());
+                let mut agreement = Agreement::new(name.clone(), Sealed::Deterministic);
+                terms.apply(&mut agreement).or_fail(what)?;
                 all.create(&agreement).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
@@ -223,14 +171,19 @@ impl Group {
                 let agreement = all.get(&name).or_fail(|| format!("showing group '{name}'"))?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
-            What::Set(Set { name, sealed, scan }) => {
+            What::Set(Set { name, terms }) => {
                 let what = || format!("changing group '{name}'");
+                if terms.is_empty() {
+                    let why = "nothing is said of what is to change: see 'aquifer group set --help'\n";
+                    clap::Error::raw(ErrorKind::MissingRequiredArgument, why).exit();
+                }
                 let mut agreement = all.get(&name).or_fail(what)?;
-                agreement.sealed = sealed.map_or(agreement.sealed, Sealed::from);
-                agreement.scan.variant = scan.unwrap_or(agreement.scan.variant);
+                terms.apply(&mut agreement).or_fail(what)?;
                 all.change(&agreement).or_fail(what)?;
+                limit(common, &agreement)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
+            What::Balance(balance) => balance.run(common, all)?,
             What::Scan(scan) => scan.run(common, &all)?,
             What::Rm(Which { name }) => {
                 let what = || format!("removing group '{name}'");
@@ -242,79 +195,61 @@ impl Group {
                     );
                 }
                 all.remove(&name).or_fail(what)?;
-                output::answer(common.json, &agreement, |agreement| format!("{}: removed", agreement.name))?;
+                output::answer(common.json, &agreement, |agreement| {
+                    format!("{}: removed", agreement.agreement.name)
+                })?;
             }
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-impl Scan {
-    fn run(self, common: &Common, all: &Agreements) -> Result<()> {
-        let what = || format!("looking for equal pages of group '{}'", self.name);
-        let directory = directory(common)?;
-        if self.undo {
-            let _progress = Progress::spinner(format!("parting what group '{}' shares", self.name));
-            Scanner::undo(&directory, &self.name).or_fail(what)?;
-            let sharing = scan::sharing(&directory, &self.name).or_fail(what)?;
-            return output::answer(common.json, &sharing, saved);
-        }
-        let mut config = all.get(&self.name).or_fail(what)?.scan;
-        config.variant = self.scan.unwrap_or(config.variant);
-        config.validate().or_fail(what)?;
-        match &self.cgroup {
-            Some(cgroup) => scan::join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?,
-            None => scan::be_modest().or_fail(what)?,
-        }
-        let ended = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
-        }
-        let mut last: Option<Instant> = None;
-        let tell = |report: &Report| {
-            if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
-                last = Some(Instant::now());
-                // Whoever listened may be gone.
-                let _ = output::answer(common.json, report, progress);
-            }
-        };
-        let goes_on = || !ended.load(Ordering::Relaxed);
-        Scanner::new(&directory, self.name.clone()).run(config, goes_on, tell).or_fail(what)
+/// Whether a region may join the group here, whose caches are within what it agrees on then.
+pub(crate) fn join(common: &Common, agreement: &Agreement, name: &RegionName, size: Bytes) -> Result<()> {
+    let what = || format!("joining group '{}'", agreement.name);
+    let all = regions::list(&directory(common)?).or_fail(what)?;
+    let there =
+        all.iter().filter(|files| files.name() != name).filter_map(|files| regions::record(files).ok());
+    let there = there.filter(|spec| spec.group == agreement.name).map(|spec| (spec.name, spec.size));
+    agreement.admit(name, size, &there.collect::<Vec<_>>()).or_fail(what)?;
+    limit(common, agreement)
+}
+
+/// Has the caches of its regions here be within what the group agrees on.
+fn limit(common: &Common, agreement: &Agreement) -> Result<()> {
+    let (directory, group) = (directory(common)?, &agreement.name);
+    let what = || format!("limiting the caches of group '{group}'");
+    let is = regions::limits(&directory).or_fail(what)?.groups.get(group).copied();
+    if is != agreement.limits.cache {
+        regions::limit(&directory, Some(group), agreement.limits.cache).or_fail(what)?;
     }
-}
-
-fn progress(report: &Report) -> String {
-    let Report { sharing, scanner_cpu_pct, why, .. } = report;
-    format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU", saved(sharing))
-}
-
-fn saved(sharing: &Sharing) -> String {
-    let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
-    format!(
-        "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; {broken} pages parted by writes"
-    )
+    Ok(())
 }
 
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
-    let Agreement { name, sealed, key, scan } = agreement;
-    let sharing = scan::sharing(&directory(common)?, name).or_fail(|| "counting what is shared")?;
+    let Agreement { name, key, .. } = agreement;
+    let sharing =
+        aquifer_group::scan::sharing(&directory(common)?, name).or_fail(|| "counting what is shared")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
     let is_in =
         |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
     let regions = regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
+    let mut terms = serde_json::to_value(agreement).or_fail(|| format!("showing group '{name}'"))?;
+    // Whoever has it can read all that the group has with lenders.
+    terms.as_object_mut().map(|terms| terms.remove("key"));
     Ok(Shown {
-        name: name.clone(),
-        sealed: *sealed,
         key_id: key.id(),
         file: all.file(name),
-        scan: scan.clone(),
         regions,
         sharing,
+        terms,
+        agreement: agreement.clone(),
     })
 }
 
 fn text(shown: &Shown) -> String {
-    let Shown { name, sealed, key_id, file, regions, sharing, .. } = shown;
+    let Shown { key_id, file, regions, sharing, agreement, .. } = shown;
+    let Agreement { name, sealed, lends, cgroup, members, limits, reprovision, .. } = agreement;
     let how = match sealed {
         Sealed::Deterministic => {
             "sealed under its key: lenders can keep equal pages once, and tell which are equal"
@@ -322,19 +257,38 @@ fn text(shown: &Shown) -> String {
         Sealed::Random => "sealed under a key for each lease: lenders can tell nothing of two pages",
         Sealed::Off => "NOT sealed: lenders can read them",
     };
-    let regions = if regions.is_empty() { "none".to_owned() } else { regions.join(", ") };
-    format!(
-        "{name}\n  pages that leave a host  {how}\n  key                      {key_id}\n  file                     {}\n  regions here             {regions}\n  kept once here           {}",
-        file.display(),
-        saved(sharing)
-    )
+    let or = |text: Vec<String>, none: &str| if text.is_empty() { none.to_owned() } else { text.join(", ") };
+    let most = [
+        limits.members.map(|most| format!("{most} members")),
+        limits.memory.map(|most| format!("memory of {most}")),
+        limits.cache.map(|most| format!("{most} of a host's RAM in their caches")),
+    ];
+    let surplus = format!(
+        "goes to VMs by {:?}, {} a second{}",
+        reprovision.policy,
+        reprovision.step,
+        if *lends { "; what is left may be lent to other groups" } else { "; none of it to other groups" }
+    );
+    let lines = [
+        ("pages that leave a host", how.to_owned()),
+        ("what sharing saves", surplus.to_lowercase().replace("mib", "MiB").replace("gib", "GiB")),
+        ("members", or(members.clone(), "whoever joins")),
+        ("together on a host", or(most.into_iter().flatten().collect(), "as much as there is")),
+        ("cgroup", cgroup.as_ref().map_or("none".to_owned(), |cgroup| cgroup.display().to_string())),
+        ("key", key_id.clone()),
+        ("file", file.display().to_string()),
+        ("regions here", or(regions.clone(), "none")),
+        ("kept once here", saved(sharing)),
+    ];
+    let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
+    format!("{name}{}", lines.concat())
 }
 
 fn listed(groups: &[Shown]) -> String {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["GROUP", "SEALED", "KEY", "REGIONS"]);
-    for Shown { name, sealed, key_id, regions, .. } in groups {
+    for Shown { key_id, regions, agreement: Agreement { name, sealed, .. }, .. } in groups {
         let sealed = format!("{sealed:?}").to_lowercase();
         table.add_row([name.to_string(), sealed, key_id.clone(), regions.len().to_string()]);
     }

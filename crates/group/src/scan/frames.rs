@@ -8,7 +8,7 @@ use aquifer_page::{Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::{ScanError, io};
+use super::{ScanError, failed};
 
 /// By how many frames the file grows: they take nothing before they are used.
 const STEP: u64 = 1 << 16;
@@ -39,19 +39,19 @@ impl Frames {
             .recursive(true)
             .mode(0o700)
             .create(directory)
-            .map_err(io("making", directory))?;
+            .map_err(failed("making", directory))?;
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(io("opening", &path))?;
+        let file = file.map_err(failed("opening", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(ScanError::Busy(group.clone())),
-            Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
+            Err(TryLockError::Error(error)) => return Err(failed("locking", &path)(error)),
         }
-        let pages = file.metadata().map_err(io("examining", &path))?.len() / PAGE_SIZE as u64;
+        let pages = file.metadata().map_err(failed("examining", &path))?.len() / PAGE_SIZE as u64;
         let mut options = OpenOptions::new();
         let giving = options.write(true).create(true).truncate(false).mode(0o600).open(files.giving());
-        let giving = giving.map_err(io("opening", &files.giving()))?;
+        let giving = giving.map_err(failed("opening", &files.giving()))?;
         let mut this =
             Self { file, path, giving, used: vec![true; pages as usize], free: Vec::new(), next: pages };
         this.give_back_all_but(shared)?;
@@ -70,7 +70,7 @@ impl Frames {
     }
 
     pub(super) fn read(&self, frame: u64, into: &mut [u8]) -> Result<(), ScanError> {
-        self.file.read_exact_at(into, frame * PAGE_SIZE as u64).map_err(io("reading", &self.path))
+        self.file.read_exact_at(into, frame * PAGE_SIZE as u64).map_err(failed("reading", &self.path))
     }
 
     /// Puts a page into a frame. New frames follow one another, as the pages do that are found one after the other: they can be mapped together.
@@ -87,9 +87,9 @@ impl Frames {
         if frame >= self.used.len() as u64 {
             self.used.resize((frame + STEP) as usize, false);
             let length = self.used.len() as u64 * PAGE_SIZE as u64;
-            self.file.set_len(length).map_err(io("growing", &self.path))?;
+            self.file.set_len(length).map_err(failed("growing", &self.path))?;
         }
-        self.file.write_all_at(page, frame * PAGE_SIZE as u64).map_err(io("writing", &self.path))?;
+        self.file.write_all_at(page, frame * PAGE_SIZE as u64).map_err(failed("writing", &self.path))?;
         self.used[frame as usize] = true;
         Ok(frame)
     }
@@ -100,9 +100,9 @@ impl Frames {
         &mut self,
         shared: impl Iterator<Item = u64>,
     ) -> Result<Vec<u64>, ScanError> {
-        self.giving.lock().map_err(io("locking", &self.path))?;
+        self.giving.lock().map_err(failed("locking", &self.path))?;
         let gone = self.give_back(shared);
-        self.giving.unlock().map_err(io("unlocking", &self.path))?;
+        self.giving.unlock().map_err(failed("unlocking", &self.path))?;
         gone
     }
 
@@ -117,7 +117,7 @@ impl Frames {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for frame in &gone {
             let punched = fallocate(&self.file, flags, frame * PAGE_SIZE as u64, PAGE_SIZE as u64);
-            punched.map_err(|error| io("giving back a part of", &self.path)(error.into()))?;
+            punched.map_err(|error| failed("giving back a part of", &self.path)(error.into()))?;
         }
         self.free.retain(|frame| !still[*frame as usize]);
         self.free.extend(&gone);

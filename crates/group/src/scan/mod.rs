@@ -8,25 +8,25 @@
 //! What is shared is on record in files of the engines: a scanner that ends leaves it as it is, and the next one goes on.
 
 mod frames;
-mod member;
+pub mod payer;
 mod report;
 mod run;
+mod totals;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aquifer_control::group::scan_rate::{Activity, Verdict};
-use aquifer_page::{Bytes, Group, PAGE_SIZE, is_zero};
+use aquifer_control::group::scan_rate::Verdict;
+use aquifer_page::{Group, PAGE_SIZE, is_zero};
 use aquifer_region::RegionError;
 use aquifer_region::process::{GroupFiles, client};
 use twox_hash::XxHash3_64;
 
 use self::frames::Frames;
-use self::member::Member;
 pub use self::report::{Report, Sharing, sharing};
-pub use self::run::{be_modest, join_cgroup};
+use crate::member::{Looked, Member, Members};
 
 /// Pages that are read together.
 const RUN: u64 = 64;
@@ -95,7 +95,7 @@ pub struct Scanner {
     /// None of another scanner is alike: what a page's fingerprint is cannot be known, and equal fingerprints not be made.
     seed: u64,
     frames: Option<Frames>,
-    members: Vec<Member>,
+    members: Members,
     /// Frames by the fingerprints of their content.
     stable: ByFingerprint<u64>,
     /// Pages that were as they are a pass ago, by theirs: the member and the page.
@@ -109,11 +109,11 @@ impl Scanner {
     /// That of a group whose regions are in `directory`. There need not be any yet.
     pub fn new(directory: &Path, group: Group) -> Self {
         Self {
+            members: Members::new(directory, &group),
             group,
             directory: directory.to_owned(),
             seed: getrandom::u64().expect("the kernel gives random numbers"),
             frames: None,
-            members: Vec::new(),
             stable: ByFingerprint::default(),
             unstable: ByFingerprint::default(),
             at: (0, 0),
@@ -132,28 +132,13 @@ impl Scanner {
     /// # Errors
     /// [`ScanError`].
     pub fn look(&mut self) -> Result<(), ScanError> {
-        let before: Vec<_> = self.members.iter().map(|member| member.name().clone()).collect();
-        self.members.retain_mut(Member::is_there);
-        // Where one cannot be looked at nobody knows what it shares.
-        let mut all_known = true;
-        for files in client::list(&self.directory)? {
-            if self.members.iter().any(|member| member.name() == files.name()) {
-                continue;
-            }
-            match Member::of(&files, &self.group) {
-                Ok(member) => self.members.extend(member),
-                Err(error) => {
-                    tracing::debug!(region = %files.name(), "not looked at yet: {error}");
-                    all_known = false;
-                }
-            }
-        }
-        if !self.members.iter().map(Member::name).eq(&before) {
+        let Looked { changed, all_known } = self.members.look()?;
+        if changed {
             // Numbers of members are others now.
             self.unstable.clear();
             self.at = (0, 0);
         }
-        if self.members.is_empty() || self.frames.as_ref().is_some_and(Frames::is_gone) {
+        if self.members.all.is_empty() || self.frames.as_ref().is_some_and(Frames::is_gone) {
             // Where there is no region there is no directory either.
             self.frames = None;
             self.stable.clear();
@@ -162,7 +147,7 @@ impl Scanner {
         if !all_known {
             return Ok(());
         }
-        let shared = self.members.iter().flat_map(Member::shared);
+        let shared = self.members.all.iter().flat_map(Member::shared);
         match &mut self.frames {
             Some(frames) => {
                 for gone in frames.give_back_all_but(shared)? {
@@ -188,13 +173,13 @@ impl Scanner {
     /// # Errors
     /// [`ScanError`].
     pub fn scan(&mut self, most: u64) -> Result<u64, ScanError> {
-        let all: u64 = self.members.iter().map(Member::pages).sum();
+        let all: u64 = self.members.all.iter().map(Member::pages).sum();
         let mut looked = 0;
         let mut passed = 0;
         let mut buffer = vec![0; RUN as usize * PAGE_SIZE];
         while looked < most && passed < all {
             let (which, page) = self.at;
-            let Some(member) = self.members.get(which) else {
+            let Some(member) = self.members.all.get(which) else {
                 self.at = (0, 0);
                 self.unstable.clear();
                 self.counts.passes += 1;
@@ -216,7 +201,7 @@ impl Scanner {
             }
         }
         self.counts.scanned += looked;
-        for which in 0..self.members.len() {
+        for which in 0..self.members.all.len() {
             self.propose(which);
         }
         Ok(looked)
@@ -228,7 +213,7 @@ impl Scanner {
             return Ok(());
         }
         let fingerprint = XxHash3_64::oneshot_with_seed(self.seed, data);
-        if !self.members[which].is_calm(page, fingerprint) {
+        if !self.members.all[which].is_calm(page, fingerprint) {
             return Ok(());
         }
         if let Some(frame) = self.stable.get(&fingerprint) {
@@ -241,7 +226,8 @@ impl Scanner {
             return Ok(());
         };
         let mut there = vec![0; PAGE_SIZE];
-        let is_there = self.members[other].is_here(at) && self.members[other].read(at, &mut there).is_ok();
+        let is_there =
+            self.members.all[other].is_here(at) && self.members.all[other].read(at, &mut there).is_ok();
         if !is_there || there != data {
             // This one stands for both from now on.
             self.unstable.insert(fingerprint, (which, page));
@@ -257,39 +243,29 @@ impl Scanner {
     }
 
     fn offer(&mut self, which: usize, page: u64, frame: Option<u64>) {
-        if self.members[which].offer(page, frame) {
+        if self.members.all[which].offer(page, frame) {
             self.propose(which);
         }
     }
 
     fn propose(&mut self, which: usize) {
-        match self.members[which].propose() {
+        match self.members.all[which].propose() {
             Ok(merged) => {
                 self.counts.merged += merged.shared;
                 self.counts.zero += merged.zero;
                 self.counts.differ += merged.differ;
             }
-            Err(error) => tracing::warn!(region = %self.members[which].name(), "shares nothing now: {error}"),
+            Err(error) => {
+                tracing::warn!(region = %self.members.all[which].name(), "shares nothing now: {error}")
+            }
         }
     }
 
     /// How things are, for people.
-    fn report(&self, verdict: Verdict, scanner_cpu_percent: f64) -> Report {
-        let sharing = Sharing::of(self.members.iter());
-        Report::new(&self.group, sharing, &self.counts, verdict, scanner_cpu_percent)
-    }
-
-    /// What its members have done, for who sets the rate: CPU seconds of their programs, and pages that were fetched or written back, so far.
-    fn activity(&self) -> Totals {
-        let mut totals = Totals { vms: self.members.len() as u32, ..Totals::default() };
-        for member in &self.members {
-            let (cpu_seconds, swapped) = member.activity();
-            totals.cpu_seconds += cpu_seconds;
-            totals.swapped += swapped;
-        }
-        let sharing = Sharing::of(self.members.iter());
-        totals.saved = sharing.saved_bytes;
-        totals
+    fn report(&self, verdict: Verdict, payer: Option<&Group>, scanner_cpu_percent: f64) -> Report {
+        let sharing = Sharing::of(self.members.all.iter());
+        let payer = payer.unwrap_or(&self.group);
+        Report::new((&self.group, payer), sharing, &self.counts, verdict, scanner_cpu_percent)
     }
 
     /// Has nothing of the group be shared any more.
@@ -306,35 +282,7 @@ impl Scanner {
     }
 }
 
-/// What the members of a group have done since they started.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Totals {
-    /// CPU that their programs and engines have used, in seconds.
-    cpu_seconds: f64,
-    /// Fetched from lenders and written to them.
-    swapped: Bytes,
-    /// Saved by sharing.
-    saved: Bytes,
-    /// Regions.
-    vms: u32,
-}
-
-impl Totals {
-    /// What was done since `before`, with `scanner` seconds of CPU of the scanner's own, of `cpu` seconds that there were.
-    fn since(&self, before: &Self, scanner: f64, cpu: f64) -> Activity {
-        // One that is gone takes its share with it.
-        let used = (self.cpu_seconds - before.cpu_seconds).max(0.0) + scanner;
-        let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
-        Activity {
-            cpu_percent: used / cpu * 100.0,
-            swapped: Bytes(self.swapped.0.saturating_sub(before.swapped.0)),
-            saved_bytes: signed(self.saved) - signed(before.saved),
-            vms: self.vms,
-        }
-    }
-}
-
-fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ScanError {
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ScanError {
     let path = path.to_owned();
     move |source| ScanError::Io { what, path, source }
 }

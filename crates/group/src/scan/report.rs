@@ -8,8 +8,8 @@ use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::client;
 use serde::{Deserialize, Serialize};
 
-use super::member::Member;
 use super::{Counts, ScanError};
+use crate::member::Member;
 
 /// What the regions of a group share on a host: counted from their records, exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    pub(super) fn of<'a>(members: impl Iterator<Item = &'a Member>) -> Self {
+    pub(crate) fn of<'a>(members: impl Iterator<Item = &'a Member>) -> Self {
         let (mut regions, mut pages, mut broken, mut runs) = (0, 0, 0, 0);
         let mut frames = HashSet::new();
         for member in members {
@@ -71,6 +71,8 @@ pub fn sharing(directory: &Path, group: &Group) -> Result<Sharing, ScanError> {
 pub struct Report {
     /// The group.
     pub group: Group,
+    /// Who pays for it: this group, or one that has borrowed what it saves.
+    pub payer: Group,
     /// What it shares.
     #[serde(flatten)]
     pub sharing: Sharing,
@@ -91,10 +93,17 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(group: &Group, sharing: Sharing, counts: &Counts, why: Verdict, cpu: f64) -> Self {
+    pub(super) fn new(
+        (group, payer): (&Group, &Group),
+        sharing: Sharing,
+        counts: &Counts,
+        why: Verdict,
+        cpu: f64,
+    ) -> Self {
         let Counts { scanned, merged, zero, passes, .. } = *counts;
         Self {
             group: group.clone(),
+            payer: payer.clone(),
             sharing,
             scan_pages_per_ms: why.to,
             why,

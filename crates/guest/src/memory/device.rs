@@ -10,10 +10,7 @@ use crate::error::GuestError;
 use crate::qmp::Qmp;
 
 /// How long QEMU may think about an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How often a guest is to tell its figures to its balloon, in seconds: it has no shorter period.
-const POLLING: u64 = 1;
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The device.
 #[derive(Debug)]
@@ -102,28 +99,9 @@ impl Device {
         Ok(status["running"].as_bool().unwrap_or(false))
     }
 
-    /// What the guest has told its balloon of itself last, and when, in seconds since the epoch. None if it has told nothing yet.
-    pub(super) fn statistics(&mut self) -> Result<Option<(Value, u64)>, GuestError> {
-        let Some(balloon) = self.balloon()? else { return Ok(None) };
-        let get = json!({ "path": balloon, "property": "guest-stats" });
-        let answer = self.qmp.execute("qom-get", get)?;
-        Ok(answer["last-update"].as_u64().filter(|at| *at > 0).map(|at| (answer["stats"].clone(), at)))
-    }
-
-    /// Has the guest tell its figures, at once and from now on.
-    pub(super) fn ask_for_statistics(&mut self) -> Result<(), GuestError> {
-        let Some(balloon) = self.balloon()? else { return Ok(()) };
-        // Who begins to poll asks at once.
-        for seconds in [0, POLLING] {
-            let set =
-                json!({ "path": balloon, "property": "guest-stats-polling-interval", "value": seconds });
-            self.qmp.execute("qom-set", set)?;
-        }
-        Ok(())
-    }
-
-    fn balloon(&mut self) -> Result<Option<String>, GuestError> {
-        by_type(&mut self.qmp, "child<virtio-balloon-pci>")
+    /// Its monitor.
+    pub(super) fn qmp(&mut self) -> &mut Qmp {
+        &mut self.qmp
     }
 }
 
@@ -134,7 +112,7 @@ fn unnamed(qmp: &mut Qmp) -> Result<String, GuestError> {
 }
 
 /// Where QEMU has a device of this type.
-fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, GuestError> {
+pub(super) fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, GuestError> {
     for among in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let all = qmp.execute("qom-list", json!({ "path": among }))?;
         let found = all.as_array().into_iter().flatten().find(|item| item["type"] == wanted);

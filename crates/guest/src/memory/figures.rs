@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::thread;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use aquifer_inside::message::Report;
 use aquifer_page::Bytes;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::device::Device;
-use super::port::{FRESH, Question};
-use super::{ANSWERING, ASKING, Memory, TELLING, lock};
+use super::port::Question;
+use super::{ANSWERING, ASKING, Memory, TELLING, balloon, lock};
 use crate::error::GuestError;
 
 /// Who tells a guest's figures.
@@ -57,7 +57,7 @@ impl Figures {
         Self::from(Report::default())
     }
 
-    fn from_balloon(statistics: &Value) -> Option<Self> {
+    pub(super) fn from_balloon(statistics: &Value) -> Option<Self> {
         let get = |name: &str| statistics[name].as_u64().filter(|bytes| *bytes < u64::MAX);
         Some(Self {
             source: Source::Balloon,
@@ -96,7 +96,7 @@ impl Memory {
     pub(super) fn figures(&self, device: &mut Device) -> Result<Option<Figures>, GuestError> {
         match self.latest() {
             Some(figures) => Ok(Some(figures)),
-            None => told(device),
+            None => balloon::told(device.qmp()),
         }
     }
 
@@ -152,7 +152,7 @@ fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, GuestError> 
     let mut device = Device::find(monitor)?;
     let figures = match latest {
         Some(figures) => Some(figures),
-        None => told(&mut device)?,
+        None => balloon::told(device.qmp())?,
     };
     Ok(Reading {
         size: device.size()?,
@@ -161,18 +161,4 @@ fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, GuestError> 
         figures,
         wish: Bytes::ZERO,
     })
-}
-
-/// What the guest has told its balloon, which is asked to from now on.
-fn told(device: &mut Device) -> Result<Option<Figures>, GuestError> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    match device.statistics()? {
-        Some((statistics, at)) if now.saturating_sub(at) < FRESH.as_secs() => {
-            Ok(Figures::from_balloon(&statistics))
-        }
-        _ => {
-            device.ask_for_statistics()?;
-            Ok(None)
-        }
-    }
 }

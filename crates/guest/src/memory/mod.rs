@@ -4,6 +4,7 @@
 //! VM's virtio-mem device, hears what the guest's agent says and asks for by its port, and keeps the times of all stages.
 
 mod balancing;
+mod balloon;
 mod budget;
 mod device;
 mod figures;
@@ -24,6 +25,7 @@ use aquifer_page::Bytes;
 use aquifer_region::process::record;
 
 pub use balancing::{Balancing, Moved, Turn};
+pub use balloon::Ballooned;
 pub use budget::{Account, Accounts, Budget, Kind, Share};
 pub(crate) use figures::look;
 pub use figures::{Figures, Reading, Source};
@@ -99,7 +101,7 @@ impl Memory {
         let asked = self.port.ask(Bytes::ZERO);
         let total = match asked.and_then(|question| self.port.answer(question, ANSWERING)) {
             Some(report) => Some(report.total),
-            None => device.statistics()?.and_then(|(statistics, _)| total(&statistics)),
+            None => balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics)),
         };
         *lock(&self.uncounted) = total.map(|total| size.saturating_sub(total));
         Ok(total)
@@ -121,10 +123,10 @@ impl Memory {
         let mut asked: Option<Instant> = None;
         loop {
             if asked.is_none_or(|at| at.elapsed() > ASKING) {
-                device.ask_for_statistics()?;
+                balloon::ask_for_statistics(device.qmp())?;
                 asked = Some(Instant::now());
             }
-            let now = device.statistics()?.and_then(|(statistics, _)| total(&statistics));
+            let now = balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics));
             let missing = now.map(|now| needed.saturating_sub(now));
             if missing.is_none_or(|missing| missing == Bytes::ZERO) || began.elapsed() > TELLING {
                 return Ok(missing);

@@ -137,6 +137,12 @@ impl Asked {
             Ok(Request::Reading) => {
                 tell(client, &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading))
             }
+            Ok(Request::Balloon { target }) => {
+                // One that is on the move keeps what it has.
+                let target = target.filter(|_| self.moving.try_lock().is_ok());
+                let ballooned = self.memory.balloon(target);
+                tell(client, &ballooned.map_or_else(|error| failed(&error), Told::Balloon))
+            }
             Err(error) => {
                 tell(client, &Told::Failed { error: format!("cannot understand the request: {error}") })
             }

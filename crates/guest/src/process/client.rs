@@ -21,7 +21,7 @@ use super::message::{Origin, Record, Request, Response, State, Status, Told};
 use super::run::{SUBCOMMAND, remove_region};
 use crate::error::GuestError;
 use crate::meminfo;
-use crate::memory::{self, Budget, Limits, Reading, Resized, Share, Times};
+use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
 use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
 use crate::qmp::Qmp;
 use crate::spec::{Backing, VmSpec};
@@ -222,15 +222,20 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn reading(files: &Files) -> Result<Reading, GuestError> {
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    let stream = asked(files, &Request::Reading)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(fail())?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).map_err(fail())?;
-    match serde_json::from_str(&line).map_err(|error| fail()(error.into()))? {
+    match answer(files, &Request::Reading)? {
         Told::Reading(reading) => Ok(reading),
-        Told::Failed { error } => Err(GuestError::Keeper(error)),
-        other => Err(GuestError::Keeper(format!("it says {other:?}"))),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// What a VM's balloon leaves it; first, if that is said, it is to leave it so much. (A VM on the move keeps what it has.)
+///
+/// # Errors
+/// [`GuestError`].
+pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
+    match answer(files, &Request::Balloon { target })? {
+        Told::Balloon(ballooned) => Ok(ballooned),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -371,18 +376,37 @@ fn asked(files: &Files, request: &Request) -> Result<UnixStream, GuestError> {
     Ok(stream)
 }
 
+/// Asks a VM's keeper what it knows at once.
+fn answer(files: &Files, request: &Request) -> Result<Told, GuestError> {
+    let stream = asked(files, request)?;
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    stream.set_read_timeout(Some(PATIENCE)).map_err(fail())?;
+    only_line(files, stream)
+}
+
+fn only_line(files: &Files, stream: UnixStream) -> Result<Told, GuestError> {
+    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).map_err(fail())?;
+    serde_json::from_str(&line).map_err(|error| fail()(error.into()))
+}
+
+fn unexpected(told: &Told) -> GuestError {
+    match told {
+        Told::Failed { error } => GuestError::Keeper(error.clone()),
+        other => GuestError::Keeper(format!("it says {other:?}")),
+    }
+}
+
 /// Has a VM stay that is being moved; returns when it is as it was.
 ///
 /// # Errors
 /// It is not being moved, or is the other host's already.
 pub fn cancel(files: &Files) -> Result<(), GuestError> {
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    let mut line = String::new();
-    BufReader::new(asked(files, &Request::Cancel)?).read_line(&mut line).map_err(fail())?;
-    match serde_json::from_str(&line).map_err(|error| fail()(error.into()))? {
+    // It may take a while.
+    match only_line(files, asked(files, &Request::Cancel)?)? {
         Told::Cancelled => Ok(()),
-        Told::Failed { error } => Err(GuestError::Keeper(error)),
-        other => Err(GuestError::Keeper(format!("it says {other:?}"))),
+        other => Err(unexpected(&other)),
     }
 }
 

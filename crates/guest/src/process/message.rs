@@ -5,7 +5,7 @@ use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::Status as RegionStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::{self, Limits, Reading, Resized, Share};
+use crate::memory::{self, Ballooned, Limits, Reading, Resized, Share};
 use crate::migrate::{Awaited, Given, Link, Order, Progress, Report};
 use crate::spec::VmSpec;
 
@@ -124,6 +124,10 @@ pub(super) enum Request {
     Resize(memory::Order),
     /// How its memory is.
     Reading,
+    /// What its balloon leaves it; first, if that is said, it is to leave it so much.
+    Balloon {
+        target: Option<Bytes>,
+    },
     /// An adopted VM is not to be kept any more.
     Release,
     /// The VM is to stay, if it is still here.
@@ -142,6 +146,7 @@ pub(super) enum Told {
     },
     Resized(Box<Resized>),
     Reading(Reading),
+    Balloon(Ballooned),
     Cancelled,
     Failed {
         error: String,

@@ -140,6 +140,11 @@ impl Files {
         Ok(all)
     }
 
+    /// Where all that runs has its files, if regions are where they are by default: in a directory of that.
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.directory.parent()
+    }
+
     /// The region's name.
     pub fn name(&self) -> &RegionName {
         &self.name

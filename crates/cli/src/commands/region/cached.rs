@@ -8,7 +8,8 @@ use aquifer_region::process::RegionSpec;
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
-use crate::commands::group::Groups;
+use crate::commands::Common;
+use crate::commands::group::{self, Groups};
 use crate::failure::{Failure, OrFail as _, Result};
 use crate::lender::{Lender, Trust};
 use crate::lender_uri::LenderUri;
@@ -92,7 +93,7 @@ impl Cached {
     ///
     /// # Errors
     /// If one cannot be reached, or they have too little.
-    pub(crate) fn spec(self, name: RegionName, size: Bytes) -> Result<RegionSpec> {
+    pub(crate) fn spec(self, common: &Common, name: RegionName, size: Bytes) -> Result<RegionSpec> {
         let agreement =
             self.groups.all().find(&self.group).or_fail(|| format!("joining group '{}'", self.group))?;
         if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
@@ -103,6 +104,9 @@ impl Cached {
             Failure::new(format!("warning: group '{}'", self.group), why)
                 .help("'aquifer group create' makes it, and a copy of its file brings it from another host")
                 .report(false);
+        }
+        if let Some(agreement) = &agreement {
+            group::join(common, agreement, &name, size)?;
         }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);

@@ -95,7 +95,7 @@ impl Start {
         let what = || format!("starting VM '{name}'");
         let _progress = Progress::spinner(what());
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
-        let region = cached.0.map(|cached| cached.spec(name.clone(), max_memory)).transpose()?;
+        let region = cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
         let limits = self.bounds.over(UNLIMITED);
         limits.validate().map_err(|error| Failure::new(what(), error))?;
         let backing = match region {

@@ -1,9 +1,12 @@
-//! A region of the group, as its scanner sees it.
+//! The regions of a group on a host, as who looks for equal pages of them sees them, and who hands out what that saves.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use aquifer_guest::process::client as vms;
 use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
@@ -17,8 +20,67 @@ const ROOM: f64 = 0.75;
 /// How often it is looked how many it has.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// The regions of a group that are there.
 #[derive(Debug)]
-pub(super) struct Member {
+pub(crate) struct Members {
+    directory: PathBuf,
+    group: Group,
+    pub(crate) all: Vec<Member>,
+}
+
+/// What was found when it was looked for regions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Looked {
+    /// They are others than before, or in another order.
+    pub(crate) changed: bool,
+    /// Each could be looked at. Where one could not nobody knows what it shares.
+    pub(crate) all_known: bool,
+}
+
+impl Members {
+    /// Of the group whose regions are in `directory`. None is looked for yet.
+    pub(crate) fn new(directory: &Path, group: &Group) -> Self {
+        Self { directory: directory.to_owned(), group: group.clone(), all: Vec::new() }
+    }
+
+    /// Finds regions that have come, and forgets those that are gone.
+    pub(crate) fn look(&mut self) -> Result<Looked, RegionError> {
+        let before: Vec<_> = self.all.iter().map(|member| member.name().clone()).collect();
+        self.all.retain_mut(Member::is_there);
+        let mut all_known = true;
+        for files in client::list(&self.directory)? {
+            if self.all.iter().any(|member| member.name() == files.name()) {
+                continue;
+            }
+            match Member::of(&files, &self.group) {
+                Ok(member) => self.all.extend(member),
+                Err(error) => {
+                    tracing::debug!(region = %files.name(), "not looked at yet: {error}");
+                    all_known = false;
+                }
+            }
+        }
+        let changed = !self.all.iter().map(Member::name).eq(&before);
+        Ok(Looked { changed, all_known })
+    }
+
+    /// What each contributes to sharing: of a frame that so many pages are, each page has its part of what that saves.
+    pub(crate) fn contributed(&self) -> BTreeMap<RegionName, Bytes> {
+        let mut sharers: HashMap<u64, u64> = HashMap::new();
+        for frame in self.all.iter().flat_map(Member::shared) {
+            *sharers.entry(frame).or_default() += 1;
+        }
+        let part = |frame| {
+            let pages = sharers.get(&frame).copied().unwrap_or(1);
+            PAGE_SIZE as f64 * (pages - 1) as f64 / pages as f64
+        };
+        let of = |member: &Member| Bytes(member.shared().map(part).sum::<f64>() as u64);
+        self.all.iter().map(|member| (member.name().clone(), of(member))).collect()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Member {
     files: Files,
     view: View,
     /// What each page's fingerprint was when it was last looked at, a part of it; 0 if it was not.
@@ -31,7 +93,7 @@ pub(super) struct Member {
 
 impl Member {
     /// Of a region, if it is of this group.
-    pub(super) fn of(files: &Files, group: &Group) -> Result<Option<Self>, RegionError> {
+    pub(crate) fn of(files: &Files, group: &Group) -> Result<Option<Self>, RegionError> {
         if client::record(files)?.group != *group {
             return Ok(None);
         }
@@ -44,25 +106,25 @@ impl Member {
         Ok(Some(Self { files, view, known, proposals: Vec::new(), room: 0, looked: None }))
     }
 
-    pub(super) fn name(&self) -> &RegionName {
+    pub(crate) fn name(&self) -> &RegionName {
         self.files.name()
     }
 
     /// Whether the region is there still.
-    pub(super) fn is_there(&mut self) -> bool {
+    pub(crate) fn is_there(&mut self) -> bool {
         self.view.is_of(&self.files)
     }
 
-    pub(super) fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.view.pages()
     }
 
     /// The frames that its pages are, one for each page.
-    pub(super) fn shared(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn shared(&self) -> impl Iterator<Item = u64> {
         self.view.shared().map(|(_, frame)| frame)
     }
 
-    pub(super) fn runs(&self) -> u64 {
+    pub(crate) fn runs(&self) -> u64 {
         let mut runs = 0;
         let mut before = None;
         for (page, frame) in self.view.shared() {
@@ -72,16 +134,16 @@ impl Member {
         runs
     }
 
-    pub(super) fn is_here(&self, page: u64) -> bool {
+    pub(crate) fn is_here(&self, page: u64) -> bool {
         self.view.is_here(page)
     }
 
-    pub(super) fn read(&self, first: u64, into: &mut [u8]) -> Result<(), RegionError> {
+    pub(crate) fn read(&self, first: u64, into: &mut [u8]) -> Result<(), RegionError> {
         self.view.read(first, into)
     }
 
     /// The next pages from this one on that are here, and follow one another, and where to go on after them.
-    pub(super) fn next_run(&self, from: u64, most: u64) -> (Range<u64>, u64) {
+    pub(crate) fn next_run(&self, from: u64, most: u64) -> (Range<u64>, u64) {
         let end = self.pages().min(from + 16 * most.max(1));
         let Some(first) = (from..end).find(|page| self.view.is_here(*page)) else { return (0..0, end) };
         let last = end.min(first + most);
@@ -90,19 +152,19 @@ impl Member {
     }
 
     /// Whether the page is what it was when it was last looked at.
-    pub(super) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
+    pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
         let part = (fingerprint as u32).max(1);
         std::mem::replace(&mut self.known[page as usize], part) == part
     }
 
     /// Notes a proposal; true if there are many by now.
-    pub(super) fn offer(&mut self, page: u64, frame: Option<u64>) -> bool {
+    pub(crate) fn offer(&mut self, page: u64, frame: Option<u64>) -> bool {
         self.proposals.push(Proposal { page, frame });
         self.proposals.len() >= BATCH
     }
 
     /// Makes the proposals.
-    pub(super) fn propose(&mut self) -> Result<Merged, RegionError> {
+    pub(crate) fn propose(&mut self) -> Result<Merged, RegionError> {
         let mut proposals = std::mem::take(&mut self.proposals);
         if proposals.is_empty() {
             return Ok(Merged::default());
@@ -122,15 +184,22 @@ impl Member {
         client::share(&self.files, proposals)
     }
 
-    /// CPU seconds of its engine and its programs, and what was fetched and written back.
-    pub(super) fn activity(&self) -> (f64, Bytes) {
+    /// CPU seconds of its engine and its programs; and what was fetched and written back, and swapped by its guest.
+    pub(crate) fn activity(&self) -> (f64, Bytes) {
         let Ok(status) = client::status(&self.files) else { return (0.0, Bytes::ZERO) };
         let processes = status.processes.iter().chain([&status.pid]);
         let pages = status.counts.remote_faults + status.counts.prefetched + status.counts.written_back;
-        (processes.map(|pid| cpu_seconds(*pid)).sum(), Bytes(pages * PAGE_SIZE as u64))
+        let guest = self.vm().and_then(|vm| vms::balloon(&vm, None).ok()?.figures);
+        let swapped = guest.map_or(0, |guest| guest.swap_in + guest.swap_out);
+        (processes.map(|pid| cpu_seconds(*pid)).sum(), Bytes(pages * PAGE_SIZE as u64 + swapped))
     }
 
-    pub(super) fn broken(&self) -> u64 {
+    /// The VM whose memory it is, if it is one's.
+    pub(crate) fn vm(&self) -> Option<aquifer_guest::process::Files> {
+        vms::of_region(self.files.run_dir()?, self.files.name())
+    }
+
+    pub(crate) fn broken(&self) -> u64 {
         client::status(&self.files).map_or(0, |status| status.counts.broken)
     }
 }
@@ -141,7 +210,7 @@ fn room(processes: &[u32]) -> u64 {
 }
 
 /// What a process has used: fields 14 and 15 of proc_pid_stat(5).
-pub(super) fn cpu_seconds(pid: u32) -> f64 {
+pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks: u64 =

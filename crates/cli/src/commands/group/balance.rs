@@ -1,0 +1,121 @@
+//! `aquifer group balance`.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::mem::{Discriminant, discriminant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_control::group::reprovision::Why;
+use aquifer_group::Agreements;
+use aquifer_group::balance::{Balanced, Balancing, Turn};
+use aquifer_page::{Bytes, RegionName};
+use clap::Args;
+use serde::Serialize;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::commands::Common;
+use crate::failure::{OrFail, Result};
+use crate::output;
+
+/// Hands out what the groups of this host save: to their VMs, by their balloons, and to each other
+///
+/// A VM of a group has at least its --min of its memory, and as much more, up to its --max, as its group saves by sharing ('group scan') and its policy gives it:
+/// by 'demand' a step each second while it swaps, by 'fair' what all others have, by 'entitlement' its part of what it contributes. When what is shared is written
+/// to and less is saved, VMs give back. What a group with '--lends yes' does not need another such group gets whose VMs swap, which pays for the scanner then; it is
+/// given back as soon as its owner needs it.
+///
+/// Runs until ctrl-C, and says what it does and why. VMs keep what they have then; --undo has them have their own again. An agent does the same whose
+/// configuration says so ('groups.balance').
+#[derive(Debug, Args)]
+pub(super) struct Balance {
+    /// Says what it would do, and does nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// How often it looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    period: Duration,
+    /// Looks so often and ends
+    #[arg(long, value_name = "N")]
+    periods: Option<u64>,
+    /// Has each VM have what is its own, and no more, and ends
+    #[arg(long, conflicts_with_all = ["dry_run", "periods"])]
+    undo: bool,
+}
+
+/// A VM that was told to have what is its own.
+#[derive(Debug, Serialize)]
+struct Told {
+    vm: RegionName,
+    size: Bytes,
+}
+
+impl Balance {
+    pub(super) fn run(self, common: &Common, agreements: Agreements) -> Result<()> {
+        let what = || "handing out what groups save";
+        let run_dir = std::path::absolute(&common.run_dir).or_fail(what)?;
+        let mut balancing = Balancing::new(&run_dir, agreements);
+        if self.undo {
+            let told = balancing.undo().or_fail(what)?;
+            let told: Vec<_> = told.into_iter().map(|(vm, size)| Told { vm, size }).collect();
+            return output::answer(common.json, &told, |told| {
+                let line = |told: &Told| format!("{} is to have {}", told.vm, told.size);
+                told.iter().map(line).collect::<Vec<_>>().join("\n")
+            });
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
+        }
+        let mut said = BTreeMap::new();
+        let mut left = self.periods;
+        while !ended.load(Ordering::Relaxed) && left != Some(0) {
+            let next = Instant::now() + self.period;
+            let turn = balancing.turn(!self.dry_run).or_fail(what)?;
+            say(common, &turn, &mut said).or_fail(what)?;
+            left = left.map(|left| left - 1);
+            while Instant::now() < next && !ended.load(Ordering::Relaxed) && left != Some(0) {
+                let pause = next.saturating_duration_since(Instant::now());
+                thread::sleep(pause.min(Duration::from_millis(100)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says what has changed since the last time.
+fn say(
+    common: &Common,
+    turn: &Turn,
+    said: &mut BTreeMap<RegionName, (Bytes, Discriminant<Why>)>,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if common.json {
+        serde_json::to_writer(&mut out, turn)?;
+        writeln!(out)?;
+        return out.flush();
+    }
+    for change in &turn.changes {
+        writeln!(out, "{change}")?;
+    }
+    for Balanced { account, plan, failed, .. } in &turn.groups {
+        let mut news = false;
+        for verdict in &plan.verdicts {
+            // Figures change all the time.
+            let is = (verdict.to, discriminant(&verdict.why));
+            if said.insert(verdict.vm.clone(), is) != Some(is) {
+                writeln!(out, "{verdict}")?;
+                news = true;
+            }
+        }
+        if news {
+            writeln!(out, "{account}; {}", plan.cache)?;
+        }
+        for failure in failed {
+            writeln!(out, "{failure}")?;
+        }
+    }
+    out.flush()
+}

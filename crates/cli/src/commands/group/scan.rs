@@ -1,0 +1,86 @@
+//! `aquifer group scan`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aquifer_control::group::scan_rate::Variant;
+use aquifer_group::Agreements;
+use aquifer_group::scan::{self, Report, Scanner, Sharing};
+use aquifer_page::Group as Name;
+use clap::Args;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
+
+use super::terms::rate;
+use crate::commands::Common;
+use crate::commands::region::directory;
+use crate::failure::{OrFail, Result};
+use crate::output;
+use crate::progress::Progress;
+
+/// Looks for equal pages of the group's regions on this host, and has them be kept once
+#[derive(Debug, Args)]
+pub(super) struct Scan {
+    /// The group
+    name: Name,
+    /// How fast: csd (by free CPU, by swapping, and by what is found), cs, c, or so many pages per millisecond. Unless given, as the group agrees
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    scan: Option<Variant>,
+    /// Joins this cgroup, in which the tenant pays for the CPU. Unless given, that of the group's agreement; without one it runs at the lowest priority
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+    /// Says so often how it is; with --json a line each time
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    report: Option<Duration>,
+    /// Has nothing be shared any more, and ends
+    #[arg(long)]
+    undo: bool,
+}
+
+impl Scan {
+    pub(super) fn run(self, common: &Common, all: &Agreements) -> Result<()> {
+        let what = || format!("looking for equal pages of group '{}'", self.name);
+        let directory = directory(common)?;
+        if self.undo {
+            let _progress = Progress::spinner(format!("parting what group '{}' shares", self.name));
+            Scanner::undo(&directory, &self.name).or_fail(what)?;
+            let sharing = scan::sharing(&directory, &self.name).or_fail(what)?;
+            return output::answer(common.json, &sharing, saved);
+        }
+        let agreement = all.get(&self.name).or_fail(what)?;
+        let mut config = agreement.scan;
+        config.variant = self.scan.unwrap_or(config.variant);
+        config.validate().or_fail(what)?;
+        let cgroup = self.cgroup.or(agreement.cgroup);
+        let ended = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
+        }
+        let mut last: Option<Instant> = None;
+        let tell = |report: &Report| {
+            if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
+                last = Some(Instant::now());
+                // Whoever listened may be gone.
+                let _ = output::answer(common.json, report, progress);
+            }
+        };
+        let goes_on = || !ended.load(Ordering::Relaxed);
+        let mut scanner = Scanner::new(&directory, self.name.clone());
+        scanner.run(config, cgroup.as_deref(), goes_on, tell).or_fail(what)
+    }
+}
+
+fn progress(report: &Report) -> String {
+    let Report { group, payer, sharing, scanner_cpu_pct, why, .. } = report;
+    let paid = if payer == group { String::new() } else { format!(", for which group {payer} pays") };
+    format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU{paid}", saved(sharing))
+}
+
+/// What sharing saves, for people.
+pub(super) fn saved(sharing: &Sharing) -> String {
+    let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
+    format!(
+        "{regions} regions share {shared_bytes} in {frames_bytes}: {saved_bytes} saved; {broken} pages parted by writes"
+    )
+}

@@ -1,0 +1,154 @@
+//! Handing out what groups save on a host (Groups, sections 4.2.2 and 7.1): each period it is read what the sharing of each saves and how its VMs are,
+//! `aquifer_control::group` decides, VMs are told by their balloons what they have, and scanners who pays for them.
+
+mod tenant;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use aquifer_control::group::overhead::{self, Ledger};
+use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_region::RegionError;
+use serde::{Deserialize, Serialize};
+
+use self::tenant::Tenant;
+use crate::agreement::{Agreement, Agreements, GroupError};
+use crate::scan::Sharing;
+use crate::scan::payer::{self, Payer};
+
+pub use aquifer_control::group::overhead::{Account, Change, Loan};
+pub use aquifer_control::group::reprovision::{Plan, Verdict, Vm};
+
+/// Why nothing can be handed out.
+#[derive(Debug, thiserror::Error)]
+pub enum BalanceError {
+    /// A group's agreement.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// Its regions.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// What a period has found and done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Each group that has members here.
+    pub groups: Vec<Balanced>,
+    /// What they lend each other.
+    pub loans: Vec<Loan>,
+    /// What has changed of that.
+    pub changes: Vec<Change>,
+}
+
+/// A group in a period.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Balanced {
+    /// What it shares.
+    #[serde(flatten)]
+    pub sharing: Sharing,
+    /// What of that it has to hand out, what others have of it, and who pays.
+    pub account: Account,
+    /// Its VMs, as they were found.
+    pub vms: Vec<Vm>,
+    /// What they are told to have.
+    pub plan: Plan,
+    /// What could not be done.
+    pub failed: Vec<String>,
+}
+
+/// Hands out what the groups of a host save.
+#[derive(Debug)]
+pub struct Balancing {
+    run_dir: PathBuf,
+    agreements: Agreements,
+    ledger: Ledger,
+    tenants: BTreeMap<Group, Tenant>,
+    /// Who pays for scanners of others, as it was written down last.
+    payers: BTreeMap<Group, Payer>,
+}
+
+impl Balancing {
+    /// Of the host whose processes have their files in `run_dir`, and whose groups have these agreements.
+    pub fn new(run_dir: &Path, agreements: Agreements) -> Self {
+        let (tenants, payers) = (BTreeMap::new(), BTreeMap::new());
+        let ledger = Ledger::new(overhead::Config::default());
+        Self { run_dir: run_dir.to_owned(), agreements, ledger, tenants, payers }
+    }
+
+    /// Looks at all groups, decides, and if it is to `act` tells VMs and scanners. To be called each period (1 s in the paper, section 6.1).
+    ///
+    /// # Errors
+    /// [`BalanceError`]: an agreement or a region that cannot be read. What could not be told to a VM is in the [`Balanced`] of its group.
+    pub fn turn(&mut self, act: bool) -> Result<Turn, BalanceError> {
+        let agreements = self.agreements.all()?;
+        self.tenants.retain(|group, _| agreements.iter().any(|agreement| agreement.name == *group));
+        let directory = self.run_dir.join("regions");
+        let mut found = Vec::new();
+        for agreement in agreements {
+            let tenant = self.tenants.entry(agreement.name.clone());
+            let tenant = tenant.or_insert_with(|| Tenant::new(&directory, &agreement));
+            let is = tenant.look(&agreement)?;
+            if is.sharing.regions > 0 {
+                found.push((agreement, is));
+            }
+        }
+        let readings: Vec<_> = found.iter().map(|(_, found)| found.reading.clone()).collect();
+        let overhead::Plan { changes, loans, accounts } = self.ledger.step(&readings);
+        let mut turn = Turn { groups: Vec::new(), loans, changes };
+        if act {
+            self.charge(&found.iter().map(|(agreement, _)| agreement).collect::<Vec<_>>(), &accounts);
+        }
+        for ((agreement, found), account) in found.into_iter().zip(accounts) {
+            let Some(tenant) = self.tenants.get_mut(&agreement.name) else { continue };
+            let plan = tenant.plan(account.surplus(), &found.vms);
+            let failed = if act { tenant.tell(&self.run_dir, &found.vms, &plan) } else { Vec::new() };
+            turn.groups.push(Balanced { sharing: found.sharing, account, vms: found.vms, plan, failed });
+        }
+        Ok(turn)
+    }
+
+    /// Has scanners be on the accounts of those who pay for them.
+    fn charge(&mut self, agreements: &[&Agreement], accounts: &[Account]) {
+        let directory = self.run_dir.join("regions");
+        for Account { group, payer, .. } in accounts {
+            let cgroup = agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
+            let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
+            if self.payers.get(group) == payer.as_ref() {
+                continue;
+            }
+            match payer::write(&directory, group, payer.as_ref()) {
+                Ok(()) => drop(match payer {
+                    Some(payer) => self.payers.insert(group.clone(), payer),
+                    None => self.payers.remove(group),
+                }),
+                Err(error) => tracing::warn!(%group, "who pays for its scanner stays as it was: {error}"),
+            }
+        }
+    }
+
+    /// Has each VM have what is its own, and no more.
+    ///
+    /// # Errors
+    /// [`BalanceError`].
+    pub fn undo(&mut self) -> Result<Vec<(RegionName, Bytes)>, BalanceError> {
+        let mut told = Vec::new();
+        let directory = self.run_dir.join("regions");
+        for agreement in self.agreements.all()? {
+            let mut tenant = Tenant::new(&directory, &agreement);
+            let found = tenant.look(&agreement)?;
+            told.extend(tenant.tell_own(&self.run_dir, &found.vms));
+        }
+        Ok(told)
+    }
+}
+
+impl Drop for Balancing {
+    /// Scanners are on the accounts of their own groups again: nobody keeps account of loans any more.
+    fn drop(&mut self) {
+        let directory = self.run_dir.join("regions");
+        for group in self.payers.keys() {
+            let _ = payer::write(&directory, group, None);
+        }
+    }
+}
