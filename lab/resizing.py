@@ -39,7 +39,8 @@ def wait(what: str, condition, patience: float = 60, pause: float = 0.02) -> Non
 class Host:
     """This machine, with a run directory, and so a budget, of its own. All that it has started ends with `close`."""
 
-    def __init__(self):
+    def __init__(self, more: dict | None = None):
+        """With `more` files in the guests, by their paths here."""
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         self.dir = Path(tempfile.mkdtemp(prefix="aquifer-resize-"))
         self.ram = Path(tempfile.mkdtemp(prefix="aquifer-resize-", dir="/dev/shm"))
@@ -49,7 +50,7 @@ class Host:
         self.processes: list = []
         try:
             modules = [word for module in MODULES for word in ("--module", module)]
-            files = {BUILT / "aquifer-guest": "/bin/aquifer-guest", ROOT / "lab/resize-guest.sh": "/bin/resize.sh", BUILT / "examples/churn": "/bin/churn"}
+            files = {BUILT / "aquifer-guest": "/bin/aquifer-guest", ROOT / "lab/resize-guest.sh": "/bin/resize.sh", BUILT / "examples/churn": "/bin/churn", **(more or {})}
             words = [word for here, there in files.items() for word in ("--file", f"{here}:{there}")]
             parts = subprocess.run([BUILT / "testbed", "parts", *modules, *words, self.dir], capture_output=True, text=True)
             if parts.returncode != 0:

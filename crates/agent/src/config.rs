@@ -46,6 +46,9 @@ pub struct Config {
     /// How it takes VMs.
     #[serde(default)]
     pub vms: VmsConfig,
+    /// What it does for groups.
+    #[serde(default)]
+    pub groups: GroupsConfig,
     /// The other hosts.
     #[serde(default, rename = "peer")]
     pub peers: Vec<PeerConfig>,
@@ -173,6 +176,22 @@ impl Default for VmsConfig {
             balance: false,
             balancer: balance::Config::default(),
         }
+    }
+}
+
+/// What the agent does for the groups of its host.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupsConfig {
+    /// Where their agreements are.
+    pub agreements: PathBuf,
+    /// Whether it hands out what they save.
+    pub balance: bool,
+}
+
+impl Default for GroupsConfig {
+    fn default() -> Self {
+        Self { agreements: "/etc/aquifer/groups".into(), balance: false }
     }
 }
 

@@ -4,16 +4,18 @@
 //! - [`monitor`]: how much memory there is and how much is used.
 //! - [`driver`]: the one task that owns the controller of the `control` crate and carries out what it decides.
 //! - [`lender`], [`borrower`], [`peers`]: what it has lent, what it has borrowed, and who the others are.
-//! - [`vms`]: VMs that move.
+//! - [`vms`]: VMs that move. [`groups`]: what they agree on, and get of what they share.
 //! - [`http`]: the API.
 //!
 //! The agent is on no page's way into swap: volumes are processes of their own. It is on the way of pages that it has
 //! lent, and holds them in files that outlive it.
 
+mod background;
 mod balancing;
 pub mod borrower;
 pub mod config;
 pub mod driver;
+pub mod groups;
 pub mod http;
 pub mod lender;
 pub mod monitor;
@@ -30,10 +32,10 @@ use aquifer_fabric::tls::{Identity, TlsError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use balancing::Balancer;
 use borrower::Borrower;
 use config::{Config, ConfigError};
 use driver::{Command, Driver, Handle, Parts};
+use groups::Groups;
 use lender::Lender;
 use monitor::Source;
 use monitor::gate::SwapGate;
@@ -110,8 +112,11 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let peers = Peers::new(&config.peers, &identity.client_config());
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let balances = config.vms.balance;
-    let balancer = balances.then(|| Balancer::start(&config.state, &exe, &config.vms.balancer));
+    let balancer = balances.then(|| balancing::start(&config.state, &exe, &config.vms.balancer));
     let _balancer = balancer.transpose().map_err(start_error)?;
+    let groups = Groups::new(&config.groups);
+    let hands_out = config.groups.balance.then(|| groups.balance(&config.state));
+    let _hands_out = hands_out.transpose().map_err(start_error)?;
     let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
@@ -124,7 +129,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let handle = Handle(commands);
     let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers });
     let driver = tokio::spawn(driver.run(inbox));
-    let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms }));
+    let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
     let stopped = tokio::select! {
         _ = terminated.recv() => "leases and volumes stay as they are for the next agent",
         _ = interrupted.recv() => give_back(&handle, &mut interrupted, &mut terminated).await,

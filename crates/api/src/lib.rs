@@ -2,9 +2,10 @@
 //!
 //! Between hosts it runs over mutual TLS and the caller is the host its certificate names; on a host it runs over the
 //! agent's unix socket. [`message`] holds the paper's five messages, [`status`] what an agent tells of itself,
-//! [`order`] what an operator may ask of it, [`client`] the way to all of them.
+//! [`order`] what an operator may ask of it, [`group`] the groups of its host, [`client`] the way to all of them.
 
 pub mod client;
+pub mod group;
 pub mod message;
 pub mod order;
 pub mod path;

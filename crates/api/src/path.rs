@@ -25,6 +25,8 @@ pub const ARRIVE: &str = "/v1/vms/arrive";
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET` [`crate::status::Status`].
 pub const STATUS: &str = "/v1/status";
+/// `GET` a list of [`crate::group::Group`].
+pub const GROUPS: &str = "/v1/groups";
 /// `POST` [`crate::order::Borrow`].
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].

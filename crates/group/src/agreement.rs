@@ -119,6 +119,16 @@ impl Agreement {
         Ok(())
     }
 
+    /// All of it but the key, with which whoever has it can read all that the group has with lenders.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn public(&self) -> serde_json::Result<serde_json::Value> {
+        let mut public = serde_json::to_value(self)?;
+        public.as_object_mut().map(|terms| terms.remove("key"));
+        Ok(public)
+    }
+
     /// By what to seal the pages of a new lease of the group.
     pub fn seal(&self) -> Option<Seal> {
         match self.sealed {

@@ -23,6 +23,7 @@ use utoipa_axum::routes;
 pub use serve::{Endpoints, bind};
 
 use crate::driver::Handle;
+use crate::groups::Groups;
 use crate::vms::Vms;
 
 /// What requests are about.
@@ -32,6 +33,8 @@ pub struct Served {
     pub handle: Handle,
     /// VMs.
     pub vms: Vms,
+    /// Groups.
+    pub groups: Groups,
 }
 
 impl FromRef<Served> for Handle {
@@ -43,6 +46,12 @@ impl FromRef<Served> for Handle {
 impl FromRef<Served> for Vms {
     fn from_ref(served: &Served) -> Self {
         served.vms.clone()
+    }
+}
+
+impl FromRef<Served> for Groups {
+    fn from_ref(served: &Served) -> Self {
+        served.groups.clone()
     }
 }
 
@@ -75,6 +84,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(peers::access))
         .routes(routes!(peers::arrive))
         .routes(routes!(orders::status))
+        .routes(routes!(orders::groups))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
         .routes(routes!(orders::migrate))

@@ -1,6 +1,7 @@
 //! What the operator may ask, by unix socket.
 
 use aquifer_api::Problem;
+use aquifer_api::group::Group;
 use aquifer_api::order::{Awaited, Borrow, Borrowed, Migrate, Return, Returned};
 use aquifer_api::status::Status;
 use axum::Json;
@@ -8,6 +9,7 @@ use axum::extract::State;
 
 use super::{Body, Failure, FromLocal};
 use crate::driver::{Command, Handle};
+use crate::groups::Groups;
 use crate::vms::Vms;
 
 /// Everything about this host.
@@ -15,6 +17,16 @@ use crate::vms::Vms;
     responses((status = 200, body = Status), (status = 4XX, body = Problem)))]
 pub(super) async fn status(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
+}
+
+/// The groups of this host, what they agree on and what they share.
+#[utoipa::path(get, path = "/v1/groups", tag = "orders",
+    responses((status = 200, body = Vec<Group>), (status = 4XX, body = Problem)))]
+pub(super) async fn groups(
+    State(groups): State<Groups>,
+    _: FromLocal,
+) -> Result<Json<Vec<Group>>, Failure> {
+    Ok(Json(groups.all()?))
 }
 
 /// Borrow now. Answered when the memory is swapped on.

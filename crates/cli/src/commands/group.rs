@@ -234,9 +234,7 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
     let is_in =
         |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
     let regions = regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
-    let mut terms = serde_json::to_value(agreement).or_fail(|| format!("showing group '{name}'"))?;
-    // Whoever has it can read all that the group has with lenders.
-    terms.as_object_mut().map(|terms| terms.remove("key"));
+    let terms = agreement.public().or_fail(|| format!("showing group '{name}'"))?;
     Ok(Shown {
         key_id: key.id(),
         file: all.file(name),

@@ -1,0 +1,78 @@
+//! The groups of this host: what they agree on; and, where that is this agent's to do, handing out what they save.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use aquifer_api::Problem;
+use aquifer_api::group::Group;
+use aquifer_group::balance::{Balanced, Balancing};
+use aquifer_group::{Agreement, Agreements};
+
+use crate::background::{Background, GLANCE};
+use crate::config::GroupsConfig;
+
+/// They, and what was last handed out.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    agreements: Agreements,
+    last: Arc<Mutex<Vec<Balanced>>>,
+}
+
+impl Groups {
+    /// Those that the configuration names.
+    pub fn new(config: &GroupsConfig) -> Self {
+        Self { agreements: Agreements::of(&config.agreements), last: Arc::default() }
+    }
+
+    /// Has what they save be handed out, for as long as what is returned lives.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub(crate) fn balance(&self, state: &Path) -> io::Result<Background> {
+        let balancing = Balancing::new(state, self.agreements.clone());
+        let groups = self.clone();
+        let rest = |_: &mut Balancing| {
+            thread::sleep(GLANCE);
+            false
+        };
+        Background::start("groups", balancing, move |balancing| groups.turn(balancing), rest)
+    }
+
+    fn turn(&self, balancing: &mut Balancing) {
+        let turn = match balancing.turn(true) {
+            Ok(turn) => turn,
+            Err(error) => return tracing::warn!("what groups save is not handed out: {error}"),
+        };
+        for change in &turn.changes {
+            tracing::info!("{change}");
+        }
+        for Balanced { account, plan, failed, .. } in &turn.groups {
+            for verdict in plan.verdicts.iter().filter(|verdict| verdict.from != verdict.to) {
+                tracing::info!(group = %account.group, vm = %verdict.vm, from = %verdict.from, to = %verdict.to, "{verdict}");
+            }
+            failed.iter().for_each(|failure| tracing::warn!(group = %account.group, "{failure}"));
+        }
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = turn.groups;
+    }
+
+    /// All of them, for who asks.
+    ///
+    /// # Errors
+    /// What is wrong with an agreement.
+    pub(crate) fn all(&self) -> Result<Vec<Group>, Problem> {
+        let problem = |error: &dyn std::fmt::Display| Problem { error: error.to_string(), help: None };
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shown = |agreement: Agreement| {
+            let balanced = last.iter().find(|one| one.account.group == agreement.name);
+            Ok(Group {
+                key_id: agreement.key.id(),
+                terms: agreement.public().map_err(|error| problem(&error))?,
+                balanced: balanced.map(serde_json::to_value).transpose().map_err(|error| problem(&error))?,
+                name: agreement.name,
+            })
+        };
+        self.agreements.all().map_err(|error| problem(&error))?.into_iter().map(shown).collect()
+    }
+}

@@ -1,0 +1,109 @@
+//! What guests of measurements work on: `worker memory MIB RATE SEED` checks and rewrites pages of its memory at random, which no other seed's are like;
+//! `worker reads FILE MIB RATE SEED` reads pages at random of a file or device, through the guest's page cache. At most RATE pages a second; what is missed in a
+//! second is not made up for. Four of five go to a third of the pages. Each second it says `worker SECOND PAGES WRONG`.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const WORDS: usize = PAGE / 8;
+
+/// Between two looks at the time.
+const TURN: u32 = 20;
+
+trait Pages {
+    /// Works on a page. Whether it was what it must be.
+    fn work(&mut self, page: usize) -> io::Result<bool>;
+}
+
+struct Memory {
+    words: Vec<u64>,
+    generations: Vec<u32>,
+    seed: u64,
+}
+
+impl Memory {
+    fn new(pages: usize, seed: u64) -> Self {
+        let mut memory = Self { words: vec![0; pages * WORDS], generations: vec![0; pages], seed };
+        (0..pages).for_each(|page| memory.write(page));
+        memory
+    }
+
+    fn first(&self, page: usize) -> u64 {
+        let number = (self.seed << 56) ^ ((page as u64) << 32) ^ u64::from(self.generations[page]);
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn write(&mut self, page: usize) {
+        let first = self.first(page);
+        let words = &mut self.words[page * WORDS..][..WORDS];
+        words.iter_mut().zip(0..).for_each(|(word, at)| *word = first.wrapping_add(at));
+    }
+}
+
+impl Pages for Memory {
+    fn work(&mut self, page: usize) -> io::Result<bool> {
+        let first = self.first(page);
+        let good = self.words[page * WORDS..][..WORDS]
+            .iter()
+            .zip(0..)
+            .all(|(word, at)| *word == first.wrapping_add(at));
+        self.generations[page] += 1;
+        self.write(page);
+        Ok(good)
+    }
+}
+
+impl Pages for File {
+    fn work(&mut self, page: usize) -> io::Result<bool> {
+        let mut bytes = [0; PAGE];
+        self.read_exact_at(&mut bytes, (page * PAGE) as u64)?;
+        Ok(true)
+    }
+}
+
+fn run(mut on: impl Pages, pages: usize, rate: u32, seed: u64) -> io::Result<()> {
+    let mut random = 88_172_645_463_325_252 ^ seed;
+    let (mut done, mut wrong) = (0_u64, 0_u64);
+    let turn = Duration::from_secs(1) / TURN;
+    for second in 1_u64.. {
+        for _ in 0..TURN {
+            let until = Instant::now() + turn;
+            for _ in 0..(rate / TURN).max(1) {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let among = if random % 5 == 0 { pages } else { pages.div_ceil(3) };
+                wrong += u64::from(!on.work((random >> 8) as usize % among)?);
+                done += 1;
+                if Instant::now() > until {
+                    break;
+                }
+            }
+            thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+        let mut out = io::stdout().lock();
+        writeln!(out, "worker {second} {done} {wrong}")?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let number = |word: &String| word.parse::<u64>().map_err(io::Error::other);
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["memory", ..] if words.len() == 4 => {
+            let [pages, rate, seed] = [number(&words[1])? * 256, number(&words[2])?, number(&words[3])?];
+            run(Memory::new(pages as usize, seed), pages as usize, rate as u32, seed)
+        }
+        ["reads", file, ..] if words.len() == 5 => {
+            let [pages, rate, seed] = [number(&words[2])? * 256, number(&words[3])?, number(&words[4])?];
+            run(File::open(file)?, pages as usize, rate as u32, seed)
+        }
+        _ => Err(io::Error::other("usage: worker memory MIB RATE SEED | worker reads FILE MIB RATE SEED")),
+    }
+}
