@@ -22,10 +22,7 @@ pub(super) async fn status(State(handle): State<Handle>, _: FromLocal) -> Result
 /// The groups of this host, what they agree on and what they share.
 #[utoipa::path(get, path = "/v1/groups", tag = "orders",
     responses((status = 200, body = Vec<Group>), (status = 4XX, body = Problem)))]
-pub(super) async fn groups(
-    State(groups): State<Groups>,
-    _: FromLocal,
-) -> Result<Json<Vec<Group>>, Failure> {
+pub(super) async fn groups(State(groups): State<Groups>, _: FromLocal) -> Result<Json<Vec<Group>>, Failure> {
     Ok(Json(groups.all()?))
 }
 

@@ -126,6 +126,14 @@ pub(super) const MANUAL: Manual = Manual {
             "Equal pages of the group's VMs on this host are kept once, for as long as this looks for them; says what that saves",
         ),
         (
+            "aquifer group balance",
+            "Gives what groups save to their VMs that need it; see --min of 'aquifer vm start'",
+        ),
+        (
+            "aquifer group set blue --policy fair --lends yes --max-memory 64G",
+            "Who gets what is saved, whether other groups may have what is left, and what its members may have on a host",
+        ),
+        (
             "aquifer group set blue --sealed random",
             "For tenants to whom it matters that a lender can tell which pages are equal",
         ),

@@ -92,6 +92,12 @@ pages = "{pages}"
 # QEMU itself.
 # qemu = "qemu-system-x86_64"
 
+[groups]
+# Hand out what groups save by sharing pages on this host, to their VMs ('aquifer group balance').
+# balance = false
+# Where their agreements are.
+# agreements = "/etc/aquifer/groups"
+
 # The other hosts.
 {peers}"#
     )

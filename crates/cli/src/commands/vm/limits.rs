@@ -10,7 +10,7 @@ use crate::output;
 /// What a VM's memory is kept within, by whoever resizes it.
 #[derive(Debug, Args)]
 pub(super) struct Bounds {
-    /// The balancer leaves it at least so much
+    /// The balancer leaves it at least so much. In a group: what it has of --memory in any case; the rest is what its group saves ('aquifer group balance')
     #[arg(long, value_name = "SIZE")]
     min: Option<Bytes>,
     /// It never gets more, whoever asks
