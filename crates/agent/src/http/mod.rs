@@ -205,6 +205,7 @@ mod tests {
             path::OFFER,
             path::ACCESS,
             path::STATUS,
+            path::GROUPS,
             path::BORROW,
             path::RETURN,
             path::ARRIVE,
@@ -212,7 +213,7 @@ mod tests {
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 13, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 14, "a path is missing here: {paths:?}");
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(&file, openapi()).unwrap();
