@@ -3,7 +3,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aquifer_page::{Bytes, HostName, PAGE_SIZE};
-use aquifer_store::{Lease, LeaseRecord, Store};
+use aquifer_store::{Finding, Lease, LeaseRecord, Store};
+use serde_json::json;
 
 use super::Export;
 use crate::failure::{Failure, OrFail, Result};
@@ -18,6 +19,8 @@ pub(super) struct Memory {
     pub(super) capacity: Bytes,
     /// The directory to remove: only one of its own.
     own_dir: Option<PathBuf>,
+    /// Whether an export that was killed had left it: what is not served after all stays.
+    was_left: bool,
 }
 
 impl Memory {
@@ -30,22 +33,24 @@ impl Memory {
             instance.note(&own.to_string_lossy()).or_fail(what)?;
         }
         let store = Store::open(&dir).or_fail(what)?;
-        if !store.leases().is_empty() {
-            let why = format!("{} holds leases of an agent", dir.display());
-            return Err(Failure::new(what(), why).help("give another directory by --dir"));
-        }
         let capacity = Bytes(export.size.pages() * PAGE_SIZE as u64);
         let borrower = HostName::try_from("export".to_owned()).or_fail(what)?;
-        let record = || LeaseRecord {
+        let record = |name: &String| LeaseRecord {
             quota: export.quota.unwrap_or(capacity),
             shared: export.share,
+            note: json!({ "export": name }),
             ..LeaseRecord::new(borrower.clone(), capacity)
         };
+        let records: Vec<_> = export.names.iter().map(record).collect();
+        let left = left_in(&store, &records).map_err(|(why, help)| Failure::new(what(), why).help(help))?;
+        let was_left = !left.is_empty();
         // What was made before one fails goes with this.
-        let mut memory = Self { store: Arc::new(store), leases: Vec::new(), capacity, own_dir };
-        for _ in &export.names {
-            let lease = memory.store.create(record()).or_fail(what)?;
-            memory.leases.push(lease);
+        let mut memory = Self { store: Arc::new(store), leases: left, capacity, own_dir, was_left };
+        if !was_left {
+            for record in records {
+                let lease = memory.store.create(record).or_fail(what)?;
+                memory.leases.push(lease);
+            }
         }
         let store = &memory.store;
         if store.is_swappable() {
@@ -73,7 +78,35 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // Nobody is left to tell; the next export removes what is left.
-        let _ = self.remove_all();
+        if !self.was_left {
+            let _ = self.remove_all();
+        }
+    }
+}
+
+/// The leases that an export with these records has left, in their order, when it was killed; none if there is nothing. Otherwise why it is not so, and
+/// what to do.
+fn left_in(
+    store: &Store,
+    records: &[LeaseRecord],
+) -> std::result::Result<Vec<Arc<Lease>>, (String, &'static str)> {
+    let dir = store.dir().display();
+    let lost = |finding: &&Finding| matches!(finding, Finding::Unusable(..) | Finding::RecordWithoutPages(_));
+    if let Some(lost) = store.findings().iter().find(lost) {
+        return Err((format!("{dir}: {lost}"), "give another directory by --dir"));
+    }
+    let all = store.leases();
+    let left = records.iter().map(|record| {
+        let same = |lease: &&Arc<Lease>| LeaseRecord { id: lease.id(), ..record.clone() } == lease.record();
+        all.iter().find(same).cloned()
+    });
+    match left.collect() {
+        _ if all.is_empty() => Ok(Vec::new()),
+        Some(left) if all.len() == records.len() => Ok(left),
+        _ => Err((
+            format!("{dir} holds leases of an agent, or of an export with other names or of another size"),
+            "give another directory by --dir, or what the export that was killed was given",
+        )),
     }
 }
 

@@ -83,7 +83,7 @@ pub struct Export {
     report: Option<Duration>,
     /// A tmpfs directory for the pages
     ///
-    /// The default is one of its own below /dev/shm/aquifer.
+    /// The default is one of its own below /dev/shm/aquifer. What an export that was killed has left in this one is served again, if all else that was asked for is the same.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// The most RAM it may take, however large the device is; beyond it a write fails with 'no space'
@@ -141,7 +141,10 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     files: &[
         ("/run/aquifer/export.sock", "the default socket"),
-        ("/dev/shm/aquifer/export-PID", "the pages; what a killed export left is removed by the next one"),
+        (
+            "/dev/shm/aquifer/export-PID",
+            "the pages without --dir; what a killed export left is removed by the next one",
+        ),
     ],
     see_also: &["aquifer-attach(1)", "aquifer-run(1)", "nbdinfo(1)", "nbdcopy(1)", "nvme-connect(1)"],
     ..Manual::NONE
