@@ -1,16 +1,17 @@
 //! A tenant's pages with a lender: sealed, kept once within its group, and never with another's.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Lines};
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::thread::sleep;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use aquifer_store::Store;
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::common::{Export, aquifer, eventually, stderr};
-use crate::framework::{Setting, kill};
+use crate::common::{Export, eventually, stderr};
+use crate::framework::{Scanner, Setting, kill};
 
 /// Pages of a region that are not zero, as the program writes it (`framework/program.py`).
 const FULL: u64 = (8192 - 8192 / 64) * 4096;
@@ -71,46 +72,67 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     assert_eq!(lender.end(Signal::TERM), Some(0));
 }
 
-/// A scanner of a group, that tells how it does. Dropping it kills it.
-struct Scanner {
-    child: Child,
-    reports: Lines<BufReader<ChildStdout>>,
-}
-
-impl Scanner {
-    fn start(setting: &Setting, group: &str, groups: &str) -> Self {
-        let words =
-            ["--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report", "1ms"];
-        let mut child = aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        let reports = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, reports }
+#[test]
+fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
+    let Some(setting) = Setting::new() else { return };
+    let groups = setting.dir.path().join("groups").to_str().unwrap().to_owned();
+    setting.done(&["group", "create", "blue", "--groups", &groups]);
+    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let socket = format!("unix:{}", setting.dir.path().join("sharing").display());
+    let words = ["128M", "--nbd", &socket, "--name", "a", "--name", "b", "--share"];
+    let words = [&words[..], &["--dir", pages.path().to_str().unwrap()]].concat();
+    let mut lender = Export::start(setting.dir.path(), &words);
+    let mut programs = Vec::new();
+    for (at, name) in ["one", "two"].into_iter().enumerate() {
+        let uri = lender.ready["uris"][at].as_str().unwrap();
+        let lent = ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", uri];
+        setting.done(&[&lent[..], &["--group", "blue", "--groups", &groups]].concat());
+        programs.push(setting.start(&setting.dir.path().join("regions").join(name)));
+        programs.last_mut().unwrap().does("write 1");
     }
-
-    #[track_caller]
-    fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            let line = self.reports.next().expect("the scanner goes on").unwrap();
-            let report: Value = serde_json::from_str(&line).unwrap();
-            if is(&report) {
-                return report;
-            }
-            assert!(Instant::now() < deadline, "still not: {what}: {report}");
-        }
+    for seed in [2, 1, 3, 1] {
+        // While one of them writes, and the other one reads.
+        programs[0].order("check 1");
+        programs[1].order(&format!("write {seed}"));
+        sleep(Duration::from_millis(100));
+        lender.end(Signal::KILL);
+        let store = Store::open(pages.path()).unwrap();
+        store.audit().unwrap();
+        assert!(store.findings().is_empty() && store.leases().len() == 2, "{:?}", store.findings());
+        drop(store);
+        lender = Export::start(setting.dir.path(), &words);
+        assert_eq!(programs[0].answer(), "check 0");
+        assert_eq!(programs[1].answer(), "write 0");
+        programs[1].does(&format!("check {seed}"));
     }
-
-    fn end(mut self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-        let status = self.child.wait().unwrap();
-        assert!(signal == Signal::KILL || status.success(), "{status}");
+    for name in ["one", "two"] {
+        setting.done(&["region", "persist", name]);
     }
-}
-
-impl Drop for Scanner {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    lender.end(Signal::KILL);
+    let store = Store::open(pages.path()).unwrap();
+    store.audit().unwrap();
+    let shared = store.usage().groups[&"default".parse().unwrap()].shared;
+    assert_eq!((shared.stored.0, shared.saved.0, shared.shared_frames), (2 * FULL, FULL, FULL / 4096));
+    drop(store);
+    // What is asked for otherwise is not served, and what is there stays.
+    let other = setting.aquifer(&[&["export", "128M"], &words[8..]].concat());
+    assert!(
+        stderr(&other).contains("leases of an agent, or of an export with other names"),
+        "{}",
+        stderr(&other)
+    );
+    lender = Export::start(setting.dir.path(), &words);
+    programs.iter_mut().for_each(|program| program.does("check 1"));
+    drop(programs);
+    ["one", "two"].iter().for_each(|name| setting.remove(name));
+    assert_eq!(lender.end(Signal::TERM), Some(0));
+    assert_eq!(
+        fs::read_dir(pages.path())
+            .unwrap()
+            .filter(|file| file.as_ref().unwrap().file_name() != "lock")
+            .count(),
+        0
+    );
 }
 
 #[test]

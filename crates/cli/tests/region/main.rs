@@ -9,7 +9,10 @@ mod common;
 mod demo;
 mod framework;
 mod groups;
+mod isolation;
 mod limits;
 mod losses;
 mod pages;
 mod programs;
+#[path = "../../../store/tests/rank/mod.rs"]
+mod rank;

@@ -1,5 +1,6 @@
 //! The frames of a group by themselves.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -33,6 +34,22 @@ fn a_content_has_one_frame_until_nobody_refers_to_it() {
     assert_eq!(figures(&frames), [0, 0, 0]);
     frames.trim();
     assert_eq!((frames.usage().taken.0, frames.file.taken().unwrap()), (0, 0));
+}
+
+#[test]
+fn the_same_contents_look_different_in_each_group() {
+    let groups = [frames(), frames()];
+    let mut found = HashSet::new();
+    for number in 0..10_000_u32 {
+        let mut content = [7; PAGE_SIZE];
+        content[..4].copy_from_slice(&number.to_le_bytes());
+        for frames in &groups {
+            let frame = frames.share(&content).unwrap();
+            let kept = frames.file.meta(frame).fingerprint.load(Ordering::Relaxed);
+            assert!(kept == frames.key.fingerprint(&content) && found.insert(kept));
+        }
+    }
+    groups.iter().for_each(|frames| assert_eq!(figures(frames), [10_000, 10_000, 0]));
 }
 
 #[test]

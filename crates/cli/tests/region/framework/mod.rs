@@ -1,6 +1,7 @@
 //! Regions with their lender, programs that map them, and killing what serves them.
 
 mod program;
+mod scanner;
 mod setting;
 
 use std::fs;
@@ -9,7 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::common::eventually;
-pub use program::{HEAP_PROGRAM, Program};
+pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, Program};
+pub use scanner::Scanner;
 pub use setting::Setting;
 
 pub fn lacks_regions() -> bool {

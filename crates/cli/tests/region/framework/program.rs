@@ -11,6 +11,10 @@ pub const PROGRAM: &str = include_str!("program.py");
 /// Allocates, checks and frees, without knowing of regions: `fill`, `check`, `free` (of all but every other block), `child`, `fork`.
 pub const HEAP_PROGRAM: &str = include_str!("heap.py");
 
+/// Maps the region, whose pages are of three kinds, one after the other: `fill SEED SEED SEED` has each kind be as all have it with that seed, `check SEED
+/// SEED SEED`, `guess` writes a byte to each page, in an order by chance, and answers how many nanoseconds each of a kind took, as JSON.
+pub const GUESSING_PROGRAM: &str = include_str!("guess.py");
+
 /// One that runs. Dropping it kills it.
 pub struct Program {
     pub child: Child,

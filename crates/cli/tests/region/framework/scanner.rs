@@ -1,0 +1,53 @@
+//! A scanner of a group.
+
+use std::io::{BufRead as _, BufReader, Lines};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::Setting;
+use crate::common::aquifer;
+
+/// It tells how it does. Dropping it kills it.
+pub struct Scanner {
+    child: Child,
+    reports: Lines<BufReader<ChildStdout>>,
+}
+
+impl Scanner {
+    pub fn start(setting: &Setting, group: &str, groups: &str) -> Self {
+        let words =
+            ["--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report", "1ms"];
+        let mut child = aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let reports = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, reports }
+    }
+
+    #[track_caller]
+    pub fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let line = self.reports.next().expect("the scanner goes on").unwrap();
+            let report: Value = serde_json::from_str(&line).unwrap();
+            if is(&report) {
+                return report;
+            }
+            assert!(Instant::now() < deadline, "still not: {what}: {report}");
+        }
+    }
+
+    pub fn end(mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(signal == Signal::KILL || status.success(), "{status}");
+    }
+}
+
+impl Drop for Scanner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
