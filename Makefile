@@ -49,6 +49,8 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/resize
 	lab/groups ksm
 	lab/groups rates
+	lab/groups loss
+	lab/groups pool
 	lab/isolation
 
 build: ## the release binaries: target/release/aquifer, and the agent for guests

@@ -1,11 +1,22 @@
 #!/bin/busybox sh
-# The first process of a guest of lab/groups: has memory that all guests have (numbers), and memory that none other has; says so, and takes orders.
+# The first process of a guest of lab/groups and lab/consolidation: has memory that all guests have (numbers), and memory that none other has; says so, and takes orders.
 /bin/busybox mkdir -p /proc /dev
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t devtmpfs dev /dev
-/bin/busybox seq 1 100000000 | /bin/busybox head -c 50331648 >/same
-/bin/busybox head -c 16777216 /dev/urandom >/own
+# What the kernel's command line says is in the environment: with which number the data begins, if there is to be any. Of a MiB of numbers 48 are made, as that is
+# quicker: with other digits each time.
+[ "${data:-1}" = 0 ] || {
+	/bin/busybox seq "${data:-1}" 900000000 | /bin/busybox head -c 1048576 >/part
+	digits=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
+	at=0
+	while [ $at -lt 48 ]; do
+		/bin/busybox tr 0123456789 "${digits:$at:10}" </part
+		at=$((at + 1))
+	done >/same
+	/bin/busybox head -c 16777216 /dev/urandom >/own
+}
 exec </dev/console >/dev/console 2>&1
+[ -z "$churn" ] || exec /bin/churn "$churn" "$hot" "$rate"
 echo "its memory is full"
 jobs=
 while read -r order; do
