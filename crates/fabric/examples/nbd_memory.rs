@@ -7,15 +7,19 @@ use std::error::Error;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
-use aquifer_fabric::nbd::server::{Exports, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused, Security, Server};
 use aquifer_store::Lease;
 
 /// One lease, for everybody.
 struct OnlyOne(Arc<Lease>);
 
 impl Exports for OnlyOne {
-    fn open(&self, name: &str, _peer: &Peer) -> Result<Arc<Lease>, Refused> {
-        if name.is_empty() { Ok(Arc::clone(&self.0)) } else { Err(Refused::Unknown(name.to_owned())) }
+    fn open(&self, name: &str, _peer: &Peer) -> Result<Export, Refused> {
+        if name.is_empty() {
+            Ok(Export::Lease(Arc::clone(&self.0)))
+        } else {
+            Err(Refused::Unknown(name.to_owned()))
+        }
     }
 
     fn list(&self, _peer: &Peer) -> Vec<String> {

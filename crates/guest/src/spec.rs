@@ -121,6 +121,9 @@ pub struct VmSpec {
     pub machine: String,
     /// Files that are its disks; a name that ends in `.qcow2` is of that format, others are raw.
     pub disks: Vec<PathBuf>,
+    /// Further ones, after those, that it has through the cache of its group.
+    #[serde(default)]
+    pub cached_disks: Vec<PathBuf>,
     /// A kernel to boot, in place of what is on the first disk.
     pub kernel: Option<PathBuf>,
     /// What that kernel finds as its first file system.
@@ -181,6 +184,10 @@ impl VmSpec {
             );
             return Err(GuestError::Misuse(why));
         }
+        if !self.cached_disks.is_empty() && self.backing != Backing::Region {
+            let why = "disks are cached for a group, and only a VM in the pool is in one: have its memory be there (--cache, --group), or its disks be its own (--disk)";
+            return Err(GuestError::Misuse(why.to_owned()));
+        }
         for argument in &self.extra {
             if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(argument, what)) {
                 return Err(GuestError::Misuse(format!("QEMU cannot be given '{argument}': {why}")));
@@ -189,8 +196,9 @@ impl VmSpec {
         Ok(())
     }
 
-    /// QEMU with this guest, whose memory is the file `region`; one that waits for the guest to come from another host, if that is so.
-    pub(crate) fn command(&self, files: &Files, region: &Path, comes: bool) -> Command {
+    /// QEMU with this guest, whose memory is the file `region`, and whose group has its disks cached at the socket `cache`; one that waits for the guest to
+    /// come from another host, if that is so.
+    pub(crate) fn command(&self, files: &Files, region: &Path, cache: &Path, comes: bool) -> Command {
         let Self { name, memory, .. } = self;
         let mut qemu = Command::new(&self.qemu);
         if self.backing == Backing::Region {
@@ -236,8 +244,11 @@ impl VmSpec {
             format!("virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on");
         qemu.args(["-device", &balloon]);
         for disk in &self.disks {
-            let format = if disk.extension().is_some_and(|is| is == "qcow2") { "qcow2" } else { "raw" };
+            let format = if is_qcow2(disk) { "qcow2" } else { "raw" };
             qemu.arg("-drive").arg(with(format!("if=virtio,format={format}"), &[("file", disk)]));
+        }
+        for (number, disk) in self.cached_disks.iter().enumerate() {
+            cached_disk(&mut qemu, number, disk, cache);
         }
         for (option, value) in [("-kernel", &self.kernel), ("-initrd", &self.initrd)] {
             if let Some(value) = value {
@@ -284,6 +295,28 @@ impl VmSpec {
     }
 }
 
+/// By its name.
+fn is_qcow2(disk: &Path) -> bool {
+    disk.extension().is_some_and(|is| is == "qcow2")
+}
+
+/// How long a guest waits for the cache of its disks when that was killed: for ever.
+const RECONNECT_SECONDS: u32 = u32::MAX;
+
+/// Has QEMU have a disk through the cache that serves at a socket.
+fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
+    let id = format!("aquifer-cached-{number}");
+    let node = if is_qcow2(disk) { format!("{id}-file") } else { id.clone() };
+    let options = format!(
+        "driver=nbd,node-name={node},discard=unmap,server.type=unix,reconnect-delay={RECONNECT_SECONDS}"
+    );
+    qemu.arg("-blockdev").arg(with(options, &[("server.path", cache), ("export", disk)]));
+    if node != id {
+        qemu.args(["-blockdev", &format!("driver=qcow2,node-name={id},discard=unmap,file={node}")]);
+    }
+    qemu.args(["-device", &format!("virtio-blk-pci,drive={id}")]);
+}
+
 /// Whether an argument is this option, or has this among its values.
 fn is(argument: &str, what: &str) -> bool {
     match (what.strip_prefix('-'), argument.strip_prefix('-')) {
@@ -324,6 +357,7 @@ mod tests {
             accelerator: Accelerator::Tcg,
             machine: "q35".to_owned(),
             disks: vec!["/a,b.qcow2".into(), "/c".into()],
+            cached_disks: vec!["/d,e.qcow2".into(), "/f".into()],
             kernel: None,
             initrd: None,
             append: None,
@@ -356,7 +390,7 @@ mod tests {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
         let arguments = |spec: &VmSpec| {
             spec.check().unwrap();
-            let command = spec.command(&files, Path::new("/run/regions/one"), false);
+            let command = spec.command(&files, Path::new("/run/regions/one"), Path::new("/run/nbd"), false);
             command.get_args().map(|argument| argument.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert!(!arguments(&spec(&[])).iter().any(|argument| argument.contains("virtio-mem")));
@@ -383,10 +417,14 @@ mod tests {
     #[test]
     fn a_comma_in_a_path_does_not_end_it() {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
-        let command = spec(&[]).command(&files, Path::new("/run/re,gions/one"), false);
+        let command =
+            spec(&[]).command(&files, Path::new("/run/re,gions/one"), Path::new("/run/n,bd"), false);
         let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
         assert!(arguments.contains(&"if=virtio,format=qcow2,file=/a,,b.qcow2"), "{arguments:?}");
         assert!(arguments.contains(&"if=virtio,format=raw,file=/c"), "{arguments:?}");
+        let ends = |end: &str| arguments.iter().any(|argument| argument.ends_with(end));
+        assert!(ends("server.path=/run/n,,bd,export=/d,,e.qcow2"), "{arguments:?}");
+        assert!(ends("file=aquifer-cached-0-file") && ends("drive=aquifer-cached-1"), "{arguments:?}");
         assert!(
             arguments.iter().any(|argument| argument.ends_with("mem-path=/run/re,,gions/one")),
             "{arguments:?}"

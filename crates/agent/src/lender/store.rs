@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aquifer_api::message::Access;
-use aquifer_fabric::nbd::server::{self as nbd, Exports, Peer, Security, Server};
+use aquifer_fabric::nbd::server::{self as nbd, Export, Exports, Peer, Security, Server};
 use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{self as nvme, Host, Limits, Namespace, Subsystems, Target};
@@ -155,12 +155,12 @@ impl Shelf {
 }
 
 impl Exports for Shelf {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<Lease>, nbd::Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Export, nbd::Refused> {
         // One answer for what is not there and what is somebody else's: a host learns nothing of the leases of others.
         let refused = || nbd::Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.get(id).ok_or_else(refused)?;
-        if peer.host.as_ref() == Some(lease.borrower()) { Ok(lease) } else { Err(refused()) }
+        if peer.host.as_ref() == Some(lease.borrower()) { Ok(Export::Lease(lease)) } else { Err(refused()) }
     }
 
     fn list(&self, peer: &Peer) -> Vec<String> {

@@ -1,12 +1,14 @@
 //! `aquifer group`.
 
 mod balance;
+mod cache;
 mod scan;
 mod terms;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use aquifer_group::cache as disks;
 use aquifer_group::scan::Sharing;
 use aquifer_group::{Agreement, Agreements, Sealed};
 use aquifer_page::{Bytes, Group as Name, RegionName};
@@ -71,6 +73,7 @@ enum What {
     Rm(Which),
     Scan(Scan),
     Balance(Balance),
+    Cache(cache::Cache),
 }
 
 #[derive(Debug, Args)]
@@ -104,6 +107,8 @@ struct Shown {
     regions: Vec<String>,
     /// What these share.
     sharing: Sharing,
+    /// How the cache of its disks is; nothing if there is none here.
+    cache: Option<disks::Status>,
     /// What its members agree on.
     #[serde(flatten)]
     terms: serde_json::Value,
@@ -134,6 +139,10 @@ pub(super) const MANUAL: Manual = Manual {
             "Who gets what is saved, whether other groups may have what is left, and what its members may have on a host",
         ),
         (
+            "aquifer group cache blue --size 2G",
+            "Keeps what the group's VMs read from their disks in at most 2 GiB of memory; for VMs that are started with --cached-disk",
+        ),
+        (
             "aquifer group set blue --sealed random",
             "For tenants to whom it matters that a lender can tell which pages are equal",
         ),
@@ -145,9 +154,28 @@ pub(super) const MANUAL: Manual = Manual {
          started again; what is shared stays so until somebody writes to it, or --undo. It never looks at pages of another group.",
         ),
         (
+            "Cache of disks",
+            "'cache' serves the disks of VMs that are started with 'vm start --group NAME --cached-disk FILE', as long as it runs. A size of 0 caches nothing: all is read \
+         from the disk. What it caches is clean, and gone at once when it is to be smaller. What guests write is on the disk when they are told so, no less than \
+         without it; it can be killed and started again, and they wait meanwhile, for as long as it takes. A disk is written by one VM, or read by any number; \
+         QEMU without it cannot open what it has open. Beside its pages it takes about 1/50 of their size to know which they are, and up to 33 MiB for each connection. \
+         If the kernel ends it for want of memory nothing is lost, but its guests stand still until it is started again: have systemd do that (Restart=always), \
+         and give it an OOMScoreAdjust of its own.",
+        ),
+        (
             "Keys",
             "Whoever has a group's file can read what its members have with lenders, and nothing of other groups. Leases keep the key that they were made with: \
          'set' and 'rm' change nothing for regions and VMs that are there.",
+        ),
+    ],
+    files: &[
+        (
+            "/run/aquifer/regions/@NAME/cache.nbd",
+            "the disks, by NBD; an export is named by its path, with ro: before it if it is only to be read",
+        ),
+        (
+            "/run/aquifer/regions/@NAME/cache.control",
+            "for whoever tells it what it may have, such as 'group balance'",
         ),
     ],
     see_also: &["aquifer-region(1)", "aquifer-vm(1)", "aquifer-export(1)"],
@@ -193,6 +221,7 @@ impl Group {
             }
             What::Balance(balance) => balance.run(common, all)?,
             What::Scan(scan) => scan.run(common, &all)?,
+            What::Cache(cache) => cache.run(common, &all)?,
             What::Rm(Which { name }) => {
                 let what = || format!("removing group '{name}'");
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
@@ -238,6 +267,7 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
     let Agreement { name, key, .. } = agreement;
     let sharing =
         aquifer_group::scan::sharing(&directory(common)?, name).or_fail(|| "counting what is shared")?;
+    let cache = disks::status(&directory(common)?, name).or_fail(|| "asking the cache of its disks")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
     let is_in =
         |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
@@ -248,13 +278,14 @@ fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Sho
         file: all.file(name),
         regions,
         sharing,
+        cache,
         terms,
         agreement: agreement.clone(),
     })
 }
 
 fn text(shown: &Shown) -> String {
-    let Shown { key_id, file, regions, sharing, agreement, .. } = shown;
+    let Shown { key_id, file, regions, sharing, cache, agreement, .. } = shown;
     let Agreement { name, sealed, lends, cgroup, members, limits, reprovision, .. } = agreement;
     let how = match sealed {
         Sealed::Deterministic => {
@@ -285,6 +316,7 @@ fn text(shown: &Shown) -> String {
         ("file", file.display().to_string()),
         ("regions here", or(regions.clone(), "none")),
         ("kept once here", saved(sharing)),
+        ("its disks' cache here", cache.as_ref().map_or_else(|| "none".to_owned(), cache::text)),
     ];
     let lines = lines.map(|(name, text)| format!("\n  {name:<25}{text}"));
     format!("{name}{}", lines.concat())

@@ -22,13 +22,17 @@ const TCP_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Origin {
     /// On this machine: a unix socket or a loopback address.
     pub(crate) local: bool,
+    /// The process that connected, if it can be known.
+    pub(crate) process: Option<u32>,
     /// For messages.
     pub(crate) from: String,
 }
 
 impl Origin {
-    pub(super) fn unix() -> Self {
-        Self { local: true, from: "a unix socket".to_owned() }
+    pub(super) fn unix(stream: &UnixStream) -> Self {
+        let process = sockopt::socket_peercred(stream).ok();
+        let process = process.map(|peer| peer.pid.as_raw_nonzero().get() as u32);
+        Self { local: true, process, from: "a unix socket".to_owned() }
     }
 }
 
@@ -67,10 +71,14 @@ impl Acceptor {
 
     pub(super) fn accept(&self) -> io::Result<(Socket, Origin)> {
         match self {
-            Self::Unix(listener) => Ok((listener.accept()?.0.into(), Origin::unix())),
+            Self::Unix(listener) => {
+                let (stream, _) = listener.accept()?;
+                let origin = Origin::unix(&stream);
+                Ok((stream.into(), origin))
+            }
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept()?;
-                let origin = Origin { local: is_loopback(from.ip()), from: from.to_string() };
+                let origin = Origin { local: is_loopback(from.ip()), process: None, from: from.to_string() };
                 let socket = Socket::from(stream);
                 notice_dead_peers(&socket)?;
                 Ok((socket, origin))

@@ -188,7 +188,8 @@ fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Sha
 pub(crate) fn serve_alone<S: Service>(service: S, stream: UnixStream) {
     let shared = Arc::new(Shared { service, limit: 1, book: Mutex::default(), left: Condvar::new() });
     let place = Place { id: 0, shared };
-    place.shared.service.serve(stream.into(), Origin::unix(), &place);
+    let origin = Origin::unix(&stream);
+    place.shared.service.serve(stream.into(), origin, &place);
 }
 
 /// One connection's place in the book, given up when dropped.

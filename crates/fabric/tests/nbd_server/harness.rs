@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_fabric::nbd::proto::{self, chunk, command, option, reply};
-use aquifer_fabric::nbd::server::{Exports, Limits, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Export, Exports, Limits, Peer, Refused, Security, Server};
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, LeaseId};
 use aquifer_store::{Lease, Store};
@@ -25,12 +25,18 @@ pub struct Shelf {
 }
 
 impl Exports for Shelf {
-    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<Lease>, Refused> {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
         self.peers.lock().unwrap().push(peer.clone());
         if name == "forbidden" {
             return Err(Refused::Forbidden("it is somebody else's".to_owned()));
         }
-        self.leases.lock().unwrap().get(name).cloned().ok_or_else(|| Refused::Unknown(name.to_owned()))
+        self.leases
+            .lock()
+            .unwrap()
+            .get(name)
+            .cloned()
+            .map(Export::Lease)
+            .ok_or_else(|| Refused::Unknown(name.to_owned()))
     }
 
     fn list(&self, _peer: &Peer) -> Vec<String> {

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use self::tenant::Tenant;
 use crate::agreement::{Agreement, Agreements, GroupError};
+use crate::cache;
 use crate::scan::Sharing;
 use crate::scan::payer::{self, Payer};
 
@@ -53,6 +54,8 @@ pub struct Balanced {
     pub vms: Vec<Vm>,
     /// What they are told to have.
     pub plan: Plan,
+    /// The cache of its disks, if it has one, as it was left.
+    pub cache: Option<cache::Status>,
     /// What could not be done.
     pub failed: Vec<String>,
 }
@@ -102,8 +105,35 @@ impl Balancing {
         for ((agreement, found), account) in found.into_iter().zip(accounts) {
             let Some(tenant) = self.tenants.get_mut(&agreement.name) else { continue };
             let plan = tenant.plan(account.surplus(), &found.vms);
-            let failed = if act { tenant.tell(&self.run_dir, &found.vms, &plan) } else { Vec::new() };
-            turn.groups.push(Balanced { sharing: found.sharing, account, vms: found.vms, plan, failed });
+            let mut failed = Vec::new();
+            let mut size = |size| {
+                let cache = cache::resize(&directory, &agreement.name, size);
+                cache.unwrap_or_else(|error| {
+                    failed.push(format!("the cache of disks is not told to have {size}: {error}"));
+                    None
+                })
+            };
+            let mut cache = cache::status(&directory, &agreement.name).unwrap_or_default();
+            if act {
+                // It gives before anybody gets.
+                let before = cache.as_ref().map_or(Bytes::ZERO, |cache| cache.size);
+                if plan.cache.size < before {
+                    cache = size(plan.cache.size);
+                }
+                let told = tenant.tell(&self.run_dir, &found.vms, &plan);
+                if plan.cache.size > before {
+                    cache = size(plan.cache.size);
+                }
+                failed.extend(told);
+            }
+            turn.groups.push(Balanced {
+                sharing: found.sharing,
+                account,
+                vms: found.vms,
+                plan,
+                cache,
+                failed,
+            });
         }
         Ok(turn)
     }

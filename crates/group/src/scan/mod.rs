@@ -26,6 +26,7 @@ use twox_hash::XxHash3_64;
 
 use self::frames::Frames;
 pub use self::report::{Report, Sharing, sharing};
+pub use self::run::join_cgroup;
 use crate::member::{Looked, Member, Members};
 
 /// Pages that are read together.

@@ -35,7 +35,8 @@ impl Accounted {
     /// On its own group's: in its cgroup, or at the lowest priority.
     fn new(directory: &Path, group: &Group, home: Option<&Path>) -> Result<Self, ScanError> {
         let be_modest = || Ok(rustix::process::setpriority_process(None, 19)?);
-        home.map_or_else(be_modest, join).map_err(failed("joining the cgroup", home.unwrap_or(directory)))?;
+        home.map_or_else(be_modest, join_cgroup)
+            .map_err(failed("joining the cgroup", home.unwrap_or(directory)))?;
         let (directory, group) = (directory.to_owned(), group.clone());
         Ok(Self { directory, group, home: home.map(Path::to_owned), payer: None })
     }
@@ -52,7 +53,7 @@ impl Accounted {
         }
         if let Some(home) = &self.home {
             let cgroup = now.as_ref().and_then(|payer| payer.cgroup.as_ref()).unwrap_or(home);
-            if let Err(error) = join(cgroup) {
+            if let Err(error) = join_cgroup(cgroup) {
                 tracing::warn!(cgroup = %cgroup.display(), "the scanner stays on the account where it is: {error}");
             }
         }
@@ -70,7 +71,10 @@ impl Accounted {
 }
 
 /// Puts this process into a cgroup, whose limits and shares of CPU are then its own.
-fn join(cgroup: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// The system's.
+pub fn join_cgroup(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), "0")
 }
 

@@ -4,8 +4,8 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use aquifer_page::RegionName;
-use aquifer_region::process::{Files as RegionFiles, record};
+use aquifer_page::{Group, RegionName};
+use aquifer_region::process::{Files as RegionFiles, GroupFiles, record};
 use rustix::process::{Pid, test_kill_process};
 
 use super::message::{Origin, Record};
@@ -51,6 +51,11 @@ impl Files {
 
     pub(crate) fn run_dir(&self) -> &Path {
         &self.run_dir
+    }
+
+    /// What the VMs of a group have in common here.
+    pub(super) fn group(&self, group: &Group) -> GroupFiles {
+        GroupFiles::new(&self.run_dir.join("regions"), group)
     }
 
     /// Those of the region that is its memory.

@@ -2,7 +2,8 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ use crate::error::GuestError;
 use crate::memory::Budget;
 use crate::migrate::{self, Awaited, Outcome, Wire};
 use crate::qmp::Qmp;
+use crate::spec::VmSpec;
 
 /// The hidden subcommand of the program that a VM's keeper is: its `main` must hand what follows it to [`run()`].
 pub const SUBCOMMAND: &str = "vm-serve";
@@ -177,9 +179,25 @@ fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
         fs::hard_link(&region, &window)
             .map_err(GuestError::io(format!("cannot make {}", window.display())))?;
     }
-    let mut qemu = spec.command(files, &region, record.awaited.is_some());
+    let cache = cache_of(files, spec)?;
+    let mut qemu = spec.command(files, &region, &cache, record.awaited.is_some());
     qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
     qemu.spawn().map_err(GuestError::io(format!("cannot run {}", spec.qemu.display())))
+}
+
+/// The socket at which the VM's group has its disks cached, if it needs that.
+fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, GuestError> {
+    if spec.cached_disks.is_empty() {
+        return Ok(PathBuf::new());
+    }
+    let group = regions::record(&files.region())?.group;
+    let cache = files.group(&group).cache_disks();
+    if UnixStream::connect(&cache).is_err() {
+        return Err(GuestError::Misuse(format!(
+            "nothing caches disks of group '{group}' here: 'aquifer group cache {group}' does"
+        )));
+    }
+    Ok(cache)
 }
 
 fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestError> {

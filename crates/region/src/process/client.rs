@@ -268,8 +268,11 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
 fn remove_if_last(directory: &Path, group: &Group) {
     let is_member = |files: &Files| files.read().is_ok_and(|spec| spec.group == *group);
     if list(directory).is_ok_and(|all| !all.iter().any(is_member)) {
-        // Where nothing was shared there is nothing.
-        let _ = std::fs::remove_dir_all(GroupFiles::new(directory, group).directory());
+        let files = GroupFiles::new(directory, group);
+        // Where nothing was shared there is nothing. A cache of the group's disks stays.
+        let _ = std::fs::remove_file(files.frames());
+        let _ = std::fs::remove_file(files.giving());
+        let _ = std::fs::remove_dir(files.directory());
     }
 }
 

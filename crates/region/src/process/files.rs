@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use super::record;
+use super::{record, tmpfs};
 use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
 use crate::frames;
@@ -107,6 +107,41 @@ impl GroupFiles {
     /// What is locked by who gives frames back, for as long as that takes: no page comes to be shared meanwhile.
     pub fn giving(&self) -> PathBuf {
         frames::giving(&self.frames())
+    }
+
+    /// The socket at which the cache of the group's disks serves them, by NBD.
+    pub fn cache_disks(&self) -> PathBuf {
+        self.directory.join("cache.nbd")
+    }
+
+    /// The socket at which that cache is asked how it is, and told what it may have.
+    pub fn cache_control(&self) -> PathBuf {
+        self.directory.join("cache.control")
+    }
+
+    /// What is locked by who serves that cache.
+    pub fn cache_lock(&self) -> PathBuf {
+        self.directory.join("cache.lock")
+    }
+
+    /// Makes the directory, where regions are to be: there need not be any yet.
+    ///
+    /// # Errors
+    /// [`RegionError::Io`].
+    pub fn create(&self) -> Result<(), RegionError> {
+        let regions = self.directory.parent().unwrap_or(Path::new("/"));
+        let made = tmpfs::ensure(regions)
+            .and_then(|()| fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory));
+        made.map_err(RegionError::io(format!("cannot make {} (it takes root)", self.directory.display())))
+    }
+
+    /// Takes away what is not in use: the directory if nothing is in it, and then what regions are on if there are none.
+    pub fn release(&self) {
+        // It stays if something is in it.
+        let _ = fs::remove_dir(&self.directory);
+        if let Some(regions) = self.directory.parent() {
+            tmpfs::release(regions);
+        }
     }
 }
 

@@ -1,16 +1,18 @@
 use std::sync::Arc;
 
-use aquifer_fabric::nbd::server::{Exports, Peer, Refused};
+use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused};
 use aquifer_store::Lease;
 
 /// Leases by name, for everybody who gets as far as asking.
 pub(super) struct Leases(pub(super) Vec<(String, Arc<Lease>)>);
 
 impl Exports for Leases {
-    fn open(&self, name: &str, _peer: &Peer) -> Result<Arc<Lease>, Refused> {
+    fn open(&self, name: &str, _peer: &Peer) -> Result<Export, Refused> {
         let is_only = self.0.len() == 1;
         let found = self.0.iter().find(|(own, _)| (name.is_empty() && is_only) || name == own);
-        found.map(|(_, lease)| Arc::clone(lease)).ok_or_else(|| Refused::Unknown(name.to_owned()))
+        found
+            .map(|(_, lease)| Export::Lease(Arc::clone(lease)))
+            .ok_or_else(|| Refused::Unknown(name.to_owned()))
     }
 
     fn list(&self, _peer: &Peer) -> Vec<String> {

@@ -43,6 +43,9 @@ pub struct Start {
     /// A file or block device that is its disk, raw unless its name ends in .qcow2; can be given several times
     #[arg(long = "disk", value_name = "FILE")]
     disks: Vec<PathBuf>,
+    /// Likewise, through the cache of its group's disks, which 'aquifer group cache' has to serve here; after those of --disk
+    #[arg(long = "cached-disk", value_name = "FILE")]
+    cached_disks: Vec<PathBuf>,
     /// A kernel to boot
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
@@ -111,6 +114,7 @@ impl Start {
             accelerator: self.accel.choose(&self.qemu, &self.machine),
             machine: self.machine,
             disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
+            cached_disks: self.cached_disks.into_iter().map(absolute).collect::<Result<_>>()?,
             kernel: self.kernel.map(absolute).transpose()?,
             initrd: self.initrd.map(absolute).transpose()?,
             append: self.append,

@@ -169,6 +169,7 @@ impl Stage {
             accelerator: options.machine.accelerator,
             machine: MACHINE.to_owned(),
             disks: Vec::new(),
+            cached_disks: Vec::new(),
             initrd: Some(self.initrd(&kernel)?),
             kernel: Some(kernel),
             // Memory that leaves need not be filled with zeroes first.

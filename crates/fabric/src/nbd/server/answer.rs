@@ -1,6 +1,6 @@
 //! How answers look on the wire. Whoever calls has reserved the room.
 
-use aquifer_store::{Lease, Segment, StoreError};
+use aquifer_store::{Lease, Segment};
 use zerocopy::byteorder::big_endian::U64;
 
 use crate::nbd::proto::{
@@ -8,6 +8,8 @@ use crate::nbd::proto::{
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
 use crate::serving::Outbox;
+
+use super::export::{Done, Export, error_code};
 
 /// Room for whatever comes before data.
 pub(super) const HEAD: usize = 32;
@@ -72,24 +74,19 @@ pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shap
 }
 
 /// The whole answer to a short read; nothing if it fails.
-pub(super) fn read(
-    outbox: &mut Outbox,
-    lease: &Lease,
-    request: &Request,
-    shape: Shape,
-) -> Result<(), StoreError> {
-    if shape == Shape::Chunks {
+pub(super) fn read(outbox: &mut Outbox, export: &Export, request: &Request, shape: Shape) -> Done {
+    if let (Shape::Chunks, Some(lease)) = (shape, export.lease()) {
         return read_chunks(outbox, lease, request);
     }
     let before = outbox.bytes().len();
     push_read_head(outbox, request, shape);
     let data = outbox.space(request.length.get() as usize);
-    lease.read(request.offset.get(), data).inspect_err(|_| outbox.truncate(before))
+    export.read(request.offset.get(), data).inspect_err(|_| outbox.truncate(before))
 }
 
-fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Result<(), StoreError> {
+fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
     let (cookie, mut at) = (request.cookie.get(), request.offset.get());
-    let held = lease.hold(at, u64::from(request.length.get()))?;
+    let held = lease.hold(at, u64::from(request.length.get())).map_err(|error| error_code(&error))?;
     let mut segments = held.segments().peekable();
     if segments.peek().is_none() {
         outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0));
@@ -112,13 +109,9 @@ fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Result<
 }
 
 /// The answer about block status, of `most` runs at most; nothing if it fails.
-pub(super) fn block_status(
-    outbox: &mut Outbox,
-    lease: &Lease,
-    request: &Request,
-    most: usize,
-) -> Result<(), StoreError> {
-    let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()))?;
+pub(super) fn block_status(outbox: &mut Outbox, lease: &Lease, request: &Request, most: usize) -> Done {
+    let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()));
+    let runs = runs.map_err(|error| error_code(&error))?;
     // The head says how many runs follow. They may change while we look, so look once, and write it when they are there.
     let before = outbox.bytes().len();
     outbox.space(size_of::<ChunkHeader>());

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
 use aquifer_page::LeaseId;
-use aquifer_store::Lease;
 
 use super::handshake::{self, Terms};
 use super::session::Session;
@@ -20,7 +19,8 @@ impl Service for Nbd {
     const NAME: &'static str = "nbd";
 
     fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
-        let mut peer = Peer { host: None, local: origin.local, from: origin.from };
+        let Origin { local, process, from } = origin;
+        let mut peer = Peer { host: None, local, process, from };
         match handshake::run(socket, &self.security, &*self.exports, &mut peer, self.limits.handshake) {
             Ok(Some(terms)) => self.transmit(terms, &peer, place),
             Ok(None) => {}
@@ -31,13 +31,14 @@ impl Service for Nbd {
 
 impl Nbd {
     fn transmit(&self, terms: Terms, peer: &Peer, place: &Place<Self>) {
-        let lease = terms.lease.id();
-        place.settle(Some(lease));
-        let _connected = Connected::new(&*self.exports, &terms.lease);
-        tracing::info!(%lease, "{peer} connected");
+        let lease = terms.export.id();
+        place.settle(lease);
+        let _connected = lease.map(|lease| Connected::new(&*self.exports, lease));
+        let export = terms.name.clone();
+        tracing::info!(%export, "{peer} connected");
         match Session::new(terms).run() {
-            Ok(()) => tracing::info!(%lease, "{peer} disconnected"),
-            Err(error) => tracing::info!(%lease, "connection of {peer} ended: {error}"),
+            Ok(()) => tracing::info!(%export, "{peer} disconnected"),
+            Err(error) => tracing::info!(%export, "connection of {peer} ended: {error}"),
         }
     }
 }
@@ -49,9 +50,9 @@ struct Connected<'a> {
 }
 
 impl<'a> Connected<'a> {
-    fn new(exports: &'a dyn Exports, lease: &Lease) -> Self {
-        exports.connected(lease.id());
-        Self { exports, lease: lease.id() }
+    fn new(exports: &'a dyn Exports, lease: LeaseId) -> Self {
+        exports.connected(lease);
+        Self { exports, lease }
     }
 }
 

@@ -2,10 +2,9 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_store::Lease;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Exports, Peer, Refused, Security};
+use super::{Export, Exports, Peer, Refused, Security};
 use crate::channel::{Channel, Socket};
 use crate::nbd::proto::{self, OptionHeader, export_flag, handshake, info, option, reply};
 use crate::tls::{self, TlsError};
@@ -18,7 +17,9 @@ const MAX_SKIPPED: usize = 1 << 20;
 /// What client and server have agreed on.
 pub(super) struct Terms {
     pub(super) channel: Box<dyn Channel>,
-    pub(super) lease: Arc<Lease>,
+    pub(super) export: Export,
+    /// What it was asked for by.
+    pub(super) name: String,
     /// Reads are answered in chunks.
     pub(super) structured: bool,
     /// The client may ask for block status.
@@ -44,7 +45,7 @@ pub(super) enum HandshakeError {
 
 /// What an option leads to.
 enum Next {
-    Go(Arc<Lease>),
+    Go(Export),
     StartTls,
     More,
     End,
@@ -136,15 +137,16 @@ enum Agreed {
 }
 
 struct Modes {
-    lease: Arc<Lease>,
+    export: Export,
+    name: String,
     structured: bool,
     allocation: bool,
 }
 
 impl Modes {
     fn with(self, channel: impl Channel + 'static) -> Terms {
-        let Self { lease, structured, allocation } = self;
-        Terms { channel: Box::new(channel), lease, structured, allocation }
+        let Self { export, name, structured, allocation } = self;
+        Terms { channel: Box::new(channel), export, name, structured, allocation }
     }
 }
 
@@ -180,10 +182,11 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 Next::More => {}
                 Next::End => return Ok(Agreed::Nothing),
                 Next::StartTls => return Ok(Agreed::StartTls),
-                Next::Go(lease) => {
+                Next::Go(export) => {
                     self.wire.channel.set_timeouts(None, None)?;
                     let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
-                    return Ok(Agreed::Terms(Modes { lease, structured: self.structured, allocation }));
+                    let Self { structured, chosen: name, .. } = self;
+                    return Ok(Agreed::Terms(Modes { export, name, structured, allocation }));
                 }
             }
         }
@@ -242,12 +245,13 @@ impl<'a, C: Channel> Haggle<'a, C> {
 
     fn export_name(&mut self, name: &[u8]) -> Result<Next, HandshakeError> {
         let name = text(name).ok_or(HandshakeError::Protocol("a malformed export name"))?;
-        let lease = self.exports.open(name, self.peer)?;
-        let reply = proto::ExportNameReply { size: lease.capacity().0.into(), flags: self.flags().into() };
+        let export = self.exports.open(name, self.peer)?;
+        let reply =
+            proto::ExportNameReply { size: export.size().0.into(), flags: self.flags(&export).into() };
         let zeroes: &[u8] = if self.no_zeroes { &[] } else { &[0; 124] };
         self.wire.send(&[reply.as_bytes(), zeroes])?;
         self.chosen = name.to_owned();
-        Ok(Next::Go(lease))
+        Ok(Next::Go(export))
     }
 
     fn list(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
@@ -263,16 +267,16 @@ impl<'a, C: Channel> Haggle<'a, C> {
 
     fn info(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
         let Some((name, requests)) = parse_info(payload) else { return self.invalid(option) };
-        let lease = match self.exports.open(name, self.peer) {
-            Ok(lease) => lease,
+        let export = match self.exports.open(name, self.peer) {
+            Ok(export) => export,
             Err(refused) => return self.refuse(option, &refused),
         };
-        let export = proto::InfoExport {
+        let about = proto::InfoExport {
             kind: info::EXPORT.into(),
-            size: lease.capacity().0.into(),
-            flags: self.flags().into(),
+            size: export.size().0.into(),
+            flags: self.flags(&export).into(),
         };
-        self.reply(option, reply::INFO, &[export.as_bytes()])?;
+        self.reply(option, reply::INFO, &[about.as_bytes()])?;
         let block_size = proto::InfoBlockSize {
             kind: info::BLOCK_SIZE.into(),
             minimum: 1.into(),
@@ -288,7 +292,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
             return Ok(Next::More);
         }
         self.chosen = name.to_owned();
-        Ok(Next::Go(lease))
+        Ok(Next::Go(export))
     }
 
     fn meta_context(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
@@ -301,12 +305,15 @@ impl<'a, C: Channel> Haggle<'a, C> {
             return self.error(option, reply::ERR_INVALID, "ask for structured replies first");
         }
         let Some((name, queries)) = parse_meta_context(payload) else { return self.invalid(option) };
-        if let Err(refused) = self.exports.open(name, self.peer) {
-            return self.refuse(option, &refused);
-        }
+        let export = match self.exports.open(name, self.peer) {
+            Ok(export) => export,
+            Err(refused) => return self.refuse(option, &refused),
+        };
         // Listing may ask for all there is, by no query, or for a whole namespace.
         let wanted = |query: &str| query == proto::BASE_ALLOCATION || (!set && query == "base:");
-        if queries.iter().any(|query| wanted(query)) || (!set && queries.is_empty()) {
+        let asked = queries.iter().any(|query| wanted(query)) || (!set && queries.is_empty());
+        // Others than leases do not tell.
+        if asked && export.lease().is_some() {
             let id = if set { proto::BASE_ALLOCATION_ID } else { 0 };
             self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), proto::BASE_ALLOCATION.as_bytes()])?;
             if set {
@@ -316,15 +323,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
         self.acknowledge(option)
     }
 
-    fn flags(&self) -> u16 {
-        let always = export_flag::HAS_FLAGS
-            | export_flag::SEND_FLUSH
-            | export_flag::SEND_FUA
-            | export_flag::SEND_TRIM
-            | export_flag::SEND_WRITE_ZEROES
-            | export_flag::CAN_MULTI_CONN
-            | export_flag::SEND_CACHE
-            | export_flag::SEND_FAST_ZERO;
+    fn flags(&self, export: &Export) -> u16 {
+        let always = export.flags();
         if self.structured { always | export_flag::SEND_DF } else { always }
     }
 

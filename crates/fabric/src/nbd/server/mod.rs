@@ -1,15 +1,16 @@
-//! The NBD server: leases of a store as network block devices.
+//! The NBD server: leases of a store, and other disks, as network block devices.
 //!
 //! One thread a connection and blocking calls: at the sizes of pages it is waking up that costs, so a request that
 //! arrives alone takes one receive and one send on a thread that was waiting for it, and requests that arrive together
 //! share both. A client can break its own connection and nothing else.
 //!
 //! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on export and modes,
-//! `session` carries out requests, with `answer` for what its answers look like and `large_read` for what is sent
-//! straight from the store.
+//! `session` carries out requests on what `export` says an export can be, with `answer` for what its answers look like and
+//! `large_read` for what is sent straight from the store.
 
 mod answer;
 mod connection;
+mod export;
 mod handshake;
 mod large_read;
 mod session;
@@ -21,23 +22,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aquifer_page::{HostName, LeaseId};
-use aquifer_store::Lease;
 use rustls::ServerConfig;
 
 use crate::Address;
 use crate::serving::{Listener, serve_alone};
 use connection::Nbd;
+pub use export::{Disk, Export, Zeroes};
 
-/// Which leases a server shows to whom.
+/// What a server shows to whom.
 ///
 /// Called from the threads of connections, at their beginning and end only. [`Server::close_lease`] waits for those
 /// threads: whoever calls it MUST NOT hold a lock that these functions take.
 pub trait Exports: Send + Sync {
-    /// The lease behind an export, if `peer` may use it. The default export has the name `""`.
+    /// What is behind an export, if `peer` may use it. The default export has the name `""`.
     ///
     /// # Errors
     /// Why not, in words for the client.
-    fn open(&self, name: &str, peer: &Peer) -> Result<Arc<Lease>, Refused>;
+    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused>;
 
     /// The names that `peer` may open.
     fn list(&self, peer: &Peer) -> Vec<String>;
@@ -60,6 +61,8 @@ pub struct Peer {
     pub host: Option<HostName>,
     /// Whether it is on this machine: a unix socket or a loopback address.
     pub local: bool,
+    /// The process that it was when it connected, on a unix socket.
+    pub process: Option<u32>,
     /// Where it comes from, for messages.
     pub from: String,
 }

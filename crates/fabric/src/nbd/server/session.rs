@@ -1,11 +1,11 @@
-use std::io;
-use std::sync::Arc;
+use std::io::{self, IoSlice};
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_store::{Lease, StoreError};
+use aquifer_store::StoreError;
 use zerocopy::FromBytes;
 
 use super::answer::{self, Shape, simple_reply};
+use super::export::{Done, Export, Zeroes};
 use super::handshake::Terms;
 use super::large_read::LargeRead;
 use crate::channel::Channel;
@@ -23,6 +23,8 @@ const COPIED_READ_ROOM: usize = COPIED_READ + (COPIED_READ / PAGE_SIZE + 2) * an
 const MAX_RUNS: usize = 4096;
 /// Room for such an answer.
 const STATUS_ROOM: usize = answer::HEAD + MAX_RUNS * size_of::<StatusRun>();
+/// The most memory that a connection keeps between long reads of a disk.
+const KEPT_ASIDE: usize = 1 << 20;
 const HEADER: usize = size_of::<Request>();
 
 const _: () = assert!(COPIED_READ_ROOM <= OUTBOX && STATUS_ROOM <= OUTBOX);
@@ -43,12 +45,14 @@ pub(super) enum SessionError {
 /// A connection in its transmission phase. Allocates nothing once it is made.
 pub(super) struct Session {
     channel: Box<dyn Channel>,
-    lease: Arc<Lease>,
+    export: Export,
     structured: bool,
     allocation: bool,
     inbox: Inbox,
     outbox: Outbox,
     large_read: LargeRead,
+    /// What a long read of a disk is read into: empty for leases.
+    aside: Vec<u8>,
 }
 
 /// Whether a session goes on.
@@ -60,9 +64,9 @@ enum Step {
 
 impl Session {
     pub(super) fn new(terms: Terms) -> Self {
-        let Terms { channel, lease, structured, allocation } = terms;
+        let Terms { channel, export, structured, allocation, .. } = terms;
         let (inbox, outbox, large_read) = (Inbox::new(), Outbox::new(), LargeRead::new());
-        Self { channel, lease, structured, allocation, inbox, outbox, large_read }
+        Self { channel, export, structured, allocation, inbox, outbox, large_read, aside: Vec::new() }
     }
 
     /// Answers requests until the client has had enough. Replies are sent when there is nothing left to do but wait.
@@ -99,8 +103,8 @@ impl Session {
     fn execute(&mut self, request: &Request) -> Result<Step, SessionError> {
         let (offset, length) = (request.offset.get(), u64::from(request.length.get()));
         let flags = request.flags.get();
-        let lease = &self.lease;
-        let error = match request.command.get() {
+        let export = &self.export;
+        let done = match request.command.get() {
             command::READ => {
                 self.read(request)?;
                 return Ok(Step::Next);
@@ -111,14 +115,16 @@ impl Session {
             }
             command::DISC => return Ok(Step::End),
             command::WRITE => self.write(request)?,
-            _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => errno::EINVAL,
-            command::FLUSH => errno::OK,
-            command::TRIM => code(lease.discard(offset, length)),
-            command::CACHE => code(lease.check(offset, length)),
-            command::WRITE_ZEROES => write_zeroes(lease, offset, length, flags),
-            _ => errno::EINVAL,
+            _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => Err(errno::EINVAL),
+            command::FLUSH => export.flush(),
+            command::TRIM => export.trim(offset, length),
+            command::CACHE => export.check(offset, length),
+            command::WRITE_ZEROES => export.write_zeroes(offset, length, zeroes(flags)),
+            _ => Err(errno::EINVAL),
         };
-        self.reply(request, error)?;
+        let is_permanent = flags & command_flag::FUA == 0 || request.command.get() == command::FLUSH;
+        let done = if is_permanent { done } else { done.and_then(|()| self.export.flush()) };
+        self.reply(request, done.err().unwrap_or(errno::OK))?;
         Ok(Step::Next)
     }
 
@@ -139,30 +145,30 @@ impl Session {
         Ok(())
     }
 
-    fn write(&mut self, request: &Request) -> Result<u32, SessionError> {
+    fn write(&mut self, request: &Request) -> Result<Done, SessionError> {
         let length = request.length.get();
         if length > MAX_PAYLOAD {
             return Err(SessionError::Protocol("a write of more than the 32 MiB that were agreed on"));
         }
-        let mut error = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
-            errno::EINVAL
+        let mut done = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
+            Err(errno::EINVAL)
         } else {
             // All of it at once, lest a long write be stored up to the end of the lease and then refused.
-            write_code(self.lease.check(request.offset.get(), u64::from(length)))
+            self.export.check_write(request.offset.get(), u64::from(length))
         };
         let mut at = request.offset.get();
         let mut left = length as usize;
         while left > 0 {
             let count = self.next_piece(at, left)?;
-            if error == errno::OK {
-                error = write_code(self.lease.write(at, &self.inbox.bytes()[..count]));
+            if done.is_ok() {
+                done = self.export.write(at, &self.inbox.bytes()[..count]);
             }
             self.inbox.consume(count);
             // Where this overflows the range was refused, and nothing is written.
             at = at.wrapping_add(count as u64);
             left -= count;
         }
-        Ok(error)
+        Ok(done)
     }
 
     /// How much of a write's data to take next: what has arrived, cut at a page's end so that no page is written twice.
@@ -190,40 +196,62 @@ impl Session {
         }
         let shape = match (self.structured, flags & command_flag::DF != 0) {
             (false, _) => Shape::Simple,
-            (true, true) => Shape::OneChunk,
-            (true, false) => Shape::Chunks,
+            (true, false) if self.export.lease().is_some() => Shape::Chunks,
+            (true, _) => Shape::OneChunk,
         };
         if length > COPIED_READ {
             return self.read_large(request, shape);
         }
         self.outbox.reserve(COPIED_READ_ROOM, &mut *self.channel)?;
-        match answer::read(&mut self.outbox, &self.lease, request, shape) {
+        match answer::read(&mut self.outbox, &self.export, request, shape) {
             Ok(()) => Ok(()),
-            Err(error) => self.refuse(request, error_code(&error)),
+            Err(error) => self.refuse(request, error),
         }
     }
 
     fn read_large(&mut self, request: &Request, shape: Shape) -> Result<(), SessionError> {
-        if let Err(error) = self.lease.check(request.offset.get(), u64::from(request.length.get())) {
-            return self.refuse(request, error_code(&error));
+        if let Err(error) = self.export.check(request.offset.get(), u64::from(request.length.get())) {
+            return self.refuse(request, error);
+        }
+        if self.export.lease().is_none() {
+            return self.read_aside(request, shape);
         }
         self.outbox.reserve(answer::HEAD, &mut *self.channel)?;
         answer::push_read_head(&mut self.outbox, request, shape);
-        let Self { channel, lease, outbox, large_read, .. } = self;
-        large_read.send(request, shape == Shape::Chunks, lease, outbox, &mut **channel)
+        let Self { channel, export, outbox, large_read, .. } = self;
+        match export.lease() {
+            Some(lease) => large_read.send(request, shape == Shape::Chunks, lease, outbox, &mut **channel),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads all of it before anything is said: a disk may fail.
+    fn read_aside(&mut self, request: &Request, shape: Shape) -> Result<(), SessionError> {
+        self.aside.resize(request.length.get() as usize, 0);
+        if let Err(error) = self.export.read(request.offset.get(), &mut self.aside) {
+            return self.refuse(request, error);
+        }
+        self.outbox.reserve(answer::HEAD, &mut *self.channel)?;
+        answer::push_read_head(&mut self.outbox, request, shape);
+        let Self { channel, outbox, aside, .. } = self;
+        channel.send_all(&mut [IoSlice::new(outbox.bytes()), IoSlice::new(aside)])?;
+        outbox.clear();
+        if aside.len() > KEPT_ASIDE {
+            *aside = Vec::new();
+        }
+        Ok(())
     }
 
     fn block_status(&mut self, request: &Request) -> Result<(), SessionError> {
         let flags = request.flags.get();
         let unknown = flags & !allowed_flags(command::BLOCK_STATUS, self.structured) != 0;
-        if unknown || !self.allocation || request.length.get() == 0 {
-            return self.refuse(request, errno::EINVAL);
-        }
+        let lease = self.export.lease().filter(|_| self.allocation && !unknown && request.length.get() > 0);
+        let Some(lease) = lease else { return self.refuse(request, errno::EINVAL) };
         let most = if flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_RUNS };
         self.outbox.reserve(STATUS_ROOM, &mut *self.channel)?;
-        match answer::block_status(&mut self.outbox, &self.lease, request, most) {
+        match answer::block_status(&mut self.outbox, lease, request, most) {
             Ok(()) => Ok(()),
-            Err(error) => self.refuse(request, error_code(&error)),
+            Err(error) => self.refuse(request, error),
         }
     }
 }
@@ -239,34 +267,6 @@ fn allowed_flags(command: u16, structured: bool) -> u16 {
         }
 }
 
-fn write_zeroes(lease: &Lease, offset: u64, length: u64, flags: u16) -> u32 {
-    if flags & command_flag::NO_HOLE == 0 {
-        return write_code(lease.discard(offset, length));
-    }
-    if flags & command_flag::FAST_ZERO != 0 {
-        // To take RAM for all of the range is no faster than writing it.
-        return errno::ENOTSUP;
-    }
-    write_code(lease.allocate_zeroes(offset, length))
-}
-
-fn code(result: Result<(), StoreError>) -> u32 {
-    result.map_or_else(|error| error_code(&error), |()| errno::OK)
-}
-
-/// As [`code`], for commands that find no space beyond the end.
-fn write_code(result: Result<(), StoreError>) -> u32 {
-    match result {
-        Err(StoreError::Range { .. }) => errno::ENOSPC,
-        result => code(result),
-    }
-}
-
-fn error_code(error: &StoreError) -> u32 {
-    match error {
-        StoreError::Range { .. } => errno::EINVAL,
-        StoreError::Full { .. } | StoreError::NoMemory { .. } => errno::ENOSPC,
-        StoreError::Gone(_) => errno::ESHUTDOWN,
-        _ => errno::EIO,
-    }
+fn zeroes(flags: u16) -> Zeroes {
+    Zeroes { hole: flags & command_flag::NO_HOLE == 0, fast: flags & command_flag::FAST_ZERO != 0 }
 }

@@ -1,0 +1,82 @@
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use aquifer_group::Agreements;
+use aquifer_group::cache::{Service, Status};
+use aquifer_group::scan;
+use aquifer_page::{Bytes, Group};
+use clap::Args;
+use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::directory;
+use crate::commands::Common;
+use crate::failure::{OrFail as _, Result};
+use crate::output;
+
+/// Serves disks of the group's VMs, and keeps what they read in memory that nobody needs just now
+///
+/// For VMs on this host that are started with --cached-disk. Runs until it is told to end; its VMs wait until it runs again.
+#[derive(Debug, Args)]
+pub(super) struct Cache {
+    /// The group
+    name: Group,
+    /// How much memory it may have, always. Unless given, what 'group balance' gives it: what the group saves and no VM needs; nothing where that does not run
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Bytes>,
+    /// Joins this cgroup, in which the tenant pays for it. Unless given, that of the group's agreement
+    #[arg(long, value_name = "DIR")]
+    cgroup: Option<PathBuf>,
+    /// Says so often how it is; with --json a line each time
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    report: Option<Duration>,
+}
+
+impl Cache {
+    pub(super) fn run(self, common: &Common, all: &Agreements) -> Result<()> {
+        let what = || format!("caching disks of group '{}'", self.name);
+        let agreement = all.get(&self.name).or_fail(what)?;
+        if let Some(cgroup) = &self.cgroup.or(agreement.cgroup) {
+            scan::join_cgroup(cgroup).or_fail(|| format!("joining {}", cgroup.display()))?;
+        }
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
+        let (tell, told) = mpsc::channel();
+        let waiting = thread::Builder::new().name("signals".to_owned());
+        waiting
+            .spawn(move || {
+                signals.forever().next();
+                // Who is told may have failed meanwhile.
+                let _ = tell.send(());
+            })
+            .or_fail(what)?;
+        let service = Service::start(
+            &directory(common)?,
+            self.name.clone(),
+            self.size.unwrap_or_default(),
+            self.size.is_some(),
+        )
+        .or_fail(what)?;
+        let every = self.report.unwrap_or(Duration::MAX);
+        // So that whoever waits for its beginning knows.
+        let report = || _ = output::answer(common.json, &service.status(), text);
+        report();
+        while told.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            report();
+        }
+        Ok(())
+    }
+}
+
+/// How a cache is, for people.
+pub(super) fn text(status: &Status) -> String {
+    let Status { size, used, hits, misses, disks, .. } = status;
+    let rate = *hits as f64 * 100.0 / (hits + misses).max(1) as f64;
+    let connections: u64 = disks.iter().map(|disk| disk.connections).sum();
+    format!(
+        "{used} of {size} used; {rate:.0} % of {} pages were there; {} disks of {connections} connections",
+        hits + misses,
+        disks.len()
+    )
+}

@@ -1,0 +1,257 @@
+//! A disk, read and written through the cache.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use aquifer_fabric::nbd::server::{self, Zeroes};
+use aquifer_page::{Bytes, PAGE_SIZE};
+
+use super::file::{DiskFile, MOST, with_buffer};
+use super::pages::{Key, Pages};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A part of a disk whose pages are locked together: what is read from the file is in the cache before somebody writes it anew.
+const PART: u64 = MOST as u64;
+
+/// Locks of a disk's parts, which share them.
+const LOCKS: u64 = 64;
+
+/// What was read and written so far.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    pub(super) read: AtomicU64,
+    pub(super) written: AtomicU64,
+}
+
+/// A disk that is served.
+///
+/// A page that is cached is as it is in the file, but for the moment in which somebody writes it, who has its part locked. So one that is cached can be read
+/// without a lock.
+#[derive(Debug)]
+pub(super) struct Disk {
+    number: u32,
+    file: DiskFile,
+    read_only: bool,
+    pages: Arc<Pages>,
+    traffic: Arc<Traffic>,
+    parts: [RwLock<()>; LOCKS as usize],
+}
+
+impl Disk {
+    /// With a number that no disk had before.
+    pub(super) fn new(
+        number: u32,
+        file: DiskFile,
+        read_only: bool,
+        pages: Arc<Pages>,
+        traffic: Arc<Traffic>,
+    ) -> Self {
+        let parts = [const { RwLock::new(()) }; LOCKS as usize];
+        Self { number, file, read_only, pages, traffic, parts }
+    }
+
+    fn key(&self, page: u64) -> Key {
+        Key { disk: self.number, page }
+    }
+
+    fn lock(&self, at: u64) -> &RwLock<()> {
+        &self.parts[(at / PART % LOCKS) as usize]
+    }
+
+    fn for_reading(&self, at: u64) -> RwLockReadGuard<'_, ()> {
+        self.lock(at).read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn for_writing(&self, at: u64) -> RwLockWriteGuard<'_, ()> {
+        self.lock(at).write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks all that is in a range, of any length. Who locks several does it in this order.
+    fn all_for_writing(&self, start: u64, end: u64) -> Vec<RwLockWriteGuard<'_, ()>> {
+        let parts = start / PART..end.div_ceil(PART);
+        let all = parts.end - parts.start >= LOCKS;
+        let is_meant = |lock: &u64| all || parts.clone().any(|part| part % LOCKS == *lock);
+        (0..LOCKS).filter(is_meant).map(|lock| self.for_writing(lock * PART)).collect()
+    }
+
+    /// Reads what is cached of a part, and the rest from the file.
+    fn read_part(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut missing = None;
+        let end = at + into.len() as u64;
+        for page in at / PAGE..=end / PAGE {
+            let (from, to) = (at.max(page * PAGE), end.min((page + 1) * PAGE));
+            let wanted = from < to;
+            let there = wanted && {
+                let into = &mut into[(from - at) as usize..(to - at) as usize];
+                self.pages.read(self.key(page), (from % PAGE) as usize, into)
+            };
+            if wanted && !there {
+                missing = missing.or(Some(from));
+            } else if let Some(first) = missing.take() {
+                let until = from.min(end);
+                self.fetch(first, &mut into[(first - at) as usize..(until - at) as usize])?;
+            }
+        }
+        missing.map_or(Ok(()), |first| self.fetch(first, &mut into[(first - at) as usize..]))
+    }
+
+    /// Reads pages from the file, and has them be cached.
+    fn fetch(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let whole = around(at, into.len());
+        let _locked = self.for_reading(at);
+        with_buffer(((whole.1 - whole.0) / PAGE) as usize, |buffer| {
+            self.file.read(whole.0, buffer)?;
+            self.put(whole.0, buffer);
+            into.copy_from_slice(&buffer[(at - whole.0) as usize..][..into.len()]);
+            Ok(())
+        })
+    }
+
+    fn put(&self, start: u64, data: &[u8]) {
+        for (page, data) in (start / PAGE..).zip(data.chunks_exact(PAGE_SIZE)) {
+            self.pages.put(self.key(page), data);
+        }
+    }
+
+    fn write_part(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        let whole = around(at, from.len());
+        let _locked = self.for_writing(at);
+        self.write_locked(whole, at, from)
+    }
+
+    /// Writes a part that is locked.
+    fn write_locked(&self, (start, end): (u64, u64), at: u64, from: &[u8]) -> io::Result<()> {
+        let written = with_buffer(((end - start) / PAGE) as usize, |buffer| {
+            let last = end - PAGE;
+            if at > start {
+                self.load(start, &mut buffer[..PAGE_SIZE])?;
+            }
+            if at + (from.len() as u64) < end && (last > start || at == start) {
+                self.load(last, &mut buffer[(last - start) as usize..])?;
+            }
+            buffer[(at - start) as usize..][..from.len()].copy_from_slice(from);
+            self.file.write(start, buffer)?;
+            self.put(start, buffer);
+            Ok(())
+        });
+        // Nobody knows what a write that failed has left there.
+        written.inspect_err(|_| self.pages.forget(self.number, start / PAGE..end / PAGE))
+    }
+
+    /// Reads a page of which a part is about to be written.
+    fn load(&self, at: u64, page: &mut [u8]) -> io::Result<()> {
+        if self.pages.read(self.key(at / PAGE), 0, page) { Ok(()) } else { self.file.read(at, page) }
+    }
+
+    /// Has whole pages read as zeroes, if that takes no writing.
+    fn zero(&self, start: u64, end: u64, hole: bool) -> io::Result<()> {
+        let _locked = self.all_for_writing(start, end);
+        let zeroed = self.file.zero(start, end - start, hole);
+        self.pages.forget(self.number, start / PAGE..end / PAGE);
+        zeroed
+    }
+
+    fn write_zeroes_by_writing(&self, offset: u64, length: u64) -> io::Result<()> {
+        let zeroes = vec![0; MOST.min(length as usize)];
+        for (at, length) in parts(offset, length) {
+            self.write_part(at, &zeroes[..length])?;
+        }
+        Ok(())
+    }
+
+    /// Has nothing of it be cached.
+    fn forget(&self) {
+        self.pages.forget(self.number, 0..u64::MAX);
+    }
+
+    /// Has nothing of it be cached, and others open it. It is not to be used any more.
+    pub(super) fn close(&self) {
+        self.forget();
+        self.file.let_go();
+    }
+}
+
+impl server::Disk for Disk {
+    fn size(&self) -> Bytes {
+        self.file.size()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.traffic.read.fetch_add(into.len() as u64, Ordering::Relaxed);
+        for (at, length) in parts(offset, into.len() as u64) {
+            self.read_part(at, &mut into[(at - offset) as usize..][..length])?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.traffic.written.fetch_add(from.len() as u64, Ordering::Relaxed);
+        for (at, length) in parts(offset, from.len() as u64) {
+            self.write_part(at, &from[(at - offset) as usize..][..length])?;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // Where the system has lost what it was to write, what is cached is not what is there.
+        self.file.flush().inspect_err(|_| self.forget())
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        let (start, end) = inside(offset, length);
+        if start >= end {
+            return Ok(());
+        }
+        match self.zero(start, end, true) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            done => done,
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, how: Zeroes) -> io::Result<()> {
+        let (start, end) = inside(offset, length);
+        if start >= end {
+            return if how.fast {
+                Err(io::ErrorKind::Unsupported.into())
+            } else {
+                self.write_zeroes_by_writing(offset, length)
+            };
+        }
+        match self.zero(start, end, how.hole) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported && !how.fast => {
+                return self.write_zeroes_by_writing(offset, length);
+            }
+            done => done?,
+        }
+        self.write_zeroes_by_writing(offset, start - offset)?;
+        self.write_zeroes_by_writing(end, offset + length - end)
+    }
+}
+
+/// The pages around a range, by their first byte and the one behind their last.
+fn around(at: u64, length: usize) -> (u64, u64) {
+    (at / PAGE * PAGE, (at + length as u64).next_multiple_of(PAGE))
+}
+
+/// The pages inside a range.
+fn inside(offset: u64, length: u64) -> (u64, u64) {
+    (offset.next_multiple_of(PAGE), (offset + length) / PAGE * PAGE)
+}
+
+/// A range, cut where parts end.
+fn parts(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize)> {
+    let end = offset + length;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let next = end.min((at / PART + 1) * PART);
+        let part = (at < next).then(|| (at, (next - at) as usize));
+        at = next;
+        part
+    })
+}

@@ -1,0 +1,209 @@
+//! A disk's file, read and written past the cache that the kernel would keep of it.
+
+use std::cell::RefCell;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, fdatasync, seek};
+use rustix::io::Errno;
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
+
+use crate::sys;
+
+/// The most that is read or written at once.
+pub(super) const MOST: usize = 1 << 20;
+
+/// A page of memory, aligned as direct I/O has it.
+#[derive(Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(4096))]
+pub(super) struct Page([u8; PAGE_SIZE]);
+
+thread_local! {
+    static BUFFER: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lends this thread's buffer, as so many pages of whatever was there. Not to be called by what it calls.
+pub(super) fn with_buffer<T>(pages: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < pages {
+            buffer.resize(pages, Page::new_zeroed());
+        }
+        use_it(buffer[..pages].as_mut_bytes())
+    })
+}
+
+/// QEMU's locks of an image, which its opening holds: a byte for what is done with it, and one for what nobody else may do.
+const DOES: i64 = 100;
+const ALONE: i64 = 200;
+/// What those bytes are about.
+const READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+
+/// What is the same for all names of a file, or of a device.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(metadata: &Metadata) -> Identity {
+    let is_device = metadata.file_type().is_block_device();
+    if is_device { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
+}
+
+/// A file or block device that is a disk.
+#[derive(Debug)]
+pub(super) struct DiskFile {
+    /// None where the file system has no direct I/O.
+    direct: Option<File>,
+    plain: File,
+    size: u64,
+    /// It may be shorter than its size, and grows.
+    grows: bool,
+}
+
+impl DiskFile {
+    /// Opens it, and has nobody else write it meanwhile; or, if this is to write it, read it.
+    pub(super) fn open(path: &Path, read_only: bool) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(!read_only);
+        let plain = options.open(path)?;
+        let kind = plain.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(io::Error::other("it is neither a file nor a block device"));
+        }
+        lock(&plain, read_only)?;
+        let length = seek(&plain, rustix::fs::SeekFrom::End(0))?;
+        let room = if kind.is_file() && path.extension().is_some_and(|is| is == "qcow2") && !read_only {
+            qcow2_room(&plain)
+        } else {
+            0
+        };
+        let direct = options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok();
+        let this = Self { direct, plain, size: length.max(room), grows: room > length };
+        Ok(if this.takes_direct() { this } else { Self { direct: None, ..this } })
+    }
+
+    /// Whether pages can be read directly: some files can be opened so, and not be read.
+    fn takes_direct(&self) -> bool {
+        let first = |direct: &File| with_buffer(1, |page| direct.read_at(page, 0));
+        self.direct.as_ref().is_some_and(|direct| first(direct).is_ok())
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        Bytes(self.size)
+    }
+
+    pub(super) fn identity(&self) -> io::Result<Identity> {
+        Ok(identity(&self.plain.metadata()?))
+    }
+
+    /// Lets others open it, before it is closed.
+    pub(super) fn let_go(&self) {
+        // It goes when it is closed, at the latest.
+        let _ = sys::unlock(&self.plain);
+    }
+
+    /// What is used for this range of whole pages: the last one may be a part of a page, which cannot be written directly.
+    fn by(&self, start: u64, length: usize) -> (&File, bool) {
+        match &self.direct {
+            Some(direct) if self.grows || start + length as u64 <= self.size => (direct, true),
+            _ => (&self.plain, false),
+        }
+    }
+
+    /// Reads whole pages into this thread's buffer, or another one that is as aligned; what is beyond the end is zeroes.
+    pub(super) fn read(&self, start: u64, into: &mut [u8]) -> io::Result<()> {
+        let (file, direct) = self.by(start, into.len());
+        let mut done = 0;
+        while done < into.len() {
+            match file.read_at(&mut into[done..], start + done as u64) {
+                Ok(0) => break,
+                Ok(read) if direct && !(done + read).is_multiple_of(PAGE_SIZE) => {
+                    done += read;
+                    if start + done as u64 >= self.length()? {
+                        break;
+                    }
+                    // What could be read before something that cannot: the rest of this page, direct I/O cannot ask for alone.
+                    done -= done % PAGE_SIZE;
+                    if read < PAGE_SIZE {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !self.grows && start + (done as u64) < self.size.min(start + into.len() as u64) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        into[done..].fill(0);
+        if !direct {
+            self.forget(start, into.len());
+        }
+        Ok(())
+    }
+
+    /// How long it is now.
+    fn length(&self) -> io::Result<u64> {
+        if self.grows { Ok(self.plain.metadata()?.len()) } else { Ok(self.size) }
+    }
+
+    /// Writes whole pages, of which those beyond the size are left out.
+    pub(super) fn write(&self, start: u64, from: &[u8]) -> io::Result<()> {
+        let (file, _) = self.by(start, from.len());
+        let inside = (self.size - start).min(from.len() as u64) as usize;
+        file.write_all_at(&from[..inside], start)
+    }
+
+    /// Has all that was written be permanent, and nothing of it be kept by the kernel.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        fdatasync(&self.plain)?;
+        self.forget(0, 0);
+        Ok(())
+    }
+
+    /// Has whole pages read as zeroes without writing them, if that can be done.
+    pub(super) fn zero(&self, start: u64, length: u64, hole: bool) -> io::Result<()> {
+        let how = if hole { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
+        // One that grows does that by being written.
+        match fallocate(self.plain.as_fd(), how | FallocateFlags::KEEP_SIZE, start, length) {
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => Err(io::ErrorKind::Unsupported.into()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Has the kernel not keep what was read through its cache.
+    fn forget(&self, start: u64, length: usize) {
+        // Where it does all the same, it only has more than it should.
+        let _ = fadvise(&self.plain, start, std::num::NonZero::new(length as u64), Advice::DontNeed);
+    }
+}
+
+/// Locks the file as QEMU does, so that neither opens what the other writes.
+fn lock(file: &File, read_only: bool) -> io::Result<()> {
+    let does: &[i64] = if read_only { &[READ] } else { &[READ, WRITE, RESIZE] };
+    for byte in does.iter().map(|what| DOES + what).chain([ALONE + WRITE, ALONE + RESIZE]) {
+        sys::lock_byte(file, byte)?;
+    }
+    let others_do = [DOES + WRITE, DOES + RESIZE];
+    for byte in does.iter().map(|what| ALONE + what).chain(others_do) {
+        if sys::is_locked_byte(file, byte)? {
+            let why = if read_only { "somebody else writes it" } else { "somebody else has it open" };
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+        }
+    }
+    Ok(())
+}
+
+/// What a qcow2 image can come to take: what its guest sees, a part more for tables, and as much again for what QEMU may put aside.
+fn qcow2_room(file: &File) -> u64 {
+    let mut head = [0; 32];
+    if file.read_exact_at(&mut head, 0).is_err() || &head[..4] != b"QFI\xfb" {
+        return 0;
+    }
+    let guest = u64::from_be_bytes(head[24..].try_into().unwrap_or_default());
+    guest.saturating_mul(2).saturating_add(Bytes::mib(64).0).next_multiple_of(PAGE_SIZE as u64)
+}

@@ -1,0 +1,331 @@
+//! The pages that are cached: which they are, and the memory that they are in.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, unsync};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+use rustix::io::Errno;
+
+/// Parts that are locked one by one.
+const SHARDS: u64 = 16;
+
+/// Where a shard's frames begin in the file of all: a part of it that nobody fills.
+const AREA: u64 = 1 << 48;
+
+/// Pages beside each other that are in one shard, so that what is read together is mostly locked once.
+const TOGETHER: u64 = 16;
+
+/// A page of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    /// No two openings of disks have the same.
+    pub(super) disk: u32,
+    pub(super) page: u64,
+}
+
+/// Clean pages of disks in memory that nobody else has, of a size that can be changed at any time.
+///
+/// They are in a file without a name, which has memory where there is a cached page, and nowhere else.
+#[derive(Debug)]
+pub(super) struct Pages {
+    frames: File,
+    shards: Vec<Mutex<Shard>>,
+    /// What may be cached; locked while that changes.
+    size: Mutex<Bytes>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// Some of the pages: those whose keys lead here.
+#[derive(Debug)]
+struct Shard {
+    /// The frame that each page is in.
+    index: unsync::Cache<Key, u64, UnitWeighter, DefaultHashBuilder, Evicted>,
+    /// What the index has let go of, for now.
+    evicted: Evicted,
+    /// Frames without memory, all of them before `next`.
+    free: Vec<u64>,
+    next: u64,
+}
+
+/// A page that is about to get a frame.
+const NO_FRAME: u64 = u64::MAX;
+
+/// Takes down the frames of pages that leave.
+#[derive(Clone, Debug, Default)]
+struct Evicted(Arc<Mutex<Vec<u64>>>);
+
+impl Lifecycle<Key, u64> for Evicted {
+    type RequestState = ();
+
+    fn on_evict(&self, (): &mut (), _: Key, frame: u64) {
+        if frame != NO_FRAME {
+            locked(&self.0).push(frame);
+        }
+    }
+}
+
+impl Evicted {
+    fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut *locked(&self.0))
+    }
+}
+
+impl Shard {
+    fn new(number: u64) -> Self {
+        let evicted = Evicted::default();
+        let next = number * (AREA / PAGE_SIZE as u64);
+        Self { index: index(0, &evicted), evicted, free: Vec::new(), next }
+    }
+
+    /// The frame of a page, which gets one if it has none. None where it is not to be cached.
+    fn frame_for(&mut self, frames: &File, key: Key) -> Option<u64> {
+        if let Some(frame) = self.index.peek(&key) {
+            return Some(*frame);
+        }
+        if self.index.capacity() == 0 {
+            return None;
+        }
+        self.index.insert(key, NO_FRAME);
+        let mut gone = self.evicted.take();
+        let frame = if let Some(mut is) = self.index.peek_mut(&key) {
+            // That of a page that has just left has its memory still.
+            let frame = gone.pop().or_else(|| self.free.pop()).unwrap_or(self.next);
+            self.next = self.next.max(frame + 1);
+            *is = frame;
+            Some(frame)
+        } else {
+            None
+        };
+        self.give_back(frames, gone);
+        frame
+    }
+
+    fn forget(&mut self, frames: &File, key: Key) {
+        if let Some((_, frame)) = self.index.remove(&key) {
+            self.give_back(frames, vec![frame]);
+        }
+    }
+
+    /// Gives the memory of frames back.
+    fn give_back(&mut self, frames: &File, mut gone: Vec<u64>) {
+        gone.sort_unstable();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for run in gone.chunk_by(|one, next| one + 1 == *next) {
+            let (start, length) = (run[0] * PAGE_SIZE as u64, run.len() as u64 * PAGE_SIZE as u64);
+            while fallocate(frames, flags, start, length) == Err(Errno::INTR) {}
+        }
+        self.free.append(&mut gone);
+    }
+}
+
+fn index(
+    pages: u64,
+    evicted: &Evicted,
+) -> unsync::Cache<Key, u64, UnitWeighter, DefaultHashBuilder, Evicted> {
+    let (hash, evicted) = (DefaultHashBuilder::default(), evicted.clone());
+    unsync::Cache::with(pages as usize, pages, UnitWeighter, hash, evicted)
+}
+
+impl Pages {
+    /// An empty one that may have so much.
+    pub(super) fn new(size: Bytes) -> io::Result<Self> {
+        let frames = File::from(memfd_create("aquifer-cache", MemfdFlags::CLOEXEC)?);
+        let shards = (0..SHARDS).map(|number| Mutex::new(Shard::new(number))).collect();
+        let (hits, misses) = Default::default();
+        let this = Self { frames, shards, size: Mutex::default(), hits, misses };
+        this.resize(size);
+        Ok(this)
+    }
+
+    /// Has it have at most so much, from when this returns. What leaves are the pages that are worth least.
+    pub(super) fn resize(&self, size: Bytes) {
+        let mut now = locked(&self.size);
+        let pages = size.0 / PAGE_SIZE as u64;
+        for (number, shard) in (0..).zip(&self.shards) {
+            let share = pages / SHARDS + u64::from(number < pages % SHARDS);
+            let mut shard = locked(shard);
+            if shard.index.capacity() == 0 {
+                // One that has grown from nothing would remember no page that has left.
+                shard.index = index(share, &shard.evicted);
+            } else {
+                shard.index.set_capacity(share);
+            }
+            let gone = shard.evicted.take();
+            shard.give_back(&self.frames, gone);
+        }
+        *now = size;
+    }
+
+    pub(super) fn size(&self) -> Bytes {
+        *locked(&self.size)
+    }
+
+    /// What it has, and takes of memory for that.
+    pub(super) fn used(&self) -> Bytes {
+        let pages: usize = self.shards.iter().map(|shard| locked(shard).index.len()).sum();
+        Bytes(pages as u64 * PAGE_SIZE as u64)
+    }
+
+    /// What it takes of memory, as the system counts it.
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> Bytes {
+        use std::os::unix::fs::MetadataExt as _;
+        Bytes(self.frames.metadata().map_or(u64::MAX, |is| is.blocks() * 512))
+    }
+
+    /// Pages that were there when they were asked for, and that were not.
+    pub(super) fn counts(&self) -> [u64; 2] {
+        [self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed)]
+    }
+
+    /// Reads a part of a page, if that is there.
+    pub(super) fn read(&self, key: Key, offset: usize, into: &mut [u8]) -> bool {
+        let shard = self.shard(key);
+        let frame = shard.index.get(&key).copied();
+        let read = frame.is_some_and(|frame| {
+            self.frames.read_exact_at(into, frame * PAGE_SIZE as u64 + offset as u64).is_ok()
+        });
+        let counter = if read { &self.hits } else { &self.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        read
+    }
+
+    /// Caches a page, or what it is from now on.
+    pub(super) fn put(&self, key: Key, page: &[u8]) {
+        let mut shard = self.shard(key);
+        let frame = shard.frame_for(&self.frames, key);
+        let written =
+            frame.is_none_or(|frame| self.frames.write_all_at(page, frame * PAGE_SIZE as u64).is_ok());
+        if !written {
+            // There is no memory for it; what was there is old.
+            shard.forget(&self.frames, key);
+        }
+    }
+
+    /// Has pages of a disk not be cached any more.
+    pub(super) fn forget(&self, disk: u32, pages: Range<u64>) {
+        let cached = self.shards.iter().map(|shard| locked(shard).index.len() as u64).sum();
+        if pages.end.saturating_sub(pages.start) <= cached {
+            for page in pages {
+                let key = Key { disk, page };
+                self.shard(key).forget(&self.frames, key);
+            }
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = locked(shard);
+            let gone = RefCell::new(Vec::new());
+            shard.index.retain(|key, frame| {
+                let stays = key.disk != disk || !pages.contains(&key.page);
+                if !stays {
+                    gone.borrow_mut().push(*frame);
+                }
+                stays
+            });
+            shard.give_back(&self.frames, gone.into_inner());
+        }
+    }
+
+    fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
+        let together = (key.page / TOGETHER).wrapping_add(u64::from(key.disk) << 40);
+        let mixed = together.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        locked(&self.shards[(mixed >> 60) as usize])
+    }
+}
+
+/// What is behind a lock: whoever panicked left no half of anything.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn content(key: Key) -> Vec<u8> {
+        let words =
+            (0..PAGE / 8).map(|word| (u64::from(key.disk) << 56 | key.page << 16 | word).to_le_bytes());
+        words.flatten().collect()
+    }
+
+    fn put(pages: &Pages, key: Key) {
+        pages.put(key, &content(key));
+    }
+
+    fn is_there(pages: &Pages, key: Key) -> bool {
+        let mut page = vec![0; PAGE_SIZE];
+        let there = pages.read(key, 0, &mut page);
+        assert!(!there || page == content(key), "{key:?}");
+        there
+    }
+
+    fn has(pages: &Pages, most: Bytes) {
+        assert_eq!(pages.used(), pages.taken());
+        assert!(pages.used() <= most, "{} of {most}", pages.used());
+    }
+
+    #[test]
+    fn memory_is_taken_for_pages_that_are_cached_and_for_no_others() {
+        let pages = Pages::new(Bytes::mib(4)).unwrap();
+        has(&pages, Bytes::ZERO);
+        let keys = |disk| (0..3000).map(move |page| Key { disk, page });
+        keys(1).for_each(|key| put(&pages, key));
+        has(&pages, Bytes::mib(4));
+        assert!(pages.used() > Bytes::mib(3), "{}", pages.used());
+        assert_eq!(Bytes(keys(1).filter(|key| is_there(&pages, *key)).count() as u64 * PAGE), pages.used());
+        for size in [3 << 20, 1 << 20, 17 * PAGE, 1, 0] {
+            pages.resize(Bytes(size));
+            has(&pages, Bytes(size));
+        }
+        put(&pages, Key { disk: 1, page: 0 });
+        has(&pages, Bytes::ZERO);
+        pages.resize(Bytes::mib(16));
+        keys(2).for_each(|key| put(&pages, key));
+        assert_eq!(pages.used(), Bytes(3000 * PAGE));
+        has(&pages, Bytes::mib(16));
+        assert!(keys(2).all(|key| is_there(&pages, key)) && !keys(1).any(|key| is_there(&pages, key)));
+    }
+
+    #[test]
+    fn a_page_is_what_it_was_last_said_to_be_and_is_gone_when_it_is_to_be_forgotten() {
+        let pages = Pages::new(Bytes::mib(4)).unwrap();
+        let (one, other) = (Key { disk: 1, page: 7 }, Key { disk: 2, page: 7 });
+        pages.put(one, &vec![1; PAGE_SIZE]);
+        put(&pages, one);
+        put(&pages, other);
+        assert!(is_there(&pages, one) && is_there(&pages, other));
+        assert_eq!(pages.used(), Bytes(2 * PAGE));
+        let mut part = [0; 100];
+        assert!(pages.read(one, 50, &mut part));
+        assert_eq!(part[..], content(one)[50..150]);
+        pages.forget(1, 7..8);
+        assert!(!is_there(&pages, one) && is_there(&pages, other));
+        pages.forget(2, 0..u64::MAX);
+        assert!(!is_there(&pages, other));
+        has(&pages, Bytes::ZERO);
+        assert_eq!(pages.counts(), [4, 2]);
+    }
+
+    #[test]
+    fn what_is_read_again_stays_when_others_are_read_once() {
+        let pages = Pages::new(Bytes(512 * PAGE)).unwrap();
+        let often = |page| Key { disk: 1, page };
+        for round in 0..50 {
+            (0..128).map(often).filter(|key| !is_there(&pages, *key)).for_each(|key| put(&pages, key));
+            (0..256).for_each(|page| put(&pages, Key { disk: 2, page: round * 256 + page }));
+        }
+        assert!((0..128).map(often).filter(|key| is_there(&pages, *key)).count() > 100);
+    }
+}

@@ -1,0 +1,130 @@
+//! A cache at work.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nbd::server::{Security, Server};
+use aquifer_page::{Bytes, Group};
+use aquifer_region::process::GroupFiles;
+
+use super::control::{Asked, Control};
+use super::shelf::{Disks, Shelf};
+use super::{CacheError, Status};
+
+/// The cache of a group's disks, served. Dropping it ends that; clients find no trace of it but what they have written.
+#[derive(Debug)]
+pub struct Service {
+    inner: Arc<Inner>,
+    control: Option<Control>,
+    server: Option<Server>,
+    files: GroupFiles,
+    lock: Option<File>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    group: Group,
+    /// It keeps the size that it began with.
+    fixed: bool,
+    shelf: Arc<Shelf>,
+}
+
+impl Service {
+    /// That of the group whose regions are in `regions_dir`, with at most so much memory, which may be none; for ever if that is `fixed`. It takes the place of one
+    /// that was killed.
+    ///
+    /// # Errors
+    /// [`CacheError`], also where there is another one.
+    pub fn start(regions_dir: &Path, group: Group, size: Bytes, fixed: bool) -> Result<Self, CacheError> {
+        let files = GroupFiles::new(regions_dir, &group);
+        let lock = lock(&files, &group)?;
+        let shelf = Shelf::new(size).map_err(io("finding memory for", files.directory()))?;
+        let inner = Arc::new(Inner { group, fixed, shelf: Arc::new(shelf) });
+        let control = files.cache_control();
+        let mut this = Self { inner: inner.clone(), control: None, server: None, files, lock: Some(lock) };
+        this.control = Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
+        // Last of all, as it is what VMs look for.
+        let address = Address::Unix(this.files.cache_disks());
+        let exports = Arc::new(Disks(inner.shelf.clone()));
+        this.server = Some(Server::bind(&address, Security::Plain, exports)?);
+        Ok(this)
+    }
+
+    /// How it is.
+    pub fn status(&self) -> Status {
+        self.inner.status()
+    }
+}
+
+impl Asked for Inner {
+    fn status(&self) -> Status {
+        let Shelf { pages, traffic, .. } = &*self.shelf;
+        let [hits, misses] = pages.counts();
+        Status {
+            group: self.group.clone(),
+            size: pages.size(),
+            fixed: self.fixed,
+            used: pages.used(),
+            hits,
+            misses,
+            read_bytes: Bytes(traffic.read.load(Ordering::Relaxed)),
+            written_bytes: Bytes(traffic.written.load(Ordering::Relaxed)),
+            disks: self.shelf.disks(),
+        }
+    }
+
+    fn resize(&self, size: Bytes) {
+        if !self.fixed {
+            self.shelf.pages.resize(size);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.server = None;
+        self.control = None;
+        for file in [self.files.cache_control(), self.files.cache_lock()] {
+            // What is not there needs no removing.
+            let _ = fs::remove_file(file);
+        }
+        self.lock = None;
+        self.files.release();
+    }
+}
+
+/// Has this be the only one of its group.
+fn lock(files: &GroupFiles, group: &Group) -> Result<File, CacheError> {
+    let path = files.cache_lock();
+    loop {
+        files.create()?;
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let lock = match lock {
+            // One that ended has taken the directory away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            lock => lock.map_err(io("opening", &path))?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(CacheError::Busy(group.clone())),
+            Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
+        }
+        // One that ended meanwhile has taken it away, and another one may have made it anew.
+        let is_there =
+            lock.metadata().is_ok_and(|lock| fs::metadata(&path).is_ok_and(|is| is.ino() == lock.ino()));
+        if is_there {
+            return Ok(lock);
+        }
+    }
+}
+
+fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    let path = path.to_owned();
+    move |source| CacheError::Io { what, path, source }
+}

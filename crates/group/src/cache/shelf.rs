@@ -1,0 +1,174 @@
+//! The disks that are served, and to whom.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use aquifer_fabric::nbd::server::{self, Export, Exports, Peer, Refused, Zeroes};
+use aquifer_page::Bytes;
+
+use super::disk::{Disk, Traffic};
+use super::file::{DiskFile, Identity, identity};
+use super::pages::{Pages, locked};
+use super::{DiskStatus, READ_ONLY};
+
+/// Disks by the absolute paths of their files: opened when the first client asks for them, and closed, with nothing of them cached, when the last one is
+/// gone. What others do to the file then is seen the next time.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    pub(super) pages: Arc<Pages>,
+    pub(super) traffic: Arc<Traffic>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    disks: HashMap<Identity, Entry>,
+    next: u32,
+}
+
+#[derive(Debug)]
+struct Entry {
+    disk: Arc<Disk>,
+    path: PathBuf,
+    /// The process that alone writes it. None where everybody reads.
+    writer: Option<Option<u32>>,
+    connections: u64,
+}
+
+/// A disk as a client has it.
+#[derive(Debug)]
+struct Handle {
+    disk: Arc<Disk>,
+    identity: Identity,
+    shelf: Arc<Shelf>,
+}
+
+/// The exports of a shelf.
+#[derive(Debug)]
+pub(super) struct Disks(pub(super) Arc<Shelf>);
+
+impl Shelf {
+    pub(super) fn new(size: Bytes) -> io::Result<Self> {
+        Ok(Self { pages: Arc::new(Pages::new(size)?), traffic: Arc::default(), open: Mutex::default() })
+    }
+
+    /// The disks that clients have.
+    pub(super) fn disks(&self) -> Vec<DiskStatus> {
+        let open = locked(&self.open);
+        let status = |entry: &Entry| DiskStatus {
+            path: entry.path.clone(),
+            read_only: entry.writer.is_none(),
+            connections: entry.connections,
+        };
+        let mut disks: Vec<_> = open.disks.values().map(status).collect();
+        disks.sort_by(|one, two| one.path.cmp(&two.path));
+        disks
+    }
+
+    fn open(self: &Arc<Self>, path: &Path, writer: Option<Option<u32>>) -> Result<Handle, String> {
+        let mut open = locked(&self.open);
+        let cannot = |error: io::Error| format!("cannot open {}: {error}", path.display());
+        let identity = identity(&fs::metadata(path).map_err(cannot)?);
+        if let Some(entry) = open.disks.get_mut(&identity) {
+            if entry.writer != writer {
+                return Err(entry.taken(path));
+            }
+            entry.connections += 1;
+            return Ok(Handle { disk: entry.disk.clone(), identity, shelf: self.clone() });
+        }
+        let file = DiskFile::open(path, writer.is_none()).map_err(cannot)?;
+        // The name may be another file's by now.
+        let identity = file.identity().map_err(cannot)?;
+        let number = open.next;
+        open.next = number.checked_add(1).ok_or("too many disks were opened: start the cache anew")?;
+        let (pages, traffic) = (self.pages.clone(), self.traffic.clone());
+        let disk = Arc::new(Disk::new(number, file, writer.is_none(), pages, traffic));
+        let entry = Entry { disk: disk.clone(), path: path.to_owned(), writer, connections: 1 };
+        open.disks.insert(identity, entry);
+        Ok(Handle { disk, identity, shelf: self.clone() })
+    }
+}
+
+impl Entry {
+    fn taken(&self, path: &Path) -> String {
+        let path = path.display();
+        match self.writer {
+            None => format!(
+                "{path} is read by others, and cannot be written as long as it is; ask for it read-only"
+            ),
+            Some(Some(process)) => {
+                format!(
+                    "{path} is written by process {process}, and by one at a time only: stop that one's VM first"
+                )
+            }
+            Some(None) => format!("{path} is written by another process already"),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut open = locked(&self.shelf.open);
+        let Some(entry) = open.disks.get_mut(&self.identity) else { return };
+        entry.connections -= 1;
+        if entry.connections == 0 {
+            self.disk.close();
+            open.disks.remove(&self.identity);
+        }
+    }
+}
+
+impl Exports for Disks {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+        let (path, writer) = match name.strip_prefix(READ_ONLY) {
+            Some(path) => (path, None),
+            None => (name, Some(peer.process)),
+        };
+        if !path.starts_with('/') {
+            return Err(Refused::Unknown(name.to_owned()));
+        }
+        let handle = self.0.open(Path::new(path), writer).map_err(Refused::Forbidden)?;
+        Ok(Export::Disk(Arc::new(handle)))
+    }
+
+    fn list(&self, _: &Peer) -> Vec<String> {
+        let name = |disk: DiskStatus| {
+            let path = disk.path.to_string_lossy();
+            if disk.read_only { format!("{READ_ONLY}{path}") } else { path.into_owned() }
+        };
+        self.0.disks().into_iter().map(name).collect()
+    }
+}
+
+impl server::Disk for Handle {
+    fn size(&self) -> Bytes {
+        self.disk.size()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.disk.is_read_only()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.disk.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.disk.write(offset, from)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.disk.flush()
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.disk.trim(offset, length)
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64, how: Zeroes) -> io::Result<()> {
+        self.disk.write_zeroes(offset, length, how)
+    }
+}
