@@ -126,7 +126,8 @@ pub(super) const MANUAL: Manual = Manual {
         (
             "What cannot be",
             "Devices of the host that write to the guest's memory by themselves (vfio, vhost-user, vhost-vdpa), locked memory \
-             (-overcommit mem-lock=on) and direct I/O: disks go through this host's page cache, whatever cache= says.",
+             (-overcommit mem-lock=on) and direct I/O: disks go through this host's page cache, whatever cache= says, or through that of the VM's group \
+             ('group cache', --cached-disk). A VM with such disks cannot move to another host.",
         ),
         ("Needs", "What 'aquifer region' needs, and QEMU 7.0 or later."),
     ],
@@ -271,6 +272,10 @@ fn text(files: &Files, status: &Status) -> String {
             _ => String::new(),
         };
         line("memory", format!("{}{most}; {} of it in RAM here", share.memory(), status.host));
+    }
+    if let Origin::Started(spec) = &status.origin {
+        spec.disks.iter().for_each(|disk| line("disk", disk.display().to_string()));
+        spec.cached_disks.iter().for_each(|disk| line("disk", format!("{}, cached", disk.display())));
     }
     line("limits", limits::text(&status.limits));
     if let Origin::Adopted { qmp, .. } = &status.origin {

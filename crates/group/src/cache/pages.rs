@@ -152,11 +152,11 @@ impl Pages {
         for (number, shard) in (0..).zip(&self.shards) {
             let share = pages / SHARDS + u64::from(number < pages % SHARDS);
             let mut shard = locked(shard);
-            if shard.index.capacity() == 0 {
-                // One that has grown from nothing would remember no page that has left.
+            let was_off = shard.index.capacity() == 0;
+            shard.index.set_capacity(share);
+            if was_off || share == 0 {
+                // What has grown from nothing would remember no page that has left; what is to have nothing need not remember any.
                 shard.index = index(share, &shard.evicted);
-            } else {
-                shard.index.set_capacity(share);
             }
             let gone = shard.evicted.take();
             shard.give_back(&self.frames, gone);
@@ -237,7 +237,7 @@ impl Pages {
     fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
         let together = (key.page / TOGETHER).wrapping_add(u64::from(key.disk) << 40);
         let mixed = together.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        locked(&self.shards[(mixed >> 60) as usize])
+        locked(&self.shards[(mixed >> (u64::BITS - SHARDS.ilog2())) as usize])
     }
 }
 

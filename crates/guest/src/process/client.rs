@@ -318,6 +318,10 @@ pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
             "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
         return Err(GuestError::Misuse(why.to_owned()));
     };
+    if !vm.cached_disks.is_empty() {
+        let why = "a VM with cached disks cannot be moved: the cache of the other host would read them while they are written here";
+        return Err(GuestError::Misuse(why.to_owned()));
+    }
     let memory = regions::record(&files.region())?;
     Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
 }

@@ -15,7 +15,7 @@
 //! | `.NAME/log` | what the engines have to say |
 //!
 //! `@GROUP/frames` has what the regions of a group share, once. It is written by who looks for equal pages ([`View`], [`client::share`]), and goes with
-//! the group's last region.
+//! the group's last region. `@GROUP/cache.*` are the sockets of a cache of the group's disks, and go with that.
 //!
 //! Beside that tmpfs, `DIRECTORY.limits` says which limits the caches of several regions share, and what each has of them.
 

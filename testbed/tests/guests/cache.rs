@@ -1,0 +1,102 @@
+//! A VM that has its disks through the cache of its group, on this machine.
+//!
+//! Needs root here, and `qemu-img`.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use aquifer_page::Bytes;
+use aquifer_testbed::{Shell as _, Spec, wait_until};
+
+use crate::support::{Here, PATIENCE, aquifer, step};
+
+/// What the guest copies from one disk to the other.
+const DISK: Bytes = Bytes::mib(32);
+
+#[test]
+fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let host = Here::new(Spec::new("guest").modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(256))?;
+    let groups = host.dir.path().join("groups");
+    let groups = groups.to_str().context("a path that is no text")?;
+    host.done(&["group", "create", "blue", "--groups", groups])?;
+    let (from, to) = (host.dir.path().join("from"), host.dir.path().join("to.qcow2"));
+    let mut file = File::create(&from)?;
+    for block in 0..DISK.0 / 8 {
+        file.write_all(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())?;
+    }
+    let made =
+        Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string());
+    ensure!({ made }.status()?.success(), "no image was made");
+
+    let (lender, from_name) = (host.lender(), from.to_str().context("no text")?);
+    let to_name = to.to_str().context("no text")?;
+    let disks = ["--cached-disk", from_name, "--cached-disk", to_name];
+    let memory = ["--memory", "160M", "--cache", "160M", "--lender", &lender];
+    let words = [&memory[..], &["--group", "blue", "--groups", groups], &disks].concat();
+    let refused = host.start("one", &words, &[]).err().context("it started without a cache")?.to_string();
+    ensure!(refused.contains("'aquifer group cache blue' does"), "{refused}");
+    let local = [&["--memory", "160M"], &disks[..]].concat();
+    let refused = host.start("one", &local, &[]).err().context("it has no group")?.to_string();
+    ensure!(refused.contains("only a VM in the pool is in one"), "{refused}");
+
+    let mut cache = start_cache(&host, groups)?;
+    let guest = host.start("one", &words, &[])?;
+    step("the guest copies a disk to the other, and its cache dies");
+    for round in 0..3 {
+        let copy = "dd if=/dev/vda of=/dev/vdb bs=1M conv=fsync && echo 3 >/proc/sys/vm/drop_caches && cmp /dev/vda /dev/vdb && echo copied";
+        let copy =
+            guest.spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
+        for _ in 0..3 {
+            let written = |cache: &serde_json::Value| cache["written_bytes"].as_u64() > Some(Bytes::mib(4).0);
+            wait_until("the guest writes", PATIENCE, || {
+                Ok(written(&host.done(&["group", "show", "blue", "--groups", groups])?["cache"]))
+            })?;
+            cache.kill()?;
+            cache.wait()?;
+            cache = start_cache(&host, groups)?;
+        }
+        copy.wait_for("copied", PATIENCE)?;
+        let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
+        step(&format!("round {round}: {}", shown["cache"]));
+    }
+    guest.sh("echo 3 >/proc/sys/vm/drop_caches; cmp /dev/vda /dev/vdb")?;
+    let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
+    ensure!(shown["cache"]["hits"].as_u64() > Some(4096), "{shown}");
+    let vm = host.done(&["vm", "show", "one"])?;
+    ensure!(vm.to_string().contains(to_name), "{vm}");
+    host.done(&["vm", "stop", "--force", "one"])?;
+    kill_softly(&mut cache)?;
+    ensure!(!host.has_mounts()?, "files are left");
+
+    let copied = host.dir.path().join("copied");
+    let converted = Command::new("qemu-img").args(["convert", "-O", "raw"]).args([&to, &copied]).status()?;
+    ensure!(
+        converted.success() && fs::read(&from)? == fs::read(&copied)?,
+        "the disk is not what was written"
+    );
+    Ok(())
+}
+
+fn start_cache(host: &Here, groups: &str) -> Result<Child> {
+    let mut child = Command::new(aquifer())
+        .args(["--json", "group", "cache", "blue", "--groups", groups, "--size", "64M"])
+        .env("AQUIFER_RUN_DIR", host.dir.path())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().context("no output")?).read_line(&mut line)?;
+    ensure!(!line.is_empty(), "there is no cache");
+    Ok(child)
+}
+
+fn kill_softly(cache: &mut Child) -> Result<()> {
+    rustix::process::kill_process(rustix::process::Pid::from_child(cache), rustix::process::Signal::TERM)?;
+    ensure!(cache.wait()?.success(), "the cache did not end well");
+    Ok(())
+}
