@@ -1,16 +1,21 @@
-//! `aquifer guest-memory`, hidden: the first process of the guest of `aquifer demo resize`.
+//! `aquifer guest-memory`, hidden: the first process of the guests of `aquifer demo resize`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::demo::resize::be_a_guest;
+use crate::demo::be_a_guest;
 use crate::failure::{OrFail, Result};
 
-/// Holds as many MiB as it is told on standard input, and says on standard output whether they are what they must be
+/// Holds the memory that it is told to on standard input, and says on standard output whether they are what they must be
 #[derive(Debug, Args)]
 #[command(hide = true)]
-pub struct GuestMemory {}
+pub struct GuestMemory {
+    /// The device that its kernel is to swap to
+    #[arg(long, value_name = "DEVICE")]
+    swap: Option<PathBuf>,
+}
 
 impl GuestMemory {
     /// Does so for ever.
@@ -18,7 +23,7 @@ impl GuestMemory {
     /// # Errors
     /// If it cannot begin, or say anything any more.
     pub fn run(self) -> Result<ExitCode> {
-        be_a_guest().or_fail(|| "holding memory")?;
+        be_a_guest(self.swap.as_deref()).or_fail(|| "holding memory")?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,11 +1,17 @@
 //! What demos' guests run on.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use aquifer_guest::Accelerator;
+use aquifer_guest::initrd::Modules;
+use aquifer_guest::process::client;
+use aquifer_guest::{Accelerator, Backing, Initrd, VmSpec};
+use aquifer_page::{Bytes, RegionName};
 
-use crate::failure::{Failure, Result};
+use super::{guest, remove};
+use crate::commands::region::shim;
+use crate::failure::{Failure, OrFail, Result};
 
 /// The kernel that this system would boot.
 const BOOT: &str = "/boot";
@@ -28,6 +34,67 @@ impl Machine {
     pub(super) fn kernel(&self) -> Result<PathBuf> {
         self.kernel.clone().map_or_else(newest_kernel, Ok)
     }
+
+    /// A guest with files in `dir` and these modules, whose first process is `aquifer guest-memory`; its memory is in RAM of this host.
+    pub(super) fn guest(
+        &self,
+        dir: &Path,
+        name: RegionName,
+        memory: Bytes,
+        modules: &[&str],
+    ) -> Result<VmSpec> {
+        let kernel = self.kernel()?;
+        Ok(VmSpec {
+            name,
+            memory,
+            max_memory: memory,
+            backing: Backing::Local { huge: None },
+            cpus: 2,
+            accelerator: self.accelerator,
+            machine: MACHINE.to_owned(),
+            disks: Vec::new(),
+            cached_disks: Vec::new(),
+            initrd: Some(initrd(dir, &kernel, modules)?),
+            kernel: Some(kernel),
+            // Memory that leaves need not be filled with zeroes first.
+            append: Some(
+                "console=ttyS0 quiet panic=-1 memhp_default_state=online_movable init_on_alloc=0 rdinit=/init -- guest-memory"
+                    .to_owned(),
+            ),
+            qemu: self.qemu.clone(),
+            shim: shim()?,
+            extra: Vec::new(),
+        })
+    }
+}
+
+/// Makes a guest's first file system: this program, which is the guest's first process, the agent, and modules.
+fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
+    let what = || "making the guest's first file system";
+    let exe = std::env::current_exe().or_fail(what)?;
+    let agent = exe.with_file_name("aquifer-guest");
+    let mut initrd = Initrd::default();
+    initrd.copy(&exe, "/init").or_fail(what)?;
+    initrd.copy(&agent, guest::AGENT).map_err(|error| {
+        Failure::new(what(), error).help("the agent 'aquifer-guest' belongs beside this program")
+    })?;
+    let of = Modules::of(kernel).ok_or_else(|| {
+        let why = format!("there are no modules of {} in lib/modules beside it", kernel.display());
+        Failure::new(what(), why)
+            .help("name a kernel by --kernel that is called vmlinuz-RELEASE, or has its modules beside it")
+    })?;
+    initrd.modules(&of, modules.iter().copied()).or_fail(what)?;
+    let path = dir.join("initrd");
+    fs::write(&path, initrd.finish()).or_fail(what)?;
+    Ok(path)
+}
+
+/// Removes what a demo left that was killed: its guests, and its files. What it lent went with it.
+pub(super) fn clear(dir: &Path) {
+    for vm in client::list(dir).unwrap_or_default() {
+        let _ = client::stop(&vm, true, Duration::ZERO);
+    }
+    remove(dir);
 }
 
 /// The newest kernel of this system.

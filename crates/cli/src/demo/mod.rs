@@ -4,6 +4,7 @@
 mod begun;
 pub mod churn;
 pub mod content;
+mod guest;
 pub mod live;
 pub mod load;
 pub mod loader;
@@ -15,12 +16,14 @@ pub mod process;
 pub mod region;
 pub mod resize;
 pub mod sharing;
+mod user;
 mod wait;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use begun::Outcome;
+pub use guest::run as be_a_guest;
 
 /// Where the pages of the hosts are of a demo that has its files in `dir`: in RAM.
 fn stores(dir: &Path) -> PathBuf {

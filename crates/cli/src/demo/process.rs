@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,11 @@ impl Process {
         // What ends the demo from a terminal is not for it: it is ended in its turn.
         command.process_group(0);
         command.spawn().map(Self).or_fail(|| format!("starting {what}"))
+    }
+
+    /// What it says on its standard output, if that is a pipe; once.
+    pub fn output(&mut self) -> Option<ChildStdout> {
+        self.0.stdout.take()
     }
 
     /// Whether it has ended, and how.
@@ -75,7 +80,7 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     command.env("AQUIFER_RUN_DIR", dir).stdout(Stdio::piped());
     let mut lender = Process::start(&mut command, "a lender")?;
     let mut line = String::new();
-    let output = lender.0.stdout.take().ok_or_else(|| Failure::new(what, "it has no output"))?;
+    let output = lender.output().ok_or_else(|| Failure::new(what, "it has no output"))?;
     BufReader::new(output).read_line(&mut line).or_fail(|| what)?;
     if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
 }

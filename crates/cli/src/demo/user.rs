@@ -1,0 +1,119 @@
+//! The memory of a demo's guest in use: its first process is told what to hold, and says what became of that.
+
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_page::Bytes;
+
+use super::guest::HOLDS;
+use super::wait::Wait;
+use crate::failure::{Failure, OrFail, Result};
+
+/// How long the guest may take to boot, or to fill and check its memory.
+pub(super) const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A part of what the guest's process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Which.
+    pub(super) number: u64,
+    /// What its content follows from.
+    pub(super) seed: u64,
+}
+
+/// What the guest's process has said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Holds {
+    part: Part,
+    /// How much it holds of that part.
+    pub(super) held: Bytes,
+    /// MiB of all that it holds which are not what they must be.
+    pub(super) wrong: u64,
+    /// Errors in the log of its kernel.
+    pub(super) errors: u64,
+}
+
+/// Tells the guest's process what to do, over the guest's serial port.
+#[derive(Debug)]
+pub(super) struct User<'a> {
+    port: BufReader<UnixStream>,
+    pub(super) wait: Wait<'a>,
+}
+
+impl<'a> User<'a> {
+    /// Listens at the serial port of a guest that boots. (What it says while nobody does is lost.)
+    pub(super) fn meet(serial: &Path, wait: Wait<'a>) -> Result<Self> {
+        let what = || "starting the guest";
+        let port = wait.until(what(), PATIENCE, || Ok(UnixStream::connect(serial).ok()))?;
+        // It says little, and is waited for elsewhere.
+        port.set_nonblocking(true).or_fail(what)?;
+        Ok(Self { port: BufReader::new(port), wait })
+    }
+
+    /// Waits until the guest listens, which it says.
+    pub(super) fn is_there(&mut self) -> Result<Holds> {
+        self.listen(Part::default(), Bytes::ZERO)
+    }
+
+    /// Has it hold so much of a part, with every byte of all that it holds checked.
+    pub(super) fn hold(&mut self, part: Part, size: Bytes) -> Result<Holds> {
+        self.tell(part, size)?;
+        self.listen(part, size)
+    }
+
+    /// Tells it to.
+    pub(super) fn tell(&mut self, Part { number, seed }: Part, size: Bytes) -> Result<()> {
+        writeln!(self.port.get_mut(), "{number} {seed} {}", size.0 >> 20).or_fail(|| what(size))
+    }
+
+    /// Waits until it says that it does.
+    pub(super) fn listen(&mut self, part: Part, size: Bytes) -> Result<Holds> {
+        let mut line = String::new();
+        self.wait.until(&what(size), PATIENCE, || {
+            loop {
+                match self.port.read_line(&mut line) {
+                    Ok(0) => return Err(Failure::new(what(size), "it has ended")),
+                    Ok(_) => {
+                        let is = |holds: &Holds| holds.part == part && holds.held.0 >> 20 == size.0 >> 20;
+                        let holds = parse(&line).filter(is);
+                        line.clear();
+                        if holds.is_some() {
+                            return Ok(holds);
+                        }
+                    }
+                    // The rest of the line comes.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                    Err(error) => return Err(Failure::new(what(size), error)),
+                }
+            }
+        })
+    }
+}
+
+fn what(size: Bytes) -> String {
+    format!("having the guest use {size}")
+}
+
+fn parse(line: &str) -> Option<Holds> {
+    let (_, words) = line.trim().split_once(HOLDS)?;
+    let mut numbers = words.split_whitespace().map(str::parse::<u64>);
+    let mut next = || numbers.next()?.ok();
+    let part = Part { number: next()?, seed: next()? };
+    Some(Holds { part, held: Bytes::mib(next()?), wrong: next()?, errors: next()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_says_is_understood_whatever_its_kernel_said_before() {
+        let holds = parse("[    1.0] x holds 1 7 96 0 2\r\n").unwrap();
+        let part = Part { number: 1, seed: 7 };
+        assert_eq!(holds, Holds { part, held: Bytes::mib(96), wrong: 0, errors: 2 });
+        assert_eq!(parse("1 7 96"), None);
+        assert_eq!(parse("holds 1 7"), None);
+    }
+}
