@@ -5,7 +5,7 @@
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s '	'
 
-demo: ## build, then show two hosts sharing memory, memcached in a region, a VM that moves and one that grows: `aquifer demo sharing`, `region`, `migrate`, `resize`
+demo: ## build, then show two hosts sharing memory, memcached in a region, a VM that moves, one that grows, and two groups of them: `aquifer demo sharing`, `region`, `migrate`, `resize`, `groups`
 	scripts/need-root demo
 	scripts/install-packages demo
 	cargo build --release --locked --workspace --lib --bins
@@ -13,6 +13,7 @@ demo: ## build, then show two hosts sharing memory, memcached in a region, a VM 
 	target/release/aquifer demo region --picture region.png
 	target/release/aquifer demo migrate --picture migrate.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 	target/release/aquifer demo resize --picture resize.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
+	target/release/aquifer demo groups --picture groups.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 
 test: ## everything: format, lints, licences, docs, unit, interoperation and VM tests
 	scripts/need-root test

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::Common;
 use super::vm::AcceleratorName;
 use crate::demo::machine::{MACHINE, Machine};
-use crate::demo::{Outcome, migrate, region, resize, sharing};
+use crate::demo::{Outcome, groups, migrate, region, resize, sharing};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
@@ -30,6 +30,7 @@ enum What {
     Region(Region),
     Migrate(Migrate),
     Resize(Resize),
+    Groups(Groups),
 }
 
 /// Two hosts, one overloaded: memory moves between them, then the roles switch
@@ -118,6 +119,21 @@ struct Resize {
     picture: Option<PathBuf>,
 }
 
+/// Two tenants with two guests each, all of the same image: equal pages are kept once within a group, and what that saves goes to the guest in need
+///
+/// Each guest has 256 MiB of its own, and holds 112 MiB that all four have. 'aquifer group scan' runs for each group, and 'aquifer group balance' for the host. One guest
+/// comes to need more, and swaps: it gets 10 MiB a second of what its group saves, until it swaps no more. Then the other guest of its group writes to what they shared, and
+/// what is not saved any more is taken back. The other group sees nothing of it. All that guests hold is checked. Takes about a minute, and leaves nothing behind but the
+/// picture.
+#[derive(Debug, Args)]
+struct Groups {
+    #[command(flatten)]
+    guest: Guest,
+    /// Where to save the picture (PNG)
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         (
@@ -130,13 +146,17 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer demo resize --picture resize.png",
             "With a picture of times, and of memory in the guest and of this host",
         ),
+        (
+            "aquifer demo groups --picture groups.png",
+            "With a picture of what groups save and what their guests have",
+        ),
         ("aquifer demo sharing --json", "One object with the figures"),
     ],
     notes: &[(
         "Needs",
         "Root. 'sharing': FUSE and loop devices (or nbd or ublk), memory cgroups with swap accounting, and ip(8). Swap devices belong to \
          the whole kernel: while it runs, other programs of this machine may swap to them too. 'region': what 'aquifer region' needs, and memcached. \
-         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest. 'resize': QEMU, modprobe(8), xz(1), a kernel for the guest with its modules.",
+         'migrate': what 'aquifer vm' needs, ip(8), and a kernel for the guest. 'resize' and 'groups': QEMU, modprobe(8), xz(1), a kernel for the guests with its modules.",
     )],
     see_also: &["aquifer-agent(1)"],
     ..Manual::NONE
@@ -159,6 +179,7 @@ impl Demo {
             What::Region(demo) => demo.run(common),
             What::Migrate(demo) => demo.run(common),
             What::Resize(demo) => demo.run(common),
+            What::Groups(demo) => demo.run(common),
         }
     }
 }
@@ -208,6 +229,18 @@ impl Resize {
         let errors = outcome.summary.guest_errors;
         show(common, &outcome, picture)?;
         is_zero(errors, "resizing a guest", || format!("it had {errors} errors"))
+    }
+}
+
+impl Groups {
+    fn run(self, common: &Common) -> Result<ExitCode> {
+        let Self { guest, picture } = self;
+        let options = groups::Options { machine: guest.machine()?, run_dir: run_dir(common)? };
+        let outcome = groups::run(&options)?;
+        let (errors, across) = (outcome.summary.guest_errors, outcome.summary.cross_group_merges);
+        show(common, &outcome, picture)?;
+        is_zero(across, "keeping groups apart", || format!("{across} pages were shared across them"))?;
+        is_zero(errors, "sharing within groups", || format!("the guests had {errors} errors"))
     }
 }
 

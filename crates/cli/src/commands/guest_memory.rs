@@ -1,4 +1,4 @@
-//! `aquifer guest-memory`, hidden: the first process of the guests of `aquifer demo resize`.
+//! `aquifer guest-memory`, hidden: the first process of the guests of `aquifer demo resize` and `groups`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -4,6 +4,7 @@
 mod begun;
 pub mod churn;
 pub mod content;
+pub mod groups;
 mod guest;
 pub mod live;
 pub mod load;

@@ -1,0 +1,85 @@
+//! What guests have mapped of the frames of groups, as the kernel has it in `/proc/PID/maps`: the frames of another group, if ever there were any, too.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region::process::{Files, GroupFiles, client};
+use rustix::fs::{major, minor};
+
+use super::stage::{GROUPS, Stage, VMS, name};
+use crate::failure::{Failure, OrFail, Result};
+
+/// What the guests of a group have mapped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mapped {
+    /// Of the frames of their group.
+    pub(super) own: Bytes,
+    /// Pages of the frames of other groups.
+    pub(super) others: u64,
+}
+
+/// How the kernel names a file in a process's mappings: its device and its inode.
+type Id = (String, u64);
+
+/// Looks at all guests of each group.
+pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
+    let what = || "looking at what guests have mapped";
+    let mut frames = Vec::new();
+    for group in GROUPS {
+        let group = group.parse().or_fail(what)?;
+        let file = fs::metadata(GroupFiles::new(&stage.regions(), &group).frames()).or_fail(what)?;
+        frames.push((format!("{:02x}:{:02x}", major(file.dev()), minor(file.dev())), file.ino()));
+    }
+    if frames[0] == frames[1] {
+        return Err(Failure::new(what(), "both groups have the same frames"));
+    }
+    let mut all = vec![Mapped::default(); GROUPS.len()];
+    for vm in &VMS {
+        let status = client::status(&Files::new(&stage.regions(), &name(vm.name)?)).or_fail(what)?;
+        let group = GROUPS.iter().position(|group| *group == vm.group).unwrap_or_default();
+        // The engine, too, sees no frames but those of its region's group.
+        for process in status.processes.iter().chain([&status.pid]) {
+            let maps = fs::read_to_string(format!("/proc/{process}/maps")).or_fail(what)?;
+            add(&mut all[group], &maps, &frames, group);
+        }
+    }
+    Ok(all)
+}
+
+/// Adds the mappings of a process of this group to what is known of it.
+fn add(mapped: &mut Mapped, maps: &str, frames: &[Id], group: usize) {
+    for (id, length) in maps.lines().filter_map(mapping) {
+        match frames.iter().position(|frames| *frames == id) {
+            Some(own) if own == group => mapped.own += Bytes(length),
+            Some(_) => mapped.others += length / PAGE_SIZE as u64,
+            None => {}
+        }
+    }
+}
+
+/// The file of a line of `/proc/PID/maps` (proc_pid_maps(5)), and the length of the mapping.
+fn mapping(line: &str) -> Option<(Id, u64)> {
+    let mut words = line.split_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let (device, inode) = (words.nth(2)?, words.next()?);
+    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16));
+    Some(((device.to_owned(), inode.parse().ok()?), end.ok()?.checked_sub(start.ok()?)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_of_another_groups_frames_is_seen() {
+        let maps = "7f00-7f01 r--p 00000000 00:00 0 [vdso]\n\
+                    7f0000001000-7f0000003000 rw-p 00005000 00:2b 17 /run/regions/@blue/frames\n\
+                    7f0000003000-7f0000004000 rw-s 00000000 00:2b 16 /run/regions/blue-1\n\
+                    7f0000004000-7f0000005000 rw-p 00001000 00:2b 18 /run/regions/@red/frames\n";
+        let frames = [("00:2b".to_owned(), 17), ("00:2b".to_owned(), 18)];
+        let mut mapped = Mapped::default();
+        add(&mut mapped, maps, &frames, 0);
+        assert_eq!(mapped, Mapped { own: Bytes::kib(8), others: 1 });
+    }
+}

@@ -1,0 +1,207 @@
+//! `aquifer demo groups`: two tenants with two guests each, all of the same image. What those of one group have in common is kept once, and nothing is shared
+//! across; what that saves goes to the guest that needs it, for as long as it is saved.
+//!
+//! Everything is real: QEMU, a stock kernel, swap disks, and the services of a host, `aquifer group scan` for each group and `aquifer group balance`.
+
+mod mapped;
+mod picture;
+mod report;
+mod stage;
+mod watch;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use aquifer_group::balance::Balanced;
+use aquifer_page::Bytes;
+
+use super::begun::{Begun, Outcome};
+use super::machine::{Machine, clear};
+use super::user::{Holds, Part, User};
+use super::wait::Wait;
+use crate::failure::{Failure, Result};
+use crate::progress::Progress;
+pub use report::{Group, Need, Summary, Vm};
+use stage::{Stage, VMS};
+use watch::Watch;
+
+/// What a demo is told.
+#[derive(Debug)]
+pub struct Options {
+    /// What the guests run on.
+    pub machine: Machine,
+    /// Where marks, sockets and logs are kept while it runs.
+    pub run_dir: PathBuf,
+}
+
+/// Marks of demos have this kind.
+const KIND: &str = "groups-demo";
+
+/// What a guest boots with, and what of that is its own; the rest it has while its group saves as much.
+const MEMORY: Bytes = Bytes::mib(368);
+const BASE: Bytes = Bytes::mib(256);
+
+/// What all guests hold alike, and what each holds that no other has.
+const IMAGE: Bytes = Bytes::mib(112);
+const OWN: Bytes = Bytes::mib(16);
+
+/// What one guest comes to hold of its own: more than its base leaves it.
+const MUCH: Bytes = Bytes::mib(120);
+
+/// What the guests' processes hold, in two parts: seed 1 is the image's, others are a guest's own.
+const IMAGE_PART: Part = Part { number: 0, seed: 1 };
+
+/// The guest that comes to need more, and the one of its group that writes to what they share.
+const NEEDY: usize = 0;
+const WRITER: usize = 1;
+
+/// How long a step may take that the host's services make.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// So many periods without swapping, one after the other, are its end.
+const QUIET: usize = 3;
+
+/// Runs the demo from nothing to nothing.
+///
+/// # Errors
+/// What this machine lacks, or which step failed.
+pub fn run(options: &Options) -> Result<Outcome<Summary>> {
+    let began = Instant::now();
+    let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
+        clear(dir);
+        Ok(())
+    })?;
+    let progress = Progress::spinner("two groups of two guests boot");
+    let stage = Stage::set(begun.dir.clone(), &options.machine)?;
+    let users = stage.boot(begun.wait())?;
+    let mut play = Play { stage: &stage, users, wait: begun.wait(), progress, across: 0 };
+    let (mut summary, picture) = play.run()?;
+    summary.seconds = began.elapsed().as_secs_f64();
+    Ok(Outcome { summary, picture })
+}
+
+struct Play<'a> {
+    stage: &'a Stage,
+    users: Vec<User<'a>>,
+    wait: Wait<'a>,
+    progress: Progress,
+    /// Pages that a guest has mapped of another group's frames.
+    across: u64,
+}
+
+impl Play<'_> {
+    fn run(&mut self) -> Result<(Summary, Vec<u8>)> {
+        self.progress.say("the guests use their memory".to_owned());
+        self.all(|_| (IMAGE_PART, IMAGE))?;
+        let before = self.all(|vm| (own(vm), OWN))?;
+
+        self.progress.say("what is alike is looked for".to_owned());
+        let mut watch = Watch::start(self.stage)?;
+        self.until(&mut watch, "having what is alike be kept once", |group| {
+            group.sharing.saved_bytes >= IMAGE && group.vms.iter().all(|vm| vm.size <= BASE)
+        })?;
+        watch.mark("one needs more");
+        let mut need = self.need(&mut watch)?;
+        let groups = self.look(&watch)?;
+
+        self.progress.say(format!("{} writes to what it shares", VMS[WRITER].name));
+        watch.mark("another writes");
+        self.users[NEEDY].hold(own(NEEDY), OWN)?;
+        self.users[WRITER].hold(own_image(WRITER), IMAGE)?;
+        self.until(&mut watch, "having what is not saved any more be given back", |group| {
+            let handed: Bytes = group.vms.iter().map(|vm| vm.size.saturating_sub(vm.base)).sum();
+            group.plan.deficit == Bytes::ZERO && handed <= group.sharing.saved_bytes
+        })?;
+        let left = self.look(&watch)?;
+        need.left_bytes = left[0].balloon_bytes[NEEDY];
+
+        self.progress.say("everything is checked".to_owned());
+        let after = self.all(|vm| (own(vm), OWN))?;
+        let errors = before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| after.wrong + after.errors.saturating_sub(before.errors));
+        let picture = picture::draw(&watch)?;
+        let summary = Summary {
+            memory_bytes: MEMORY,
+            base_bytes: BASE,
+            image_bytes: IMAGE,
+            groups,
+            groups_after: left,
+            need,
+            cross_group_merges: self.across,
+            guest_errors: errors.sum(),
+            seconds: 0.0,
+        };
+        Ok((summary, picture))
+    }
+
+    /// Has each guest hold what is said of it, all at a time.
+    fn all(&mut self, what: impl Fn(usize) -> (Part, Bytes)) -> Result<Vec<Holds>> {
+        for (vm, user) in self.users.iter_mut().enumerate() {
+            let (part, size) = what(vm);
+            user.tell(part, size)?;
+        }
+        let listen = |(vm, user): (usize, &mut User<'_>)| {
+            let (part, size) = what(vm);
+            user.listen(part, size)
+        };
+        self.users.iter_mut().enumerate().map(listen).collect()
+    }
+
+    /// Waits until this is so of both groups.
+    fn until(&self, watch: &mut Watch, what: &str, is: impl Fn(&Balanced) -> bool) -> Result<()> {
+        let since = watch.turns();
+        self.wait.until(what, PATIENCE, || {
+            watch.check()?;
+            let turn = watch.last().filter(|_| watch.turns() > since + 1);
+            Ok(turn.filter(|turn| turn.groups.len() == 2 && turn.groups.iter().all(&is)).map(drop))
+        })
+    }
+
+    /// Has one guest use more than its base, again and again, until it swaps no more.
+    fn need(&mut self, watch: &mut Watch) -> Result<Need> {
+        let vm = &VMS[NEEDY];
+        self.progress.say(format!("{} needs more than its base", vm.name));
+        let (began, first) = (Instant::now(), watch.turns());
+        let deadline = began + PATIENCE;
+        loop {
+            self.users[NEEDY].hold(own(NEEDY), MUCH)?;
+            watch.check()?;
+            let swapped = watch.swapped(vm.name, first + 1);
+            let quiet = swapped.iter().rev().take_while(|swapped| **swapped == Bytes::ZERO).count();
+            if quiet >= QUIET && swapped.len() > quiet {
+                return Ok(Need {
+                    vm: vm.name.to_owned(),
+                    holds_bytes: IMAGE + MUCH,
+                    base_bytes: BASE,
+                    got_bytes: watch.size(vm.name).unwrap_or_default(),
+                    left_bytes: Bytes::ZERO,
+                    swapped_bytes_per_s: swapped.iter().copied().max().unwrap_or_default(),
+                    swapped_bytes_per_s_after: swapped.last().copied().unwrap_or_default(),
+                    seconds: began.elapsed().as_secs_f64(),
+                });
+            }
+            if Instant::now() > deadline {
+                let why = format!("it still swaps with {}", watch.size(vm.name).unwrap_or_default());
+                return Err(Failure::new(format!("giving guest '{}' what it needs", vm.name), why));
+            }
+        }
+    }
+
+    /// How both groups are now.
+    fn look(&mut self, watch: &Watch) -> Result<Vec<Group>> {
+        let mapped = mapped::look(self.stage)?;
+        self.across += mapped.iter().map(|mapped| mapped.others).sum::<u64>();
+        watch.groups(&mapped)
+    }
+}
+
+/// What a guest holds that no other has, and what it writes in the place of what it shared.
+fn own(vm: usize) -> Part {
+    Part { number: 1, seed: vm as u64 + 2 }
+}
+
+fn own_image(vm: usize) -> Part {
+    Part { number: 0, seed: vm as u64 + 2 + VMS.len() as u64 }
+}

@@ -1,0 +1,129 @@
+//! What the demo happens on: two groups, and their guests.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_device::swap;
+use aquifer_group::{Agreement, Agreements, Sealed};
+use aquifer_guest::memory::{Limits, UNLIMITED};
+use aquifer_guest::process::{Files, client};
+use aquifer_guest::{Backing, VmSpec};
+use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_region::LinkSpec;
+use aquifer_region::process::RegionSpec;
+
+use super::{BASE, MEMORY};
+use crate::demo::machine::{Machine, clear};
+use crate::demo::user::User;
+use crate::demo::wait::Wait;
+use crate::failure::{OrFail, Result};
+
+/// The groups.
+pub(super) const GROUPS: [&str; 2] = ["blue", "red"];
+
+/// A guest.
+#[derive(Debug)]
+pub(super) struct Vm {
+    pub(super) name: &'static str,
+    pub(super) group: &'static str,
+}
+
+/// The guests.
+pub(super) const VMS: [Vm; 4] = [
+    Vm { name: "blue-1", group: "blue" },
+    Vm { name: "blue-2", group: "blue" },
+    Vm { name: "red-1", group: "red" },
+    Vm { name: "red-2", group: "red" },
+];
+
+/// Modules of a guest's kernel: its disk, its balloon, and the port of its agent.
+const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console"];
+
+/// What a guest can swap out, and where it finds that.
+const SWAP: Bytes = Bytes::mib(256);
+const SWAP_DEVICE: &str = "/dev/vda";
+
+/// What a page of theirs takes to a lender and back. (None goes there: they have all their memory here.)
+const LINK: LinkSpec = LinkSpec { latency: Duration::from_micros(1), one_at_a_time: false };
+
+/// The guests, and all that they stand on. Dropping it takes everything away.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) dir: PathBuf,
+}
+
+impl Stage {
+    pub(super) fn set(dir: PathBuf, machine: &Machine) -> Result<Self> {
+        fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
+        // From here on what is made is removed.
+        let stage = Self { dir };
+        let agreements = Agreements::of(&stage.groups());
+        for name in GROUPS {
+            let what = || format!("making group '{name}'");
+            let group = name.parse().or_fail(what)?;
+            agreements.create(&Agreement::new(group, Sealed::Deterministic)).or_fail(what)?;
+        }
+        let image = machine.guest(&stage.dir, name(VMS[0].name)?, MEMORY, &MODULES)?;
+        VMS.iter().try_for_each(|vm| stage.start(vm, &image))?;
+        Ok(stage)
+    }
+
+    /// Where the agreements of groups are.
+    pub(super) fn groups(&self) -> PathBuf {
+        self.dir.join("groups")
+    }
+
+    /// Where regions are.
+    pub(super) fn regions(&self) -> PathBuf {
+        self.dir.join("regions")
+    }
+
+    fn start(&self, vm: &Vm, image: &VmSpec) -> Result<()> {
+        let what = || format!("starting guest '{}'", vm.name);
+        let (name, group): (_, Group) = (name(vm.name)?, vm.group.parse().or_fail(what)?);
+        let append = image.append.as_deref().unwrap_or_default();
+        let spec = VmSpec {
+            name: name.clone(),
+            backing: Backing::Region,
+            disks: vec![disk(&self.dir, vm.name)?],
+            append: Some(format!("{append} --swap {SWAP_DEVICE}")),
+            cpus: 1,
+            ..image.clone()
+        };
+        // Room for all of it.
+        let cache = MEMORY + Bytes::mib(16);
+        let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
+        let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
+        let exe = std::env::current_exe().or_fail(what)?;
+        client::start(&exe, &self.dir, &spec, Some(&region), &limits).or_fail(what)?;
+        Ok(())
+    }
+
+    /// Waits until all guests have booted.
+    pub(super) fn boot<'a>(&self, wait: Wait<'a>) -> Result<Vec<User<'a>>> {
+        let meet = |vm: &Vm| User::meet(&Files::new(&self.dir, &name(vm.name)?).serial(), wait);
+        let mut users = VMS.iter().map(meet).collect::<Result<Vec<_>>>()?;
+        users.iter_mut().try_for_each(|user| user.is_there().map(drop))?;
+        Ok(users)
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        clear(&self.dir);
+    }
+}
+
+pub(super) fn name(vm: &str) -> Result<RegionName> {
+    vm.parse().or_fail(|| "naming a guest")
+}
+
+/// A disk that a guest can swap to, and that takes nothing before it does.
+fn disk(dir: &Path, vm: &str) -> Result<PathBuf> {
+    let what = || format!("making a swap disk for guest '{vm}'");
+    let path = dir.join(format!("{vm}.swap"));
+    File::create(&path).and_then(|file| file.set_len(SWAP.0)).or_fail(what)?;
+    swap::format(&path, SWAP, vm, 0).or_fail(what)?;
+    Ok(path)
+}

@@ -1,0 +1,153 @@
+//! The services of the host, and what they say.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use aquifer_group::balance::{Balanced, Turn};
+use aquifer_group::scan::Report;
+use aquifer_page::Bytes;
+use serde::de::DeserializeOwned;
+
+use super::mapped::Mapped;
+use super::report::Group;
+use super::stage::{GROUPS, Stage};
+use crate::demo::process::Process;
+use crate::failure::{Failure, OrFail, Result};
+
+/// The services. They end when it is dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    services: Vec<Service>,
+    began: Instant,
+    seen: Arc<Mutex<Seen>>,
+    /// What happened when, in seconds.
+    pub(super) marks: Vec<(f64, &'static str)>,
+}
+
+#[derive(Debug)]
+struct Service {
+    name: String,
+    process: Process,
+    log: PathBuf,
+}
+
+/// What they have said.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Each period of the balancer, and when it was.
+    turns: Vec<(f64, Turn)>,
+    /// Each report of each scanner.
+    reports: [Vec<Report>; 2],
+}
+
+impl Watch {
+    /// Starts a scanner for each group, and what hands out what they save.
+    pub(super) fn start(stage: &Stage) -> Result<Self> {
+        let (services, marks) = (Vec::new(), Vec::new());
+        let mut watch = Self { services, began: Instant::now(), seen: Arc::default(), marks };
+        for (index, group) in GROUPS.into_iter().enumerate() {
+            let words = ["scan", group, "--report", "1s"];
+            watch.serve(stage, &words, move |seen, _, report| seen.reports[index].push(report))?;
+        }
+        watch.serve(stage, &["balance"], |seen, at, turn| seen.turns.push((at, turn)))?;
+        Ok(watch)
+    }
+
+    /// Starts `aquifer group`, and notes what it says.
+    fn serve<T: DeserializeOwned>(
+        &mut self,
+        stage: &Stage,
+        words: &[&str],
+        note: impl Fn(&mut Seen, f64, T) + Send + 'static,
+    ) -> Result<()> {
+        let name = format!("aquifer group {}", words[..words.len().min(2)].join(" "));
+        let what = || format!("starting '{name}'");
+        let log = stage.dir.join(words[..words.len().min(2)].join("-")).with_extension("log");
+        let mut command = Command::new(std::env::current_exe().or_fail(what)?);
+        command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("group").args(words);
+        command.arg("--groups").arg(stage.groups());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).or_fail(what)?);
+        let mut process = Process::start(&mut command, &name)?;
+        let output = process.output().ok_or_else(|| Failure::new(what(), "it has no output"))?;
+        let (seen, began) = (self.seen.clone(), self.began);
+        // It ends with what it listens to.
+        thread::spawn(move || {
+            let lines = BufReader::new(output).lines().map_while(std::result::Result::ok);
+            for said in lines.filter_map(|line| serde_json::from_str(&line).ok()) {
+                note(&mut lock(&seen), began.elapsed().as_secs_f64(), said);
+            }
+        });
+        self.services.push(Service { name, process, log });
+        Ok(())
+    }
+
+    /// Notes that something happens now.
+    pub(super) fn mark(&mut self, what: &'static str) {
+        self.marks.push((self.began.elapsed().as_secs_f64(), what));
+    }
+
+    /// That all services run.
+    pub(super) fn check(&mut self) -> Result<()> {
+        for Service { name, process, log } in &mut self.services {
+            if let Some(end) = process.ended() {
+                let log = fs::read_to_string(log).unwrap_or_default();
+                return Err(Failure::new(format!("'{name}'"), log.lines().last().unwrap_or(&end)));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many periods the balancer has seen.
+    pub(super) fn turns(&self) -> usize {
+        lock(&self.seen).turns.len()
+    }
+
+    /// The newest.
+    pub(super) fn last(&self) -> Option<Turn> {
+        lock(&self.seen).turns.last().map(|(_, turn)| turn.clone())
+    }
+
+    /// All of them, with their times in seconds.
+    pub(super) fn history(&self) -> Vec<(f64, Turn)> {
+        lock(&self.seen).turns.clone()
+    }
+
+    /// What a guest has swapped in each period from this one on.
+    pub(super) fn swapped(&self, vm: &str, from: usize) -> Vec<Bytes> {
+        let seen = lock(&self.seen);
+        seen.turns.iter().skip(from).filter_map(|(_, turn)| Some(found(turn, vm)?.swapped)).collect()
+    }
+
+    /// What a guest's balloon leaves it now.
+    pub(super) fn size(&self, vm: &str) -> Option<Bytes> {
+        Some(found(&self.last()?, vm)?.size)
+    }
+
+    /// How the groups are now.
+    pub(super) fn groups(&self, mapped: &[Mapped]) -> Result<Vec<Group>> {
+        let what = || "looking at the groups";
+        let turn = self.last().ok_or_else(|| Failure::new(what(), "'aquifer group balance' says nothing"))?;
+        let seen = lock(&self.seen);
+        let of = |(index, name): (usize, &str)| {
+            let balanced = turn.groups.iter().find(|group| group.account.group.as_str() == name);
+            let balanced = balanced.ok_or_else(|| Failure::new(what(), format!("group '{name}' is gone")))?;
+            Ok(Group::new(balanced, &seen.turns, &seen.reports[index], mapped[index]))
+        };
+        GROUPS.into_iter().enumerate().map(of).collect()
+    }
+}
+
+/// A guest, as a period has found it.
+pub(super) fn found<'a>(turn: &'a Turn, vm: &str) -> Option<&'a aquifer_group::balance::Vm> {
+    let of = |group: &'a Balanced| group.vms.iter().find(|found| found.vm.as_str() == vm);
+    turn.groups.iter().find_map(of)
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
