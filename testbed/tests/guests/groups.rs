@@ -2,13 +2,14 @@
 //!
 //! Needs root here.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_page::Bytes;
-use aquifer_testbed::{Guest, Shell as _, Spec};
+use aquifer_testbed::{Guest, Kernel, Shell as _, Spec};
 use serde_json::Value;
 
 use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
@@ -89,6 +90,43 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     }
     drop((blue, red));
     ensure!(!host.has_mounts()?, "files are left");
+    Ok(())
+}
+
+#[test]
+fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let picture = dir.path().join("groups.png");
+    let mut demo = Command::new(aquifer());
+    demo.args(["--json", "demo", "groups", "--accel", "tcg", "--kernel"])
+        .arg(Kernel::V6_12.prepare()?.vmlinux());
+    let output = demo.arg("--picture").arg(&picture).env("AQUIFER_RUN_DIR", dir.path()).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary: Value = serde_json::from_slice(&output.stdout)?;
+    step(&format!("the demo: {summary}"));
+    ensure!(summary["cross_group_merges"] == 0 && summary["guest_errors"] == 0, "{summary}");
+    let number = |of: &Value| of.as_u64().with_context(|| format!("a number is missing in {summary}"));
+    let base = number(&summary["base_bytes"])?;
+    for group in summary["groups"].as_array().context("no groups")? {
+        ensure!(number(&group["saved_bytes"])? > 0 && number(&group["mapped_bytes"])? > 0, "{summary}");
+        ensure!(group["scan_pages_per_ms"].is_number() && group["scanner_cpu_pct"].is_number(), "{summary}");
+        ensure!(group["balloon_bytes"].as_array().is_some_and(|all| all.len() == 2), "{summary}");
+        for vm in group["vms"].as_array().context("no VMs")? {
+            let is_needy = vm["name"] == summary["need"]["vm"];
+            ensure!((number(&vm["most_bytes"])? > base) == is_needy, "{summary}");
+        }
+    }
+    let need = &summary["need"];
+    let (got, left) = (number(&need["got_bytes"])?, number(&need["left_bytes"])?);
+    ensure!(got > base && left < got, "{summary}");
+    ensure!(number(&need["swapped_bytes_per_s"])? > 0 && need["swapped_bytes_per_s_after"] == 0, "{summary}");
+    ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
+    fs::remove_file(&picture)?;
+    ensure!(fs::read_dir(dir.path())?.count() == 0, "something is left in {}", dir.path().display());
     Ok(())
 }
 
