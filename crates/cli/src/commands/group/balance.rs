@@ -71,10 +71,16 @@ impl Balance {
         }
         let mut said = BTreeMap::new();
         let mut left = self.periods;
+        let mut begun = false;
         while !ended.load(Ordering::Relaxed) && left != Some(0) {
             let next = Instant::now() + self.period;
-            let turn = balancing.turn(!self.dry_run).or_fail(what)?;
-            say(common, &turn, &mut said).or_fail(what)?;
+            match balancing.turn(!self.dry_run).or_fail(what) {
+                Ok(turn) => say(common, &turn, &mut said).or_fail(what)?,
+                // What is wrong from the beginning is told once; an agreement that is just being written is read the next time.
+                Err(failure) if begun => failure.report(common.json),
+                failed => drop(failed?),
+            }
+            begun = true;
             left = left.map(|left| left - 1);
             while Instant::now() < next && !ended.load(Ordering::Relaxed) && left != Some(0) {
                 let pause = next.saturating_duration_since(Instant::now());

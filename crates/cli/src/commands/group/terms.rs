@@ -12,13 +12,13 @@ use clap::{Args, ValueEnum};
 /// What of an agreement is to be so, and not as it is.
 #[derive(Debug, Args)]
 pub(super) struct Terms {
-    /// How its pages leave a host
+    /// How its pages leave a host: deterministic where nothing was ever said
     #[arg(long, value_name = "WAY")]
     sealed: Option<SealedName>,
     /// How fast equal pages are looked for: csd, cs, c, or so many pages per millisecond
     #[arg(long, value_name = "RATE", value_parser = rate)]
     scan: Option<Variant>,
-    /// Who gets what sharing saves
+    /// Who gets what sharing saves: demand where nothing was ever said
     #[arg(long, value_name = "POLICY")]
     policy: Option<PolicyName>,
     /// How much a VM gets of it in a period
