@@ -53,6 +53,7 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/groups loss
 	lab/groups pool
 	lab/isolation
+	lab/consolidation --picture consolidation.png
 
 build: ## the release binaries: target/release/aquifer, and the agent for guests
 	cargo build --release --locked

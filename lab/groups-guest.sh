@@ -16,7 +16,10 @@
 	/bin/busybox head -c 16777216 /dev/urandom >/own
 }
 exec </dev/console >/dev/console 2>&1
-[ -z "$churn" ] || exec /bin/churn "$churn" "$hot" "$rate"
+[ -z "$churn" ] || {
+	(while :; do /bin/busybox cat /same >/dev/null; /bin/busybox sleep 1; done) &
+	exec /bin/churn "$churn" "$hot" "$rate"
+}
 echo "its memory is full"
 jobs=
 while read -r order; do
