@@ -53,6 +53,10 @@ lab: ## the figures in docs/figures.md, measured again beside the peers
 	lab/groups loss
 	lab/groups pool
 	lab/isolation
+	lab/surplus policies --picture policies-groups.png
+	lab/surplus hog --picture hog.png
+	lab/surplus lend --picture lend.png
+	lab/surplus cache
 	lab/consolidation --picture consolidation.png
 
 build: ## the release binaries: target/release/aquifer, and the agent for guests
