@@ -402,7 +402,9 @@ mod tests {
             ),
             "{pooled:?}"
         );
-        let local = arguments(&VmSpec { backing: Backing::Local { huge: None }, ..large.clone() });
+        let alone = VmSpec { backing: Backing::Local { huge: None }, ..large.clone() };
+        assert!(alone.check().unwrap_err().to_string().contains("only a VM in the pool is in one"));
+        let local = arguments(&VmSpec { cached_disks: Vec::new(), ..alone });
         assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
         let odd = VmSpec { max_memory: Bytes::mib(65), ..large };
         assert!(odd.check().unwrap_err().to_string().contains("whole 2MiB"));
