@@ -76,7 +76,7 @@ fn run(mut on: impl Pages, pages: usize, rate: u32, seed: u64) -> io::Result<()>
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                let among = if random % 5 == 0 { pages } else { pages.div_ceil(3) };
+                let among = if random.is_multiple_of(5) { pages } else { pages.div_ceil(3) };
                 wrong += u64::from(!on.work((random >> 8) as usize % among)?);
                 done += 1;
                 if Instant::now() > until {

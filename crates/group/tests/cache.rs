@@ -40,7 +40,7 @@ impl Here {
     fn new(size: Bytes) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let group: Group = "blue".parse().unwrap();
-        let service = Some(Service::start(&dir.path().join("regions"), group.clone(), size).unwrap());
+        let service = Some(Service::start(&dir.path().join("regions"), group.clone(), size, false).unwrap());
         Self { service, dir, group }
     }
 
@@ -381,12 +381,12 @@ fn there_is_one_cache_of_a_group_and_nothing_is_left_of_it() {
         return;
     }
     let mut here = Here::new(Bytes::ZERO);
-    let again = Service::start(&here.regions(), here.group.clone(), Bytes::ZERO);
+    let again = Service::start(&here.regions(), here.group.clone(), Bytes::ZERO, false);
     assert!(matches!(again, Err(CacheError::Busy(_))), "{again:?}");
     let red: Group = "red".parse().unwrap();
     assert_eq!(cache::status(&here.regions(), &red).unwrap(), None);
     assert_eq!(cache::resize(&here.regions(), &red, Bytes::mib(1)).unwrap(), None);
-    drop(Service::start(&here.regions(), red, Bytes::ZERO).unwrap());
+    drop(Service::start(&here.regions(), red, Bytes::ZERO, false).unwrap());
     assert!(here.has_mounts());
     here.service = None;
     assert_eq!(cache::status(&here.regions(), &here.group).unwrap(), None);
