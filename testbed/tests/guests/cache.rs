@@ -30,9 +30,9 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     for block in 0..DISK.0 / 8 {
         file.write_all(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())?;
     }
-    let made =
-        Command::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string());
-    ensure!({ made }.status()?.success(), "no image was made");
+    let mut image = Command::new("qemu-img");
+    let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string()).status()?;
+    ensure!(made.success(), "no image was made");
 
     let (lender, from_name) = (host.lender(), from.to_str().context("no text")?);
     let to_name = to.to_str().context("no text")?;

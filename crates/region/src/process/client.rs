@@ -257,10 +257,7 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
     if let Ok(group) = group {
         remove_if_last(files.directory(), &group);
     }
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while !tmpfs::release(files.directory()) && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(10));
-    }
+    tmpfs::release_soon(files.directory());
     Ok(())
 }
 

@@ -140,7 +140,7 @@ impl GroupFiles {
         // It stays if something is in it.
         let _ = fs::remove_dir(&self.directory);
         if let Some(regions) = self.directory.parent() {
-            tmpfs::release(regions);
+            tmpfs::release_soon(regions);
         }
     }
 }

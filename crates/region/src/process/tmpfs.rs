@@ -5,6 +5,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
@@ -24,6 +26,14 @@ pub(super) fn ensure(directory: &Path) -> io::Result<()> {
     let options = CString::new("size=0,nr_inodes=0,mode=700,huge=never").expect("no zero in it");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount("aquifer-regions", directory, "tmpfs", flags, options.as_c_str())?)
+}
+
+/// Takes it away if nothing is in it, as soon as processes that are ending have closed their files there.
+pub(super) fn release_soon(directory: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !release(directory) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Takes it away if nothing is in it. False if it should be gone and is not: somebody still has one of its files open.
