@@ -19,6 +19,7 @@ pub mod region_serve;
 pub mod return_;
 pub mod run;
 pub mod status;
+mod turns;
 pub mod vm;
 pub mod vm_serve;
 pub mod volume_serve;

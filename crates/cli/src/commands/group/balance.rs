@@ -17,6 +17,7 @@ use serde::Serialize;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::commands::Common;
+use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
@@ -31,15 +32,8 @@ use crate::output;
 /// configuration says so ('groups.balance').
 #[derive(Debug, Args)]
 pub(super) struct Balance {
-    /// Says what it would do, and does nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// How often it looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
-    period: Duration,
-    /// Looks so often and ends
-    #[arg(long, value_name = "N")]
-    periods: Option<u64>,
+    #[command(flatten)]
+    turns: Turns,
     /// Has each VM have what is its own, and no more, and ends
     #[arg(long, conflicts_with_all = ["dry_run", "periods"])]
     undo: bool,
@@ -70,11 +64,11 @@ impl Balance {
             signal_hook::flag::register(signal, ended.clone()).or_fail(what)?;
         }
         let mut said = BTreeMap::new();
-        let mut left = self.periods;
+        let mut left = self.turns.periods;
         let mut begun = false;
         while !ended.load(Ordering::Relaxed) && left != Some(0) {
-            let next = Instant::now() + self.period;
-            match balancing.turn(!self.dry_run).or_fail(what) {
+            let next = Instant::now() + self.turns.period;
+            match balancing.turn(!self.turns.dry_run).or_fail(what) {
                 Ok(turn) => say(common, &turn, &mut said).or_fail(what)?,
                 // What is wrong from the beginning is told once; an agreement that is just being written is read the next time.
                 Err(failure) if begun => failure.report(common.json),

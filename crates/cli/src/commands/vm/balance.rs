@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::commands::Common;
+use crate::commands::turns::Turns;
 use crate::failure::{OrFail, Result};
 
 /// Moves memory between the VMs of this host, to where it is needed
@@ -24,15 +25,8 @@ use crate::failure::{OrFail, Result};
 /// Runs until ctrl-C, and says what it does and why. VMs whose memory is in the pool are left alone: they do not take it from each other.
 #[derive(Debug, Args)]
 pub struct Balance {
-    /// Says what it would do, and why it would do nothing, and does nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// How often it looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
-    period: Duration,
-    /// Looks so often and ends
-    #[arg(long, value_name = "N")]
-    periods: Option<u64>,
+    #[command(flatten)]
+    turns: Turns,
     /// What a guest is to have free, as a share of what it uses
     #[arg(long, value_name = "SHARE", default_value_t = Config::default().slack)]
     slack: f64,
@@ -80,16 +74,16 @@ impl Balance {
         let exe = std::env::current_exe().or_fail(what)?;
         let mut balancing = Balancing::new(run_dir, &exe, config).or_fail(what)?;
         let mut said = BTreeMap::new();
-        let mut left = self.periods;
+        let mut left = self.turns.periods;
         while !interrupted.load(Ordering::Relaxed) && left != Some(0) {
-            let next = Instant::now() + self.period;
-            let mut turn = balancing.turn(!self.dry_run).or_fail(what)?;
+            let next = Instant::now() + self.turns.period;
+            let mut turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
             say(common, &turn, &mut said).or_fail(what)?;
             // What is given is given on at once.
             while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
                 let pause = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
                 if let Some(moved) = balancing.wait(pause) {
-                    turn = balancing.turn(!self.dry_run).or_fail(what)?;
+                    turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
                     turn.moved.insert(0, moved);
                     say(common, &turn, &mut said).or_fail(what)?;
                 }
