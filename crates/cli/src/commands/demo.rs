@@ -123,7 +123,7 @@ struct Resize {
 ///
 /// Each guest has 256 MiB of its own, and holds 112 MiB that all four have. 'aquifer group scan' runs for each group, and 'aquifer group balance' for the host. One guest
 /// comes to need more, and swaps: it gets 10 MiB a second of what its group saves, until it swaps no more. Then the other guest of its group writes to what they shared, and
-/// what is not saved any more is taken back. The other group sees nothing of it. All that guests hold is checked. Takes about two minutes, and leaves nothing behind but the
+/// what is not saved any more is taken back. The other group sees nothing of it. All that guests hold is checked. Takes about a minute, and leaves nothing behind but the
 /// picture.
 #[derive(Debug, Args)]
 struct Groups {
