@@ -64,12 +64,17 @@ impl Members {
         Ok(Looked { changed, all_known })
     }
 
-    /// What each contributes to sharing: of a frame that so many pages are, each page has its part of what that saves.
-    pub(crate) fn contributed(&self) -> BTreeMap<RegionName, Bytes> {
-        let mut sharers: HashMap<u64, u64> = HashMap::new();
+    /// How many pages each frame is.
+    pub(crate) fn sharers(&self) -> HashMap<u64, u64> {
+        let mut sharers = HashMap::new();
         for frame in self.all.iter().flat_map(Member::shared) {
             *sharers.entry(frame).or_default() += 1;
         }
+        sharers
+    }
+
+    /// What each contributes to sharing: of a frame that so many pages are, each page has its part of what that saves.
+    pub(crate) fn contributed(&self, sharers: &HashMap<u64, u64>) -> BTreeMap<RegionName, Bytes> {
         let part = |frame| {
             let pages = sharers.get(&frame).copied().unwrap_or(1);
             PAGE_SIZE as f64 * (pages - 1) as f64 / pages as f64

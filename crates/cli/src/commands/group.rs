@@ -301,14 +301,14 @@ fn text(shown: &Shown) -> String {
         limits.cache.map(|most| format!("{most} of a host's RAM in their caches")),
     ];
     let surplus = format!(
-        "goes to VMs by {:?}, {} a second{}",
-        reprovision.policy,
+        "goes to VMs by {}, {} a second{}",
+        format!("{:?}", reprovision.policy).to_lowercase(),
         reprovision.step,
         if *lends { "; what is left may be lent to other groups" } else { "; none of it to other groups" }
     );
     let lines = [
         ("pages that leave a host", how.to_owned()),
-        ("what sharing saves", surplus.to_lowercase().replace("mib", "MiB").replace("gib", "GiB")),
+        ("what sharing saves", surplus),
         ("members", or(members.clone(), "whoever joins")),
         ("together on a host", or(most.into_iter().flatten().collect(), "as much as there is")),
         ("cgroup", cgroup.as_ref().map_or("none".to_owned(), |cgroup| cgroup.display().to_string())),

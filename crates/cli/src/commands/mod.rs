@@ -14,6 +14,7 @@ pub mod guest_memory;
 pub mod init;
 pub mod load;
 pub mod man;
+mod or_none;
 pub mod region;
 pub mod region_serve;
 pub mod return_;

@@ -4,6 +4,9 @@
 mod tenant;
 
 use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::overhead::{self, Ledger};
@@ -29,6 +32,17 @@ pub enum BalanceError {
     /// Its regions.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// Another one is at work.
+    #[error("what groups of this host save is handed out already, by another 'aquifer group balance' or the agent")]
+    Busy,
+    /// What is locked by who is at work.
+    #[error("locking {}: {source}", path.display())]
+    Lock {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
 }
 
 /// What a period has found and done.
@@ -67,26 +81,28 @@ pub struct Balancing {
     agreements: Agreements,
     ledger: Ledger,
     tenants: BTreeMap<Group, Tenant>,
-    /// Who pays for scanners of others, as it was written down last.
-    payers: BTreeMap<Group, Payer>,
+    /// Held from when this first acts: nobody else does.
+    lock: Option<File>,
 }
 
 impl Balancing {
     /// Of the host whose processes have their files in `run_dir`, and whose groups have these agreements.
     pub fn new(run_dir: &Path, agreements: Agreements) -> Self {
-        let (tenants, payers) = (BTreeMap::new(), BTreeMap::new());
         let ledger = Ledger::new(overhead::Config::default());
-        Self { run_dir: run_dir.to_owned(), agreements, ledger, tenants, payers }
+        Self { run_dir: run_dir.to_owned(), agreements, ledger, tenants: BTreeMap::new(), lock: None }
     }
 
     /// Looks at all groups, decides, and if it is to `act` tells VMs and scanners. To be called each period (1 s in the paper, section 6.1).
     ///
     /// # Errors
-    /// [`BalanceError`]: an agreement or a region that cannot be read. What could not be told to a VM is in the [`Balanced`] of its group.
+    /// [`BalanceError`]: an agreement or a region that cannot be read, or another one that acts. What could not be told to a VM is in the [`Balanced`] of its group.
     pub fn turn(&mut self, act: bool) -> Result<Turn, BalanceError> {
+        if act {
+            self.alone()?;
+        }
         let agreements = self.agreements.all()?;
         self.tenants.retain(|group, _| agreements.iter().any(|agreement| agreement.name == *group));
-        let directory = self.run_dir.join("regions");
+        let directory = self.directory();
         let mut found = Vec::new();
         for agreement in agreements {
             let tenant = self.tenants.entry(agreement.name.clone());
@@ -139,22 +155,41 @@ impl Balancing {
     }
 
     /// Has scanners be on the accounts of those who pay for them.
-    fn charge(&mut self, agreements: &[&Agreement], accounts: &[Account]) {
-        let directory = self.run_dir.join("regions");
+    fn charge(&self, agreements: &[&Agreement], accounts: &[Account]) {
         for Account { group, payer, .. } in accounts {
             let cgroup = agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
             let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
-            if self.payers.get(group) == payer.as_ref() {
-                continue;
-            }
-            match payer::write(&directory, group, payer.as_ref()) {
-                Ok(()) => drop(match payer {
-                    Some(payer) => self.payers.insert(group.clone(), payer),
-                    None => self.payers.remove(group),
-                }),
-                Err(error) => tracing::warn!(%group, "who pays for its scanner stays as it was: {error}"),
+            // Whoever did this before may have been killed.
+            let charged = payer::read(&self.directory(), group).and_then(|now| {
+                if now == payer { Ok(()) } else { payer::write(&self.directory(), group, payer.as_ref()) }
+            });
+            if let Err(error) = charged {
+                tracing::warn!(%group, "who pays for its scanner stays as it was: {error}");
             }
         }
+    }
+
+    /// Has nobody else hand out what groups save.
+    fn alone(&mut self) -> Result<(), BalanceError> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
+        let path = self.run_dir.join("groups.lock");
+        let fail = |source| BalanceError::Lock { path: path.clone(), source };
+        fs::create_dir_all(&self.run_dir).map_err(fail)?;
+        let mut options = OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(fail)?;
+        match lock.try_lock() {
+            Ok(()) => self.lock = Some(lock),
+            Err(TryLockError::WouldBlock) => return Err(BalanceError::Busy),
+            Err(TryLockError::Error(source)) => return Err(fail(source)),
+        }
+        Ok(())
+    }
+
+    /// Where regions are.
+    fn directory(&self) -> PathBuf {
+        self.run_dir.join("regions")
     }
 
     /// Has each VM have what is its own, and no more.
@@ -162,8 +197,9 @@ impl Balancing {
     /// # Errors
     /// [`BalanceError`].
     pub fn undo(&mut self) -> Result<Vec<(RegionName, Bytes)>, BalanceError> {
+        self.alone()?;
         let mut told = Vec::new();
-        let directory = self.run_dir.join("regions");
+        let directory = self.directory();
         for agreement in self.agreements.all()? {
             let mut tenant = Tenant::new(&directory, &agreement);
             let found = tenant.look(&agreement)?;
@@ -176,8 +212,11 @@ impl Balancing {
 impl Drop for Balancing {
     /// Scanners are on the accounts of their own groups again: nobody keeps account of loans any more.
     fn drop(&mut self) {
-        let directory = self.run_dir.join("regions");
-        for group in self.payers.keys() {
+        if self.lock.is_none() {
+            return;
+        }
+        let directory = self.directory();
+        for group in self.tenants.keys() {
             let _ = payer::write(&directory, group, None);
         }
     }

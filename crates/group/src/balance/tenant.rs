@@ -57,7 +57,8 @@ impl Tenant {
     pub(super) fn look(&mut self, agreement: &Agreement) -> Result<Found, RegionError> {
         self.reprovisioner.set_config(agreement.reprovision.clone());
         self.members.look()?;
-        let contributed = self.members.contributed();
+        let sharers = self.members.sharers();
+        let contributed = self.members.contributed(&sharers);
         let mut known = BTreeMap::new();
         for vm in self.members.all.iter().filter_map(|member| member.vm()) {
             let contributed = contributed.get(vm.name()).copied().unwrap_or_default();
@@ -66,7 +67,7 @@ impl Tenant {
         }
         self.vms = known;
         let vms: Vec<_> = self.vms.values().map(|known| known.is.clone()).collect();
-        let sharing = Sharing::of(self.members.all.iter());
+        let sharing = Sharing::of(&self.members, &sharers);
         let swapped = vms.iter().fold(Bytes::ZERO, |sum, vm| sum.saturating_add(vm.swapped));
         let reading = Reading {
             group: agreement.name.clone(),

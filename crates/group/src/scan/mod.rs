@@ -262,11 +262,15 @@ impl Scanner {
         }
     }
 
+    /// What its members share now.
+    fn sharing(&self) -> Sharing {
+        Sharing::of(&self.members, &self.members.sharers())
+    }
+
     /// How things are, for people.
-    fn report(&self, verdict: Verdict, payer: Option<&Group>, scanner_cpu_percent: f64) -> Report {
-        let sharing = Sharing::of(self.members.all.iter());
+    fn report(&self, sharing: Sharing, verdict: Verdict, payer: Option<&Group>, cpu_percent: f64) -> Report {
         let payer = payer.unwrap_or(&self.group);
-        Report::new((&self.group, payer), sharing, &self.counts, verdict, scanner_cpu_percent)
+        Report::new((&self.group, payer), sharing, &self.counts, verdict, cpu_percent)
     }
 
     /// Has nothing of the group be shared any more.

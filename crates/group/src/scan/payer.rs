@@ -23,7 +23,7 @@ pub struct Payer {
 /// # Errors
 /// The system's.
 pub fn read(directory: &Path, group: &Group) -> io::Result<Option<Payer>> {
-    record::read(&file(directory, group))
+    record::read(&GroupFiles::new(directory, group).payer())
 }
 
 /// Has somebody pay for the scanner of `group` from now on.
@@ -31,7 +31,7 @@ pub fn read(directory: &Path, group: &Group) -> io::Result<Option<Payer>> {
 /// # Errors
 /// The system's.
 pub fn write(directory: &Path, group: &Group, payer: Option<&Payer>) -> io::Result<()> {
-    let path = file(directory, group);
+    let path = GroupFiles::new(directory, group).payer();
     match payer {
         Some(payer) => record::write(&path, payer),
         None => match fs::remove_file(&path) {
@@ -39,8 +39,4 @@ pub fn write(directory: &Path, group: &Group, payer: Option<&Payer>) -> io::Resu
             _ => Ok(()),
         },
     }
-}
-
-fn file(directory: &Path, group: &Group) -> PathBuf {
-    GroupFiles::new(directory, group).directory().join("payer")
 }

@@ -1,6 +1,6 @@
 //! What sharing saves, in numbers.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 
 use aquifer_control::group::scan_rate::{Rate, Verdict};
@@ -9,7 +9,7 @@ use aquifer_region::process::client;
 use serde::{Deserialize, Serialize};
 
 use super::{Counts, ScanError};
-use crate::member::Member;
+use crate::member::{Member, Members};
 
 /// What the regions of a group share on a host: counted from their records, exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,22 +29,17 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    pub(crate) fn of<'a>(members: impl Iterator<Item = &'a Member>) -> Self {
-        let (mut regions, mut pages, mut broken, mut runs) = (0, 0, 0, 0);
-        let mut frames = HashSet::new();
-        for member in members {
-            regions += 1;
+    /// That of these, of whose frames each is so many pages.
+    pub(crate) fn of(members: &Members, sharers: &HashMap<u64, u64>) -> Self {
+        let (mut broken, mut runs) = (0, 0);
+        for member in &members.all {
             broken += member.broken();
             runs += member.runs();
-            member.shared().for_each(|frame| {
-                pages += 1;
-                frames.insert(frame);
-            });
         }
         let bytes = |pages: u64| Bytes(pages * PAGE_SIZE as u64);
-        let distinct = frames.len() as u64;
+        let (pages, distinct) = (sharers.values().sum(), sharers.len() as u64);
         Self {
-            regions,
+            regions: members.all.len() as u64,
             shared_bytes: bytes(pages),
             frames_bytes: bytes(distinct),
             saved_bytes: bytes(pages - distinct),
@@ -59,11 +54,11 @@ impl Sharing {
 /// # Errors
 /// [`ScanError`].
 pub fn sharing(directory: &Path, group: &Group) -> Result<Sharing, ScanError> {
-    let mut members = Vec::new();
+    let mut members = Members::new(directory, group);
     for files in client::list(directory)? {
-        members.extend(Member::of(&files, group)?);
+        members.all.extend(Member::of(&files, group)?);
     }
-    Ok(Sharing::of(members.iter()))
+    Ok(Sharing::of(&members, &members.sharers()))
 }
 
 /// How a scanner is doing.

@@ -97,7 +97,8 @@ impl Scanner {
         let mut accounted = Accounted::new(&self.directory, &self.group, cgroup)?;
         self.look()?;
         accounted.look();
-        let mut before = (Instant::now(), cpu_seconds(own), Totals::of(&self.members, accounted.members()));
+        let totals = Totals::of(&self.members, &self.sharing(), accounted.members());
+        let mut before = (Instant::now(), cpu_seconds(own), totals);
         let mut due = 0.0;
         let mut last = Instant::now();
         while goes_on() {
@@ -112,14 +113,15 @@ impl Scanner {
             if before.0.elapsed() >= PERIOD {
                 self.look()?;
                 let changed = accounted.look();
-                let totals = Totals::of(&self.members, accounted.members());
+                let sharing = self.sharing();
+                let totals = Totals::of(&self.members, &sharing, accounted.members());
                 let (cpu, seconds) = (cpu_seconds(own), before.0.elapsed().as_secs_f64());
                 let scanner = cpu - before.1;
                 // What another group has done before is not of this period.
                 let since = if changed { totals } else { before.2 };
                 let verdict = controller.step(&totals.since(&since, scanner, seconds * processors));
                 let payer = accounted.payer.as_ref().map(|(payer, _)| &payer.group);
-                tell(&self.report(verdict, payer, scanner / seconds * 100.0));
+                tell(&self.report(sharing, verdict, payer, scanner / seconds * 100.0));
                 before = (Instant::now(), cpu, totals);
             }
         }

@@ -20,15 +20,15 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    /// Of a group, and of the one that pays for its scanner if that is another one.
-    pub(super) fn of(members: &Members, payer: Option<&Members>) -> Self {
-        let mut totals = Self { vms: members.all.len() as u32, ..Self::default() };
+    /// Of a group, which shares so much, and of the one that pays for its scanner if that is another one.
+    pub(super) fn of(members: &Members, sharing: &Sharing, payer: Option<&Members>) -> Self {
+        let (vms, saved) = (members.all.len() as u32, sharing.saved_bytes);
+        let mut totals = Self { vms, saved, ..Self::default() };
         for member in &payer.unwrap_or(members).all {
             let (cpu_seconds, swapped) = member.activity();
             totals.cpu_seconds += cpu_seconds;
             totals.swapped += swapped;
         }
-        totals.saved = Sharing::of(members.all.iter()).saved_bytes;
         totals
     }
 

@@ -269,6 +269,7 @@ fn remove_if_last(directory: &Path, group: &Group) {
         // Where nothing was shared there is nothing. A cache of the group's disks stays.
         let _ = std::fs::remove_file(files.frames());
         let _ = std::fs::remove_file(files.giving());
+        let _ = std::fs::remove_file(files.payer());
         let _ = std::fs::remove_dir(files.directory());
     }
 }

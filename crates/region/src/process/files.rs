@@ -109,6 +109,11 @@ impl GroupFiles {
         frames::giving(&self.frames())
     }
 
+    /// Who pays for looking for equal pages of the group, if not the group itself.
+    pub fn payer(&self) -> PathBuf {
+        self.directory.join("payer")
+    }
+
     /// The socket at which the cache of the group's disks serves them, by NBD.
     pub fn cache_disks(&self) -> PathBuf {
         self.directory.join("cache.nbd")

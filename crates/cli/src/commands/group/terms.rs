@@ -1,13 +1,15 @@
 //! What the members of a group agree on, as it is said.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use aquifer_control::group::reprovision::Policy;
 use aquifer_control::group::scan_rate::{Rate, Variant};
 use aquifer_group::{Agreement, Sealed};
 use aquifer_page::Bytes;
+use clap::builder::BoolishValueParser;
 use clap::{Args, ValueEnum};
+
+use crate::commands::or_none::OrNone;
 
 /// What of an agreement is to be so, and not as it is.
 #[derive(Debug, Args)]
@@ -28,8 +30,8 @@ pub(super) struct Terms {
     #[arg(long, value_name = "SIZE")]
     keep: Option<Bytes>,
     /// Whether what the group saves and does not need may be lent to other groups of a host, and it may borrow from those and pay for their scanners
-    #[arg(long, value_name = "YES|NO")]
-    lends: Option<YesOrNo>,
+    #[arg(long, value_name = "YES|NO", value_parser = BoolishValueParser::new())]
+    lends: Option<bool>,
     /// The cgroup of each host in which the group pays for CPU, or 'none'
     #[arg(long, value_name = "DIR|none")]
     cgroup: Option<OrNone<PathBuf>>,
@@ -100,24 +102,6 @@ impl From<PolicyName> for Policy {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum YesOrNo {
-    Yes,
-    No,
-}
-
-/// A value that is to be, or none any more.
-#[derive(Clone, Debug)]
-struct OrNone<T>(Option<T>);
-
-impl<T: FromStr> FromStr for OrNone<T> {
-    type Err = T::Err;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(if text == "none" { None } else { Some(text.parse()?) }))
-    }
-}
-
 impl Terms {
     /// Whether nothing is said.
     pub(super) fn is_empty(&self) -> bool {
@@ -143,7 +127,7 @@ impl Terms {
         reprovision.policy = self.policy.map_or(reprovision.policy, Policy::from);
         reprovision.step = self.step.unwrap_or(reprovision.step);
         reprovision.keep = self.keep.unwrap_or(reprovision.keep);
-        *lends = self.lends.map_or(*lends, |said| matches!(said, YesOrNo::Yes));
+        *lends = self.lends.unwrap_or(*lends);
         if let Some(OrNone(said)) = self.cgroup {
             *cgroup = said;
         }

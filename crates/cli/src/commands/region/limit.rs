@@ -1,7 +1,6 @@
 //! `aquifer region limit`.
 
 use std::fmt::Write as _;
-use std::str::FromStr;
 
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{Limits, client};
@@ -9,6 +8,7 @@ use clap::Args;
 
 use super::directory;
 use crate::commands::Common;
+use crate::commands::or_none::OrNone;
 use crate::failure::{OrFail as _, Result};
 use crate::output;
 use crate::progress::Progress;
@@ -21,22 +21,10 @@ use crate::progress::Progress;
 pub struct Limit {
     /// The limit, or 'none'
     #[arg(value_name = "SIZE|none")]
-    limit: Option<Set>,
+    limit: Option<OrNone<Bytes>>,
     /// Over the regions of this group
     #[arg(long, value_name = "GROUP", requires = "limit")]
     group: Option<Group>,
-}
-
-/// A limit that is set, or taken away.
-#[derive(Clone, Copy, Debug)]
-struct Set(Option<Bytes>);
-
-impl FromStr for Set {
-    type Err = <Bytes as FromStr>::Err;
-
-    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        Ok(Self(if text == "none" { None } else { Some(text.parse()?) }))
-    }
 }
 
 impl Limit {
@@ -44,7 +32,7 @@ impl Limit {
         let directory = directory(common)?;
         let limits = match self.limit {
             None => client::limits(&directory).or_fail(|| "reading the limits of caches")?,
-            Some(Set(limit)) => {
+            Some(OrNone(limit)) => {
                 let what = || "limiting the caches of regions";
                 let _progress = Progress::spinner(what().to_owned());
                 client::limit(&directory, self.group.as_ref(), limit).or_fail(what)?
