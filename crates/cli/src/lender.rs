@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use aquifer_fabric::nbd::client::Target;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
@@ -15,17 +16,24 @@ use clap::Args;
 use crate::failure::{Failure, OrFail, Result};
 use crate::lender_uri::LenderUri;
 
-/// How a lender is trusted, and how it is to trust this host.
+/// How a lender over NBD is trusted, and how it is to trust this host.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Trust {
+pub struct Certified {
     /// For nbds: the directory with this host's certificate (made by 'aquifer init')
     #[arg(long, value_name = "DIR")]
-    tls: Option<PathBuf>,
+    pub(crate) tls: Option<PathBuf>,
     /// For nbds: the lender's name as its certificate has it
     ///
     /// The default is the host in the URI, where that is a name.
     #[arg(long, value_name = "HOST")]
     lender_host: Option<HostName>,
+}
+
+/// How a lender is trusted, and how it is to trust this host.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Trust {
+    #[command(flatten)]
+    certified: Certified,
     /// For nvme: a file with this host's secret, and in a second line the lender's if that must prove who it is
     #[arg(long, value_name = "FILE")]
     pub(crate) dhchap_secret: Option<PathBuf>,
@@ -67,7 +75,7 @@ impl Lender {
         let (identity, protocol) = match uri {
             LenderUri::Nbd(uri) => {
                 let protocol = Protocol::Nbd { export: uri.export.clone(), secure: uri.secure };
-                (trust.identity(uri)?, protocol)
+                (trust.certified.identity(uri)?, protocol)
             }
             LenderUri::Nvme(uri) => (
                 None,
@@ -78,7 +86,7 @@ impl Lender {
                 ),
             ),
         };
-        let lender = trust.name(uri)?;
+        let lender = trust.certified.name(uri)?;
         let certificate = identity.as_deref().map(Identity::load).transpose().or_fail(what)?;
         let (lease, address) = (LeaseId::random(), uri.address().clone());
         let mut lease = LeaseTarget { lease, lender, address, protocol, capacity: Bytes::ZERO, seal: None };
@@ -111,7 +119,7 @@ impl Trust {
 
     /// Refuses what is for NBD, where `uri` is NVMe.
     pub(crate) fn check_nvme(&self, uri: &impl std::fmt::Display) -> Result<()> {
-        if self.tls.is_some() || self.lender_host.is_some() {
+        if self.certified.tls.is_some() || self.certified.lender_host.is_some() {
             return Err(misfit(uri, "--tls and --lender-host are for nbds, this is NVMe"));
         }
         Ok(())
@@ -125,6 +133,24 @@ impl Trust {
         };
         let secrets = self.dhchap_secret.as_deref().map(absolute).transpose()?;
         Ok(NvmeAccess { subsystem, host, secrets })
+    }
+}
+
+impl Certified {
+    /// The server of a URI, as it is connected to.
+    ///
+    /// # Errors
+    /// What the URI and the certificate have that does not fit.
+    pub fn target(&self, uri: &Uri) -> Result<Target> {
+        let identity = self.identity(uri)?;
+        let identity =
+            identity.as_deref().map(Identity::load).transpose().or_fail(|| format!("using {uri}"))?;
+        let host = self.name(&LenderUri::Nbd(uri.clone()))?;
+        Ok(Target {
+            address: uri.address.clone(),
+            export: uri.export.clone(),
+            tls: identity.map(|identity| (identity.client_config(), host)),
+        })
     }
 
     /// Where the certificate is, for a URI that wants one.
@@ -201,7 +227,7 @@ mod tests {
     use super::*;
 
     fn name(uri: &str) -> Result<HostName> {
-        Trust::default().name(&uri.parse().unwrap())
+        Certified::default().name(&uri.parse().unwrap())
     }
 
     #[test]
@@ -226,10 +252,10 @@ mod tests {
 
     #[test]
     fn tls_and_the_uri_must_agree() {
-        let trust = Trust { tls: Some("/".into()), ..Trust::default() };
+        let trust = Certified { tls: Some("/".into()), ..Certified::default() };
         assert!(trust.identity(&"nbd://b/".parse().unwrap()).unwrap_err().help.unwrap().contains("nbds://"));
         assert!(
-            Trust::default()
+            Certified::default()
                 .identity(&"nbds://b/".parse().unwrap())
                 .unwrap_err()
                 .help
@@ -243,7 +269,8 @@ mod tests {
     fn options_of_the_other_protocol_are_refused() {
         let nqn: Nqn = "nqn.2014-08.org.example:h".parse().unwrap();
         let nvme = Trust { host_nqn: Some(nqn), ..Trust::default() };
-        let nbd = Trust { tls: Some("/".into()), ..Trust::default() };
+        let certified = Certified { tls: Some("/".into()), ..Certified::default() };
+        let nbd = Trust { certified, ..Trust::default() };
         let uris = ["nbds://b.example/", "nvme+tcp://b.example/nqn.2014-08.org.example:s"];
         let [by_nbd, by_nvme] = uris.map(|uri| uri.parse().unwrap());
         assert!(nbd.check(&by_nbd).is_ok() && nvme.check(&by_nvme).is_ok());

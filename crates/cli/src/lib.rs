@@ -15,6 +15,7 @@ pub mod init;
 pub mod instance;
 pub mod lender;
 pub mod lender_uri;
+pub mod listening;
 pub mod manual;
 pub mod output;
 pub mod progress;

@@ -28,7 +28,7 @@ pub use config::VolumeConfig;
 pub use error::PoolError;
 pub use ledger::Ledger;
 pub use mover::{Evacuated, Moved, Progress};
-pub use seal::{Seal, SealKey, Sealing};
+pub use seal::{Seal, SealKey, Sealer, Sealing};
 pub use status::{LeaseState, LeaseStatus, SpillStatus, Traffic, VolumeStatus};
 pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use volume::Volume;

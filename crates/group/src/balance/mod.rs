@@ -33,7 +33,9 @@ pub enum BalanceError {
     #[error(transparent)]
     Region(#[from] RegionError),
     /// Another one is at work.
-    #[error("what groups of this host save is handed out already, by another 'aquifer group balance' or the agent")]
+    #[error(
+        "what groups of this host save is handed out already, by another 'aquifer group balance' or the agent"
+    )]
     Busy,
     /// What is locked by who is at work.
     #[error("locking {}: {source}", path.display())]

@@ -13,7 +13,7 @@ use super::pages::{Key, Pages};
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A part of a disk whose pages are locked together: what is read from the file is in the cache before somebody writes it anew.
-const PART: u64 = MOST as u64;
+pub(super) const PART: u64 = MOST as u64;
 
 /// Locks of a disk's parts, which share them.
 const LOCKS: u64 = 64;
@@ -53,7 +53,7 @@ impl Disk {
     }
 
     fn key(&self, page: u64) -> Key {
-        Key { disk: self.number, page }
+        Key { lent: false, disk: self.number, page }
     }
 
     fn lock(&self, at: u64) -> &RwLock<()> {
@@ -97,22 +97,20 @@ impl Disk {
         missing.map_or(Ok(()), |first| self.fetch(first, &mut into[(first - at) as usize..]))
     }
 
-    /// Reads pages from the file, and has them be cached.
+    /// Reads pages from a lender that has them, or from the file, and has them be cached.
     fn fetch(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let whole = around(at, into.len());
         let _locked = self.for_reading(at);
         with_buffer(((whole.1 - whole.0) / PAGE) as usize, |buffer| {
-            self.file.read(whole.0, buffer)?;
-            self.put(whole.0, buffer);
+            if !self.pages.read_remote(self.key(whole.0 / PAGE), buffer) {
+                self.file.read(whole.0, buffer)?;
+            }
+            for (page, data) in (whole.0 / PAGE..).zip(buffer.chunks_exact(PAGE_SIZE)) {
+                self.pages.put(self.key(page), data);
+            }
             into.copy_from_slice(&buffer[(at - whole.0) as usize..][..into.len()]);
             Ok(())
         })
-    }
-
-    fn put(&self, start: u64, data: &[u8]) {
-        for (page, data) in (start / PAGE..).zip(data.chunks_exact(PAGE_SIZE)) {
-            self.pages.put(self.key(page), data);
-        }
     }
 
     fn write_part(&self, at: u64, from: &[u8]) -> io::Result<()> {
@@ -133,11 +131,13 @@ impl Disk {
             }
             buffer[(at - start) as usize..][..from.len()].copy_from_slice(from);
             self.file.write(start, buffer)?;
-            self.put(start, buffer);
+            for (page, data) in (start / PAGE..).zip(buffer.chunks_exact(PAGE_SIZE)) {
+                self.pages.change(self.key(page), data);
+            }
             Ok(())
         });
         // Nobody knows what a write that failed has left there.
-        written.inspect_err(|_| self.pages.forget(self.number, start / PAGE..end / PAGE))
+        written.inspect_err(|_| self.pages.forget(self.key(start / PAGE), (end - start) / PAGE))
     }
 
     /// Reads a page of which a part is about to be written.
@@ -149,7 +149,7 @@ impl Disk {
     fn zero(&self, start: u64, end: u64, hole: bool) -> io::Result<()> {
         let _locked = self.all_for_writing(start, end);
         let zeroed = self.file.zero(start, end - start, hole);
-        self.pages.forget(self.number, start / PAGE..end / PAGE);
+        self.pages.forget(self.key(start / PAGE), (end - start) / PAGE);
         zeroed
     }
 
@@ -163,7 +163,7 @@ impl Disk {
 
     /// Has nothing of it be cached.
     fn forget(&self) {
-        self.pages.forget(self.number, 0..u64::MAX);
+        self.pages.forget(self.key(0), u64::MAX);
     }
 
     /// Has nothing of it be cached, and others open it. It is not to be used any more.

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::disk::PART;
+use super::lender::Lender;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, unsync};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
@@ -25,6 +26,8 @@ const TOGETHER: u64 = 16;
 /// A page of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
+    /// The disk is what a cache on another host keeps here.
+    pub(super) lent: bool,
     /// No two openings of disks have the same.
     pub(super) disk: u32,
     pub(super) page: u64,
@@ -37,6 +40,8 @@ pub(super) struct Key {
 pub(super) struct Pages {
     frames: File,
     shards: Vec<Mutex<Shard>>,
+    /// Who keeps what leaves from here, each some of it.
+    lenders: Vec<Lender>,
     /// What may be cached; locked while that changes.
     size: Mutex<Bytes>,
     hits: AtomicU64,
@@ -50,6 +55,8 @@ struct Shard {
     index: unsync::Cache<Key, u64, UnitWeighter, DefaultHashBuilder, Evicted>,
     /// What the index has let go of, for now.
     evicted: Evicted,
+    /// How many of the pages are lent.
+    lent: u64,
     /// Frames without memory, all of them before `next`.
     free: Vec<u64>,
     next: u64,
@@ -58,23 +65,17 @@ struct Shard {
 /// A page that is about to get a frame.
 const NO_FRAME: u64 = u64::MAX;
 
-/// Takes down the frames of pages that leave.
+/// Takes down which pages leave, and their frames.
 #[derive(Clone, Debug, Default)]
-struct Evicted(Arc<Mutex<Vec<u64>>>);
+struct Evicted(Arc<Mutex<Vec<(Key, u64)>>>);
 
 impl Lifecycle<Key, u64> for Evicted {
     type RequestState = ();
 
-    fn on_evict(&self, (): &mut (), _: Key, frame: u64) {
+    fn on_evict(&self, (): &mut (), key: Key, frame: u64) {
         if frame != NO_FRAME {
-            locked(&self.0).push(frame);
+            locked(&self.0).push((key, frame));
         }
-    }
-}
-
-impl Evicted {
-    fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut *locked(&self.0))
     }
 }
 
@@ -82,11 +83,11 @@ impl Shard {
     fn new(number: u64) -> Self {
         let evicted = Evicted::default();
         let next = number * (AREA / PAGE_SIZE as u64);
-        Self { index: index(0, &evicted), evicted, free: Vec::new(), next }
+        Self { index: index(0, &evicted), evicted, lent: 0, free: Vec::new(), next }
     }
 
-    /// The frame of a page, which gets one if it has none. None where it is not to be cached.
-    fn frame_for(&mut self, frames: &File, key: Key) -> Option<u64> {
+    /// The frame of a page, which gets one if it has none; `leave` is told of those that go for it. None where it is not to be cached.
+    fn frame_for(&mut self, frames: &File, key: Key, leave: impl FnMut(Key, u64)) -> Option<u64> {
         if let Some(frame) = self.index.peek(&key) {
             return Some(*frame);
         }
@@ -94,12 +95,13 @@ impl Shard {
             return None;
         }
         self.index.insert(key, NO_FRAME);
-        let mut gone = self.evicted.take();
+        let mut gone = self.take_evicted(leave);
         let frame = if let Some(mut is) = self.index.peek_mut(&key) {
             // That of a page that has just left has its memory still.
             let frame = gone.pop().or_else(|| self.free.pop()).unwrap_or(self.next);
             self.next = self.next.max(frame + 1);
             *is = frame;
+            self.lent += u64::from(key.lent);
             Some(frame)
         } else {
             None
@@ -108,8 +110,20 @@ impl Shard {
         frame
     }
 
+    /// The frames of what the index has let go of.
+    fn take_evicted(&mut self, mut leave: impl FnMut(Key, u64)) -> Vec<u64> {
+        let evicted = std::mem::take(&mut *locked(&self.evicted.0));
+        let gone = evicted.into_iter().map(|(key, frame)| {
+            self.lent -= u64::from(key.lent);
+            leave(key, frame);
+            frame
+        });
+        gone.collect()
+    }
+
     fn forget(&mut self, frames: &File, key: Key) {
         if let Some((_, frame)) = self.index.remove(&key) {
+            self.lent -= u64::from(key.lent);
             self.give_back(frames, vec![frame]);
         }
     }
@@ -136,11 +150,11 @@ fn index(
 
 impl Pages {
     /// An empty one that may have so much.
-    pub(super) fn new(size: Bytes) -> io::Result<Self> {
+    pub(super) fn new(size: Bytes, lenders: Vec<Lender>) -> io::Result<Self> {
         let frames = File::from(memfd_create("aquifer-cache", MemfdFlags::CLOEXEC)?);
         let shards = (0..SHARDS).map(|number| Mutex::new(Shard::new(number))).collect();
         let (hits, misses) = Default::default();
-        let this = Self { frames, shards, size: Mutex::default(), hits, misses };
+        let this = Self { frames, shards, lenders, size: Mutex::default(), hits, misses };
         this.resize(size);
         Ok(this)
     }
@@ -158,7 +172,7 @@ impl Pages {
                 // What has grown from nothing would remember no page that has left; what is to have nothing need not remember any.
                 shard.index = index(share, &shard.evicted);
             }
-            let gone = shard.evicted.take();
+            let gone = shard.take_evicted(|key, frame| self.leave(key, frame));
             shard.give_back(&self.frames, gone);
         }
         *now = size;
@@ -172,6 +186,16 @@ impl Pages {
     pub(super) fn used(&self) -> Bytes {
         let pages: usize = self.shards.iter().map(|shard| locked(shard).index.len()).sum();
         Bytes(pages as u64 * PAGE_SIZE as u64)
+    }
+
+    /// What caches on other hosts have of that.
+    pub(super) fn lent(&self) -> Bytes {
+        Bytes(self.shards.iter().map(|shard| locked(shard).lent).sum::<u64>() * PAGE_SIZE as u64)
+    }
+
+    /// Who keeps what leaves from here.
+    pub(super) fn lenders(&self) -> &[Lender] {
+        &self.lenders
     }
 
     /// What it takes of memory, as the system counts it.
@@ -198,24 +222,77 @@ impl Pages {
         read
     }
 
-    /// Caches a page, or what it is from now on.
-    pub(super) fn put(&self, key: Key, page: &[u8]) {
+    /// Caches a page as it is on the disk, or lends memory for one. Whether it is cached now.
+    pub(super) fn put(&self, key: Key, page: &[u8]) -> bool {
+        self.put_in(&mut self.shard(key), key, page)
+    }
+
+    /// Caches what a page is from now on.
+    pub(super) fn change(&self, key: Key, page: &[u8]) {
         let mut shard = self.shard(key);
-        let frame = shard.frame_for(&self.frames, key);
-        let written =
-            frame.is_none_or(|frame| self.frames.write_all_at(page, frame * PAGE_SIZE as u64).is_ok());
+        // Whoever has it leave as it was holds the shard, too, and was before this or finds it changed.
+        if let Some(lender) = self.lender(key) {
+            lender.forget(key);
+        }
+        self.put_in(&mut shard, key, page);
+    }
+
+    fn put_in(&self, shard: &mut Shard, key: Key, page: &[u8]) -> bool {
+        let Some(frame) = shard.frame_for(&self.frames, key, |key, frame| self.leave(key, frame)) else {
+            self.offer(key, |copy| {
+                copy.copy_from_slice(page);
+                true
+            });
+            return false;
+        };
+        let written = self.frames.write_all_at(page, frame * PAGE_SIZE as u64).is_ok();
         if !written {
             // There is no memory for it; what was there is old.
             shard.forget(&self.frames, key);
         }
+        written
     }
 
-    /// Has pages of a disk not be cached any more.
-    pub(super) fn forget(&self, disk: u32, pages: Range<u64>) {
+    /// Reads whole pages of a disk that follow each other, and lie in one part of it, if a lender has all of them. Nobody changes them meanwhile.
+    pub(super) fn read_remote(&self, first: Key, into: &mut [u8]) -> bool {
+        self.lender(first).is_some_and(|lender| lender.read(first, into))
+    }
+
+    /// A page leaves its frame.
+    fn leave(&self, key: Key, frame: u64) {
+        self.offer(key, |copy| self.frames.read_exact_at(copy, frame * PAGE_SIZE as u64).is_ok());
+    }
+
+    fn offer(&self, key: Key, fill: impl FnOnce(&mut [u8]) -> bool) {
+        if let Some(lender) = self.lender(key) {
+            lender.offer(key, fill);
+        }
+    }
+
+    /// Who keeps a page of this host when it leaves. One has all of a part of a disk.
+    fn lender(&self, key: Key) -> Option<&Lender> {
+        let part = key.page * PAGE_SIZE as u64 / PART;
+        if key.lent || self.lenders.is_empty() {
+            return None;
+        }
+        self.lenders.get((part % self.lenders.len() as u64) as usize)
+    }
+
+    /// Has pages that follow each other not be cached any more, here or by lenders.
+    pub(super) fn forget(&self, first: Key, pages: u64) {
+        let end = first.page.saturating_add(pages);
+        self.forget_here(first, end);
+        // What has left meanwhile was told to them before.
+        for lender in self.lenders.iter().filter(|_| !first.lent) {
+            lender.give_back(first, end - first.page);
+        }
+    }
+
+    fn forget_here(&self, first: Key, end: u64) {
         let cached = self.shards.iter().map(|shard| locked(shard).index.len() as u64).sum();
-        if pages.end.saturating_sub(pages.start) <= cached {
-            for page in pages {
-                let key = Key { disk, page };
+        if end - first.page <= cached {
+            for page in first.page..end {
+                let key = Key { page, ..first };
                 self.shard(key).forget(&self.frames, key);
             }
             return;
@@ -224,13 +301,16 @@ impl Pages {
             let mut shard = locked(shard);
             let gone = RefCell::new(Vec::new());
             shard.index.retain(|key, frame| {
-                let stays = key.disk != disk || !pages.contains(&key.page);
-                if !stays {
+                let is_meant =
+                    (key.lent, key.disk) == (first.lent, first.disk) && (first.page..end).contains(&key.page);
+                if is_meant {
                     gone.borrow_mut().push(*frame);
                 }
-                stays
+                !is_meant
             });
-            shard.give_back(&self.frames, gone.into_inner());
+            let gone = gone.into_inner();
+            shard.lent -= if first.lent { gone.len() as u64 } else { 0 };
+            shard.give_back(&self.frames, gone);
         }
     }
 
@@ -278,9 +358,9 @@ mod tests {
 
     #[test]
     fn memory_is_taken_for_pages_that_are_cached_and_for_no_others() {
-        let pages = Pages::new(Bytes::mib(4)).unwrap();
+        let pages = Pages::new(Bytes::mib(4), Vec::new()).unwrap();
         has(&pages, Bytes::ZERO);
-        let keys = |disk| (0..3000).map(move |page| Key { disk, page });
+        let keys = |disk| (0..3000).map(move |page| Key { lent: false, disk, page });
         keys(1).for_each(|key| put(&pages, key));
         has(&pages, Bytes::mib(4));
         assert!(pages.used() > Bytes::mib(3), "{}", pages.used());
@@ -289,7 +369,7 @@ mod tests {
             pages.resize(Bytes(size));
             has(&pages, Bytes(size));
         }
-        put(&pages, Key { disk: 1, page: 0 });
+        put(&pages, Key { lent: false, disk: 1, page: 0 });
         has(&pages, Bytes::ZERO);
         pages.resize(Bytes::mib(16));
         keys(2).for_each(|key| put(&pages, key));
@@ -300,9 +380,9 @@ mod tests {
 
     #[test]
     fn a_page_is_what_it_was_last_said_to_be_and_is_gone_when_it_is_to_be_forgotten() {
-        let pages = Pages::new(Bytes::mib(4)).unwrap();
-        let (one, other) = (Key { disk: 1, page: 7 }, Key { disk: 2, page: 7 });
-        pages.put(one, &vec![1; PAGE_SIZE]);
+        let pages = Pages::new(Bytes::mib(4), Vec::new()).unwrap();
+        let (one, other) = (Key { lent: false, disk: 1, page: 7 }, Key { lent: false, disk: 2, page: 7 });
+        pages.change(one, &vec![1; PAGE_SIZE]);
         put(&pages, one);
         put(&pages, other);
         assert!(is_there(&pages, one) && is_there(&pages, other));
@@ -310,9 +390,9 @@ mod tests {
         let mut part = [0; 100];
         assert!(pages.read(one, 50, &mut part));
         assert_eq!(part[..], content(one)[50..150]);
-        pages.forget(1, 7..8);
+        pages.forget(one, 1);
         assert!(!is_there(&pages, one) && is_there(&pages, other));
-        pages.forget(2, 0..u64::MAX);
+        pages.forget(Key { page: 0, ..other }, u64::MAX);
         assert!(!is_there(&pages, other));
         has(&pages, Bytes::ZERO);
         assert_eq!(pages.counts(), [4, 2]);
@@ -320,11 +400,11 @@ mod tests {
 
     #[test]
     fn what_is_read_again_stays_when_others_are_read_once() {
-        let pages = Pages::new(Bytes(512 * PAGE)).unwrap();
-        let often = |page| Key { disk: 1, page };
+        let pages = Pages::new(Bytes(512 * PAGE), Vec::new()).unwrap();
+        let often = |page| Key { lent: false, disk: 1, page };
         for round in 0..50 {
             (0..128).map(often).filter(|key| !is_there(&pages, *key)).for_each(|key| put(&pages, key));
-            (0..256).for_each(|page| put(&pages, Key { disk: 2, page: round * 256 + page }));
+            (0..256).for_each(|page| put(&pages, Key { lent: false, disk: 2, page: round * 256 + page }));
         }
         assert!((0..128).map(often).filter(|key| is_there(&pages, *key)).count() > 100);
     }

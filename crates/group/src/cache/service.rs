@@ -4,24 +4,27 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use aquifer_fabric::Address;
+use aquifer_fabric::nbd::client::Target;
 use aquifer_fabric::nbd::server::{Security, Server};
-use aquifer_page::{Bytes, Group};
+use aquifer_page::{Bytes, Group, LeaseId};
 use aquifer_region::process::GroupFiles;
 
 use super::control::{Asked, Control};
+use super::lender::Lender;
+use super::lent::{Borrowers, Lent};
 use super::shelf::{Disks, Shelf};
-use super::{CacheError, Status};
+use super::{CacheError, Options, Status};
 
 /// The cache of a group's disks, served. Dropping it ends that; clients find no trace of it but what they have written.
 #[derive(Debug)]
 pub struct Service {
     inner: Arc<Inner>,
     control: Option<Control>,
-    server: Option<Server>,
+    servers: Vec<Server>,
     files: GroupFiles,
     lock: Option<File>,
 }
@@ -32,26 +35,42 @@ struct Inner {
     /// It keeps the size that it began with.
     fixed: bool,
     shelf: Arc<Shelf>,
+    lent: Arc<Lent>,
+    /// Where it lends, from when it does.
+    lends: OnceLock<Vec<Address>>,
 }
 
 impl Service {
-    /// That of the group whose regions are in `regions_dir`, with at most so much memory, which may be none; for ever if that is `fixed`. It takes the place of one
-    /// that was killed.
+    /// That of the group whose regions are in `regions_dir`. It takes the place of one that was killed.
     ///
     /// # Errors
     /// [`CacheError`], also where there is another one.
-    pub fn start(regions_dir: &Path, group: Group, size: Bytes, fixed: bool) -> Result<Self, CacheError> {
+    pub fn start(regions_dir: &Path, group: Group, options: Options) -> Result<Self, CacheError> {
         let files = GroupFiles::new(regions_dir, &group);
         let lock = lock(&files, &group)?;
-        let shelf = Shelf::new(size).map_err(io("finding memory for", files.directory()))?;
-        let inner = Arc::new(Inner { group, fixed, shelf: Arc::new(shelf) });
+        let name = format!("{group}/{}", LeaseId::random());
+        let lender =
+            |target| Lender::new(Target { export: name.clone(), ..target }, options.borrows, options.sealed);
+        let lenders = options.lenders.into_iter().map(lender).collect::<Result<_, _>>();
+        let lenders = lenders.map_err(io("borrowing for", files.directory()))?;
+        let shelf = Shelf::new(options.size, lenders).map_err(io("finding memory for", files.directory()))?;
+        let shelf = Arc::new(shelf);
+        let lent = Arc::new(Lent::new(group.clone(), shelf.pages.clone()));
+        let (fixed, lends) = (options.fixed, OnceLock::new());
+        let inner = Arc::new(Inner { group, fixed, shelf, lent, lends });
         let control = files.cache_control();
-        let mut this = Self { inner: inner.clone(), control: None, server: None, files, lock: Some(lock) };
+        let (servers, lock) = (Vec::new(), Some(lock));
+        let mut this = Self { inner: inner.clone(), control: None, servers, files, lock };
+        for (address, security) in options.lends {
+            this.servers.push(Server::bind(&address, security, Arc::new(Borrowers(inner.lent.clone())))?);
+        }
+        // It is set once.
+        let _ = inner.lends.set(this.servers.iter().map(|server| server.address().clone()).collect());
         this.control = Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
         // Last of all, as it is what VMs look for.
         let address = Address::Unix(this.files.cache_disks());
         let exports = Arc::new(Disks(inner.shelf.clone()));
-        this.server = Some(Server::bind(&address, Security::Plain, exports)?);
+        this.servers.push(Server::bind(&address, Security::Plain, exports)?);
         Ok(this)
     }
 
@@ -75,6 +94,10 @@ impl Asked for Inner {
             read_bytes: Bytes(traffic.read.load(Ordering::Relaxed)),
             written_bytes: Bytes(traffic.written.load(Ordering::Relaxed)),
             disks: self.shelf.disks(),
+            lends: self.lends.get().cloned().unwrap_or_default(),
+            lent: pages.lent(),
+            borrowers: self.lent.borrowers(),
+            lenders: pages.lenders().iter().map(Lender::status).collect(),
         }
     }
 
@@ -87,7 +110,7 @@ impl Asked for Inner {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.server = None;
+        self.servers.clear();
         self.control = None;
         for file in [self.files.cache_control(), self.files.cache_lock()] {
             // What is not there needs no removing.

@@ -11,6 +11,7 @@ use aquifer_page::Bytes;
 
 use super::disk::{Disk, Traffic};
 use super::file::{DiskFile, Identity, identity};
+use super::lender::Lender;
 use super::pages::{Pages, locked};
 use super::{DiskStatus, READ_ONLY};
 
@@ -51,8 +52,12 @@ struct Handle {
 pub(super) struct Disks(pub(super) Arc<Shelf>);
 
 impl Shelf {
-    pub(super) fn new(size: Bytes) -> io::Result<Self> {
-        Ok(Self { pages: Arc::new(Pages::new(size)?), traffic: Arc::default(), open: Mutex::default() })
+    pub(super) fn new(size: Bytes, lenders: Vec<Lender>) -> io::Result<Self> {
+        Ok(Self {
+            pages: Arc::new(Pages::new(size, lenders)?),
+            traffic: Arc::default(),
+            open: Mutex::default(),
+        })
     }
 
     /// The disks that clients have.

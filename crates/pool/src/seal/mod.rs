@@ -111,29 +111,36 @@ impl Seal {
 }
 
 /// Seals the pages of a lease.
-pub(crate) struct Sealer {
+pub struct Sealer {
     wide: Wide,
     /// What pages of a lease have that no others do, where equal ones are not to be alike.
     lease: Option<LeaseId>,
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sealer")
+    }
 }
 
 /// The lease, and the page's number in it.
 const TWEAK: usize = 24;
 
 impl Sealer {
-    pub(crate) fn new(seal: &Seal, lease: LeaseId) -> Self {
+    /// Of one lease.
+    pub fn new(seal: &Seal, lease: LeaseId) -> Self {
         let lease = (seal.sealing == Sealing::Random).then_some(lease);
         let tweak = if lease.is_some() { TWEAK } else { 0 };
         Self { wide: Wide::new(&seal.key.0, tweak), lease }
     }
 
     /// Seals whole pages that are for `offset` of the lease.
-    pub(crate) fn seal(&self, offset: u64, pages: &mut [u8]) {
+    pub fn seal(&self, offset: u64, pages: &mut [u8]) {
         self.each(offset, pages, |tweak, page| self.wide.seal(tweak, page));
     }
 
     /// Opens whole pages that were at `offset` of the lease.
-    pub(crate) fn open(&self, offset: u64, pages: &mut [u8]) {
+    pub fn open(&self, offset: u64, pages: &mut [u8]) {
         self.each(offset, pages, |tweak, page| self.wide.open(tweak, page));
     }
 

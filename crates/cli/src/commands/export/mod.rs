@@ -14,9 +14,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use aquifer_fabric::nbd::server::{Security, Server};
+use aquifer_fabric::nbd::server::Server;
 use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::Bytes;
 use aquifer_store::{SharedUsage, Store, Usage};
@@ -32,6 +31,7 @@ use nvme::Nvme;
 
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
+use crate::listening;
 use crate::manual::Manual;
 use crate::output;
 
@@ -232,32 +232,19 @@ impl Export {
             fs::create_dir_all(&common.run_dir).or_fail(|| format!("making {}", common.run_dir.display()))?;
             return Ok(vec![Address::Unix(common.run_dir.join("export.sock"))]);
         }
-        match self.addresses.iter().find(|address| self.tls.is_none() && !address.is_local()) {
-            Some(address) => {
-                let why = "other hosts could reach it, and without TLS everybody on them";
-                Err(Failure::new(format!("listening on {address}"), why).help(
-                    "give --tls DIR with a certificate made by 'aquifer init', or a loopback or unix address",
-                ))
-            }
-            None => Ok(self.addresses.clone()),
-        }
+        listening::check(&self.addresses, self.tls.as_deref())?;
+        Ok(self.addresses.clone())
     }
 
     fn listen(&self, addresses: &[Address], exports: Arc<Leases>) -> Result<Vec<Server>> {
-        let identity = self.tls.as_deref().map(Identity::load).transpose();
-        let identity = identity.or_fail(|| "reading the certificate")?;
-        let listen = |address: &Address| {
-            let security = match (&identity, address) {
-                (Some(identity), Address::Tcp { .. }) => Security::Tls(identity.server_config()),
-                _ => Security::Plain,
-            };
-            Server::bind(address, security, exports.clone())
+        let listen = |(address, security)| {
+            Server::bind(&address, security, exports.clone())
                 .or_fail(|| format!("exporting {}", self.size))
                 .map_err(|failure| {
                     failure.help("give another address by --nbd, or stop the program that has this one")
                 })
         };
-        addresses.iter().map(listen).collect()
+        listening::security(addresses.to_vec(), self.tls.as_deref())?.into_iter().map(listen).collect()
     }
 
     fn uri(&self, address: &Address, name: &str) -> Uri {

@@ -1,0 +1,42 @@
+//! Where other hosts reach this one, and how they are let in.
+
+use std::path::Path;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nbd::server::Security;
+use aquifer_fabric::tls::Identity;
+
+use crate::failure::{Failure, OrFail as _, Result};
+
+/// Refuses an address that others could reach without proving who they are.
+///
+/// # Errors
+/// The first one that is refused.
+pub fn check<'a>(addresses: impl IntoIterator<Item = &'a Address>, tls: Option<&Path>) -> Result<()> {
+    match addresses.into_iter().find(|address| tls.is_none() && !address.is_local()) {
+        Some(address) => {
+            let why = "other hosts could reach it, and without TLS everybody on them";
+            let help =
+                "give --tls DIR with a certificate made by 'aquifer init', or a loopback or unix address";
+            Err(Failure::new(format!("listening on {address}"), why).help(help))
+        }
+        None => Ok(()),
+    }
+}
+
+/// How connections to each of these are protected: by mutual TLS on TCP, if there is a certificate.
+///
+/// # Errors
+/// [`check`]'s, or a certificate that cannot be used.
+pub fn security(addresses: Vec<Address>, tls: Option<&Path>) -> Result<Vec<(Address, Security)>> {
+    check(&addresses, tls)?;
+    let identity = tls.map(Identity::load).transpose().or_fail(|| "reading the certificate")?;
+    let secured = |address| {
+        let security = match (&identity, &address) {
+            (Some(identity), Address::Tcp { .. }) => Security::Tls(identity.server_config()),
+            _ => Security::Plain,
+        };
+        (address, security)
+    };
+    Ok(addresses.into_iter().map(secured).collect())
+}

@@ -1,0 +1,383 @@
+//! A cache of the same group on another host, which keeps pages for this one: what has left the memory here, and is on the disk as well.
+//!
+//! It may lose them, forget them, or change them: of each page that is there this host knows a hash, and what does not have it is read from the disk. It cannot
+//! read them: they are sealed by a key that nobody else has, each for its place.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use aquifer_fabric::nbd::client::{Connection, NbdError, Operation, Target};
+use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero};
+use aquifer_pool::{Seal, Sealer};
+use quick_cache::{DefaultHashBuilder, UnitWeighter, unsync};
+use twox_hash::XxHash3_64;
+
+use super::LenderStatus;
+use super::pages::{Key, locked};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// How long a lender may take to answer, before the disk is asked.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long one that has failed is left alone.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// How long one that has no memory is sent nothing, at least.
+const REST: Duration = Duration::from_secs(1);
+
+/// Pages on their way. What does not fit is not sent.
+const QUEUE: usize = 1024;
+
+/// What is sent at a time.
+const BATCH: usize = 64;
+
+/// The longest range that is given back at once.
+const LONGEST: u64 = 1 << 19;
+
+/// Pages of a disk, and disks, that have a place with a lender: a place is a number of 62 bits.
+const PAGES: u32 = 36;
+const DISKS: u32 = 14;
+
+/// One lender. Dropping it ends all connections to it, and so it forgets the pages.
+pub(super) struct Lender {
+    inner: Arc<Inner>,
+    queue: Option<SyncSender<Task>>,
+    sending: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    target: Arc<Target>,
+    known: Mutex<Known>,
+    /// Connections that nobody uses just now.
+    idle: Mutex<Vec<Connection>>,
+    /// It answers. It is found out by who sends, so that who reads never waits for one that does not, but once.
+    is_up: AtomicBool,
+    /// It has no memory just now.
+    is_full: AtomicBool,
+    ends: AtomicBool,
+    /// Pages in the queue.
+    queued: AtomicU64,
+    sealer: Option<Sealer>,
+    seed: u64,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    sent: AtomicU64,
+    read: AtomicU64,
+    dropped: AtomicU64,
+    wrong: AtomicU64,
+}
+
+/// Which pages it has.
+struct Known {
+    pages: unsync::Cache<Key, Is, UnitWeighter, DefaultHashBuilder>,
+    next: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Is {
+    hash: u64,
+    /// No two have the same: which version of the page it is.
+    number: u64,
+    /// It has come there.
+    there: bool,
+}
+
+/// What is to be sent.
+enum Task {
+    Keep { key: Key, number: u64, page: Box<[u8]> },
+    Forget { first: Key, pages: u64 },
+}
+
+impl fmt::Debug for Lender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lender({})", self.inner.target)
+    }
+}
+
+impl Lender {
+    /// The one that is there, now or later, for at most so much. What goes there is sealed, unless it need not be.
+    ///
+    /// # Errors
+    /// The system's: no thread.
+    pub(super) fn new(target: Target, most: Bytes, sealed: bool) -> io::Result<Self> {
+        let pages = most.0 / PAGE;
+        let hash = DefaultHashBuilder::default();
+        // It grows with what it has.
+        let pages = unsync::Cache::with(0, pages, UnitWeighter, hash, Default::default());
+        let place = LeaseId::random();
+        let inner = Arc::new(Inner {
+            target: Arc::new(target),
+            known: Mutex::new(Known { pages, next: 0 }),
+            idle: Mutex::default(),
+            is_up: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            queued: AtomicU64::new(0),
+            sealer: sealed.then(|| Sealer::new(&Seal::own(), place)),
+            seed: place.0 as u64,
+            counts: Counts::default(),
+        });
+        let (queue, tasks) = mpsc::sync_channel(QUEUE);
+        let theirs = inner.clone();
+        let sending = thread::Builder::new().name("lender".to_owned()).spawn(move || theirs.send(&tasks))?;
+        Ok(Self { inner, queue: Some(queue), sending: Some(sending) })
+    }
+
+    pub(super) fn status(&self) -> LenderStatus {
+        let Inner { target, is_up, counts, .. } = &*self.inner;
+        let bytes = |pages: &AtomicU64| Bytes(pages.load(Ordering::Relaxed) * PAGE);
+        LenderStatus {
+            lender: target.to_string(),
+            answers: is_up.load(Ordering::Relaxed),
+            has: Bytes(locked(&self.inner.known).pages.len() as u64 * PAGE),
+            sent_bytes: bytes(&counts.sent),
+            read_bytes: bytes(&counts.read),
+            dropped_bytes: bytes(&counts.dropped),
+            wrong_bytes: bytes(&counts.wrong),
+        }
+    }
+
+    /// Sends a page, unless it is there or there is too much to do; `fill` says what it is. It is as it is on the disk, and whoever changes that there waits
+    /// with [`forget`](Self::forget) until this returns.
+    pub(super) fn offer(&self, key: Key, fill: impl FnOnce(&mut [u8]) -> bool) {
+        let Inner { known, is_up, is_full, queued, seed, .. } = &*self.inner;
+        let has_place = key.page >> PAGES == 0 && key.disk >> DISKS == 0;
+        let takes_more = is_up.load(Ordering::Relaxed) && !is_full.load(Ordering::Relaxed);
+        if !has_place || !takes_more || queued.load(Ordering::Relaxed) >= QUEUE as u64 {
+            return;
+        }
+        let mut known = locked(known);
+        if known.pages.get(&key).is_some() {
+            return;
+        }
+        let mut page = vec![0; PAGE_SIZE].into_boxed_slice();
+        if !fill(&mut page) {
+            return;
+        }
+        let number = known.next;
+        known.next += 1;
+        known.pages.insert(key, Is { hash: hash(*seed, &page), number, there: false });
+        if self.tell(Task::Keep { key, number, page }) {
+            queued.fetch_add(1, Ordering::Relaxed);
+        } else {
+            known.pages.remove(&key);
+        }
+    }
+
+    /// A page is to be another one from now on.
+    pub(super) fn forget(&self, key: Key) {
+        locked(&self.inner.known).pages.remove(&key);
+    }
+
+    /// Pages are to be others from now on, and not soon.
+    pub(super) fn give_back(&self, first: Key, pages: u64) {
+        let range = first.page..first.page.saturating_add(pages);
+        let mut known = locked(&self.inner.known);
+        let gone: Vec<_> = if pages <= known.pages.len() as u64 {
+            range.filter(|page| known.pages.remove(&Key { page: *page, ..first }).is_some()).collect()
+        } else {
+            let is_meant = |key: &Key| key.disk == first.disk && range.contains(&key.page);
+            let gone = known.pages.iter().map(|(key, _)| *key).filter(is_meant).map(|key| key.page).collect();
+            known.pages.retain(|key, _| !is_meant(key));
+            gone
+        };
+        if let Some((start, last)) = gone.iter().min().zip(gone.iter().max()) {
+            self.tell(Task::Forget { first: Key { page: *start, ..first }, pages: last + 1 - start });
+        }
+    }
+
+    fn tell(&self, task: Task) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.try_send(task).is_ok())
+    }
+
+    /// Reads pages that follow each other, if all of them are there. Who changes them on the disk waits meanwhile.
+    pub(super) fn read(&self, first: Key, into: &mut [u8]) -> bool {
+        self.inner.read(first, into)
+    }
+}
+
+impl Drop for Lender {
+    fn drop(&mut self) {
+        self.inner.ends.store(true, Ordering::Release);
+        self.queue = None;
+        if let Some(sending) = self.sending.take() {
+            // A panic there has been reported by the panic hook.
+            let _ = sending.join();
+        }
+    }
+}
+
+impl Inner {
+    fn read(&self, first: Key, into: &mut [u8]) -> bool {
+        let keys = || (first.page..).map(|page| Key { page, ..first });
+        let pages = into.len() / PAGE_SIZE;
+        let known = {
+            let known = locked(&self.known);
+            let is = |key| known.pages.get(&key).filter(|is| is.there).copied();
+            keys().take(pages).map(is).collect::<Option<Vec<_>>>()
+        };
+        let Some(known) = known else { return false };
+        let Some(mut connection) = self.connection() else { return false };
+        match connection.read(place(first), into) {
+            Ok(()) => locked(&self.idle).push(connection),
+            Err(error) => {
+                self.fail(&error);
+                return false;
+            }
+        }
+        let mut all = true;
+        for ((key, is), page) in keys().zip(known).zip(into.chunks_exact_mut(PAGE_SIZE)) {
+            let nothing = is_zero(page);
+            if let Some(sealer) = &self.sealer {
+                sealer.open(place(key), page);
+            }
+            if hash(self.seed, page) == is.hash {
+                continue;
+            }
+            all = false;
+            self.gone(key, is.number);
+            let counter = if nothing { &self.counts.dropped } else { &self.counts.wrong };
+            if counter.fetch_add(1, Ordering::Relaxed) == 0 && !nothing {
+                tracing::warn!(lender = %self.target, "a page that it kept is another one: it is read from the disk");
+            }
+        }
+        if all {
+            self.counts.read.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+        all
+    }
+
+    /// A connection to use, and to leave with the idle ones after it, if there is one or can be.
+    fn connection(&self) -> Option<Connection> {
+        if !self.is_up.load(Ordering::Relaxed) {
+            return None;
+        }
+        let idle = locked(&self.idle).pop();
+        idle.or_else(|| self.connect())
+    }
+
+    fn connect(&self) -> Option<Connection> {
+        Connection::connect(self.target.clone(), PATIENCE).inspect_err(|error| self.fail(error)).ok()
+    }
+
+    /// It is not to be used for now, and has nothing any more: it forgets when connections end.
+    fn fail(&self, error: &NbdError) {
+        if self.is_up.swap(false, Ordering::Relaxed) {
+            tracing::warn!("{error}: what it kept is read from disks");
+        } else {
+            tracing::debug!("{error}");
+        }
+        locked(&self.idle).clear();
+        locked(&self.known).pages.clear();
+    }
+
+    /// This version of a page is not there.
+    fn gone(&self, key: Key, number: u64) {
+        let mut known = locked(&self.known);
+        if known.pages.peek(&key).is_some_and(|is| is.number == number) {
+            known.pages.remove(&key);
+        }
+    }
+
+    /// Sends what is to be sent, until nobody can tell it anything any more.
+    fn send(&self, tasks: &Receiver<Task>) {
+        let mut again = Instant::now();
+        while !self.ends.load(Ordering::Acquire) {
+            if !self.is_up.load(Ordering::Relaxed) && again <= Instant::now() {
+                again = Instant::now() + RETRY;
+                if let Some(connection) = self.connect() {
+                    tracing::info!(lender = %self.target, "it can keep pages");
+                    locked(&self.idle).push(connection);
+                    self.is_up.store(true, Ordering::Relaxed);
+                }
+            }
+            let first = match tasks.recv_timeout(REST) {
+                Ok(task) => task,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.is_full.store(false, Ordering::Relaxed);
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            let mut batch: Vec<_> = std::iter::once(first).chain(tasks.try_iter().take(BATCH - 1)).collect();
+            let pages = batch.iter().filter(|task| matches!(task, Task::Keep { .. })).count();
+            self.queued.fetch_sub(pages as u64, Ordering::Relaxed);
+            let sent = self.send_all(&mut batch);
+            self.done(&batch, sent);
+        }
+    }
+
+    /// Whether it is all there.
+    fn send_all(&self, batch: &mut [Task]) -> bool {
+        if self.is_full.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(mut connection) = self.connection() else { return false };
+        let current = |key: &Key, number: u64| {
+            locked(&self.known).pages.peek(key).is_some_and(|is| is.number == number)
+        };
+        let mut operations = Vec::new();
+        for task in batch {
+            match task {
+                Task::Keep { key, number, page } if current(key, *number) => {
+                    let offset = place(*key);
+                    if let Some(sealer) = &self.sealer {
+                        sealer.seal(offset, page);
+                    }
+                    operations.push(Operation::Write { offset, from: page });
+                }
+                Task::Keep { .. } => {}
+                Task::Forget { first, pages } => {
+                    for page in (first.page..first.page + *pages).step_by(LONGEST as usize) {
+                        let length = (LONGEST.min(first.page + *pages - page) * PAGE) as u32;
+                        operations.push(Operation::Trim { offset: place(Key { page, ..*first }), length });
+                    }
+                }
+            }
+        }
+        match connection.run(&mut operations) {
+            Err(error) if !error.is_no_space() => {
+                self.fail(&error);
+                false
+            }
+            done => {
+                locked(&self.idle).push(connection);
+                self.is_full.store(done.is_err(), Ordering::Relaxed);
+                done.is_ok()
+            }
+        }
+    }
+
+    /// These are there, or not.
+    fn done(&self, batch: &[Task], sent: bool) {
+        for task in batch {
+            let Task::Keep { key, number, .. } = task else { continue };
+            if !sent {
+                self.gone(*key, *number);
+                continue;
+            }
+            let mut known = locked(&self.known);
+            if let Some(mut is) = known.pages.peek_mut(key).filter(|is| is.number == *number) {
+                is.there = true;
+                self.counts.sent.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Where a page is in what the lender has of this host.
+fn place(key: Key) -> u64 {
+    (u64::from(key.disk) << PAGES | key.page) * PAGE
+}
+
+fn hash(seed: u64, page: &[u8]) -> u64 {
+    XxHash3_64::oneshot_with_seed(seed, page)
+}
