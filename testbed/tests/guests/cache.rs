@@ -1,14 +1,16 @@
-//! A VM that has its disks through the cache of its group, on this machine.
+//! A VM that has its disks through the cache of its group, on this machine, which borrows from another one.
 //!
 //! Needs root here, and `qemu-img`.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_page::Bytes;
 use aquifer_testbed::{Shell as _, Spec, wait_until};
+use serde_json::Value;
 
 use crate::support::{Here, PATIENCE, aquifer, step};
 
@@ -45,7 +47,11 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     let refused = host.start("one", &local, &[]).err().context("it has no group")?.to_string();
     ensure!(refused.contains("only a VM in the pool is in one"), "{refused}");
 
-    let mut cache = start_cache(&host, groups)?;
+    // Another host, of which there is only this.
+    let other = tempfile::tempdir()?;
+    let (mut lending, at) = start_lender(other.path(), groups, "127.0.0.1:0")?;
+    let borrows = format!("nbd://{at}/");
+    let mut cache = start_cache(&host, groups, &borrows)?;
     let guest = host.start("one", &words, &[])?;
     step("the guest copies a disk to the other, and its cache dies");
     for round in 0..3 {
@@ -53,25 +59,33 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         let copy =
             guest.spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
         for _ in 0..3 {
-            let written = |cache: &serde_json::Value| cache["written_bytes"].as_u64() > Some(Bytes::mib(4).0);
+            let written = |cache: &Value| cache["written_bytes"].as_u64() > Some(Bytes::mib(4).0);
             wait_until("the guest writes", PATIENCE, || {
                 Ok(written(&host.done(&["group", "show", "blue", "--groups", groups])?["cache"]))
             })?;
             cache.kill()?;
             cache.wait()?;
-            cache = start_cache(&host, groups)?;
+            cache = start_cache(&host, groups, &borrows)?;
         }
+        lending.kill()?;
+        lending.wait()?;
+        lending = start_lender(other.path(), groups, &at)?.0;
         copy.wait_for("copied", PATIENCE)?;
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         step(&format!("round {round}: {}", shown["cache"]));
     }
-    guest.sh("echo 3 >/proc/sys/vm/drop_caches; cmp /dev/vda /dev/vdb")?;
-    let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
-    ensure!(shown["cache"]["hits"].as_u64() > Some(4096), "{shown}");
+    wait_until("the guest reads what the other host keeps", PATIENCE, || {
+        guest.sh("echo 3 >/proc/sys/vm/drop_caches; cmp /dev/vda /dev/vdb")?;
+        let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
+        let lender = &shown["cache"]["lenders"][0];
+        ensure!(lender["wrong_bytes"] == 0, "{shown}");
+        Ok(lender["read_bytes"].as_u64() > Some(DISK.0 / 2) && shown["cache"]["hits"].as_u64() > Some(1000))
+    })?;
     let vm = host.done(&["vm", "show", "one"])?;
     ensure!(vm.to_string().contains(to_name), "{vm}");
     host.done(&["vm", "stop", "--force", "one"])?;
     kill_softly(&mut cache)?;
+    kill_softly(&mut lending)?;
     ensure!(!host.has_mounts()?, "files are left");
 
     let copied = host.dir.path().join("copied");
@@ -83,16 +97,28 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     Ok(())
 }
 
-fn start_cache(host: &Here, groups: &str) -> Result<Child> {
+fn start_cache(host: &Here, groups: &str, lender: &str) -> Result<Child> {
+    let words = ["--groups", groups, "--size", "16M", "--lender", lender];
+    Ok(start(host.dir.path(), &words)?.0)
+}
+
+/// A cache on another host, and where it lends.
+fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Child, String)> {
+    let words = ["--groups", groups, "--size", "64M", "--lend", address];
+    let (child, status) = start(run_dir, &words)?;
+    Ok((child, status["lends"][0].as_str().context("it does not lend")?.to_owned()))
+}
+
+fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
     let mut child = Command::new(aquifer())
-        .args(["--json", "group", "cache", "blue", "--groups", groups, "--size", "64M"])
-        .env("AQUIFER_RUN_DIR", host.dir.path())
+        .args(["--json", "group", "cache", "blue"])
+        .args(words)
+        .env("AQUIFER_RUN_DIR", run_dir)
         .stdout(Stdio::piped())
         .spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().context("no output")?).read_line(&mut line)?;
-    ensure!(!line.is_empty(), "there is no cache");
-    Ok(child)
+    Ok((child, serde_json::from_str(&line).context("there is no cache")?))
 }
 
 fn kill_softly(cache: &mut Child) -> Result<()> {

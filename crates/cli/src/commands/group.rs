@@ -143,6 +143,10 @@ pub(super) const MANUAL: Manual = Manual {
             "Keeps what the group's VMs read from their disks in at most 2 GiB of memory; for VMs that are started with --cached-disk",
         ),
         (
+            "aquifer group cache blue --lender nbds://b.example.org:10811/ --tls /etc/aquifer/tls",
+            "What leaves that memory goes to host b, where the group's cache runs with --lend 192.0.2.2:10811 --tls /etc/aquifer/tls; a guest whose swap is on such a disk swaps to b",
+        ),
+        (
             "aquifer group set blue --sealed random",
             "For tenants to whom it matters that a lender can tell which pages are equal",
         ),

@@ -110,17 +110,19 @@ impl Balancing {
             let tenant = self.tenants.entry(agreement.name.clone());
             let tenant = tenant.or_insert_with(|| Tenant::new(&directory, &agreement));
             let is = tenant.look(&agreement)?;
-            if is.sharing.regions > 0 {
-                found.push((agreement, is));
+            // One without members saves nothing, and its cache is to know.
+            let cache = cache::status(&directory, &agreement.name).unwrap_or_default();
+            if is.sharing.regions > 0 || cache.is_some() {
+                found.push((agreement, is, cache));
             }
         }
-        let readings: Vec<_> = found.iter().map(|(_, found)| found.reading.clone()).collect();
+        let readings: Vec<_> = found.iter().map(|(_, found, _)| found.reading.clone()).collect();
         let overhead::Plan { changes, loans, accounts } = self.ledger.step(&readings);
         let mut turn = Turn { groups: Vec::new(), loans, changes };
         if act {
-            self.charge(&found.iter().map(|(agreement, _)| agreement).collect::<Vec<_>>(), &accounts);
+            self.charge(&found.iter().map(|(agreement, ..)| agreement).collect::<Vec<_>>(), &accounts);
         }
-        for ((agreement, found), account) in found.into_iter().zip(accounts) {
+        for ((agreement, found, mut cache), account) in found.into_iter().zip(accounts) {
             let Some(tenant) = self.tenants.get_mut(&agreement.name) else { continue };
             let plan = tenant.plan(account.surplus(), &found.vms);
             let mut failed = Vec::new();
@@ -131,7 +133,6 @@ impl Balancing {
                     None
                 })
             };
-            let mut cache = cache::status(&directory, &agreement.name).unwrap_or_default();
             if act {
                 // It gives before anybody gets.
                 let before = cache.as_ref().map_or(Bytes::ZERO, |cache| cache.size);

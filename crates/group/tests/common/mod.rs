@@ -238,10 +238,10 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
                 thread::sleep(Duration::from_millis(chance.below(20)));
             }
         });
-        let done = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+        let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
         ended.store(true, Ordering::Relaxed);
         disturbing.join().unwrap();
-        done
+        done.into_iter().map(Result::unwrap).collect()
     });
     let status = here.status();
     assert!(status.hits > 100 && status.misses > 100, "{status:?}");
