@@ -11,6 +11,8 @@ use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
 
+use crate::scan::Seen;
+
 /// Proposals that are made together.
 const BATCH: usize = 256;
 
@@ -88,8 +90,7 @@ impl Members {
 pub(crate) struct Member {
     files: Files,
     view: View,
-    /// What each page's fingerprint was when it was last looked at, a part of it; 0 if it was not.
-    known: Vec<u32>,
+    seen: Seen,
     proposals: Vec<Proposal>,
     /// So many pages can be proposed before it has to be looked again how many mappings there are.
     room: u64,
@@ -106,9 +107,8 @@ impl Member {
         if !view.is_of(files) || client::record(files)?.group != *group {
             return Ok(None);
         }
-        let known = vec![0; view.pages() as usize];
-        let files = files.clone();
-        Ok(Some(Self { files, view, known, proposals: Vec::new(), room: 0, looked: None }))
+        let (files, seen) = (files.clone(), Seen::new(view.pages()));
+        Ok(Some(Self { files, view, seen, proposals: Vec::new(), room: 0, looked: None }))
     }
 
     pub(crate) fn name(&self) -> &RegionName {
@@ -147,19 +147,22 @@ impl Member {
         self.view.read(first, into)
     }
 
-    /// The next pages from this one on that are here, and follow one another, and where to go on after them.
-    pub(crate) fn next_run(&self, from: u64, most: u64) -> (Range<u64>, u64) {
+    /// The next pages from this one on that are to be looked at in this pass, and follow one another; where to go on after them; and how many before them are
+    /// shared.
+    pub(crate) fn next_run(&self, from: u64, most: u64, pass: u64) -> (Range<u64>, u64, u64) {
         let end = self.pages().min(from + 16 * most.max(1));
-        let Some(first) = (from..end).find(|page| self.view.is_here(*page)) else { return (0..0, end) };
+        let is_meant = |page: &u64| self.view.is_here(*page) && self.seen.is_due(*page, pass);
+        let first = (from..end).find(is_meant);
+        let shared = (from..first.unwrap_or(end)).filter(|page| self.view.is_shared(*page)).count() as u64;
+        let Some(first) = first else { return (0..0, end, shared) };
         let last = end.min(first + most);
-        let run = first..(first..last).find(|page| !self.view.is_here(*page)).unwrap_or(last);
-        (run.clone(), run.end)
+        let run = first..(first..last).find(|page| !is_meant(page)).unwrap_or(last);
+        (run.clone(), run.end, shared)
     }
 
     /// Whether the page is what it was when it was last looked at.
     pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
-        let part = (fingerprint as u32).max(1);
-        std::mem::replace(&mut self.known[page as usize], part) == part
+        self.seen.is_calm(page, fingerprint)
     }
 
     /// Notes a proposal; true if there are many by now.

@@ -2,8 +2,8 @@
 //!
 //! One scanner a group, which sees no other group's pages, goes over all pages that are in the local caches of the group's regions, again and
 //! again. Pages of zeroes are to take nothing. A page that is what it was when it was last looked at is compared with those that are shared
-//! already (the stable set), and then with others that may not stay as they are (the unstable set, forgotten after each pass). What it finds it
-//! proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
+//! already (the stable set), and then with others that may not stay as they are (the unstable set, forgotten after each pass). One that stays as it is
+//! and is like no other is looked at less and less often ([`Seen`]). What it finds it proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
 //!
 //! What is shared is on record in files of the engines: a scanner that ends leaves it as it is, and the next one goes on.
 
@@ -11,6 +11,7 @@ mod frames;
 pub mod payer;
 mod report;
 mod run;
+mod seen;
 mod totals;
 
 use std::collections::HashMap;
@@ -27,10 +28,14 @@ use twox_hash::XxHash3_64;
 use self::frames::Frames;
 pub use self::report::{Report, Sharing, sharing};
 pub use self::run::join_cgroup;
+pub(crate) use self::seen::Seen;
 use crate::member::{Looked, Member, Members};
 
 /// Pages that are read together.
 const RUN: u64 = 64;
+
+/// So many times as many pages are passed over as are looked at, at most, before there is a rest.
+const PASSED: u64 = 16;
 
 /// Why there can be no scanner, or it cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +81,7 @@ impl Hasher for AsItIs {
 /// Pages since the scanner started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Looked at.
+    /// Looked at, or passed over as they are shared: as the kernel's KSM counts them.
     pub scanned: u64,
     /// Proposed, and shared.
     pub merged: u64,
@@ -169,16 +174,16 @@ impl Scanner {
         Ok(())
     }
 
-    /// Looks at so many pages, or at all of them once if there are fewer. Says at how many.
+    /// Looks at so many pages, or at fewer if that takes to pass over many that need not be looked at. Says at how many.
     ///
     /// # Errors
     /// [`ScanError`].
     pub fn scan(&mut self, most: u64) -> Result<u64, ScanError> {
         let all: u64 = self.members.all.iter().map(Member::pages).sum();
-        let mut looked = 0;
-        let mut passed = 0;
+        let passes = all.min(most.saturating_mul(PASSED));
+        let (mut looked, mut passed) = (0, 0);
         let mut buffer = vec![0; RUN as usize * PAGE_SIZE];
-        while looked < most && passed < all {
+        while looked < most && passed < passes {
             let (which, page) = self.at;
             let Some(member) = self.members.all.get(which) else {
                 self.at = (0, 0);
@@ -186,8 +191,9 @@ impl Scanner {
                 self.counts.passes += 1;
                 continue;
             };
-            let (run, next) = member.next_run(page, RUN.min(most - looked));
+            let (run, next, shared) = member.next_run(page, RUN.min(most - looked), self.counts.passes);
             passed += next - page;
+            self.counts.scanned += shared;
             self.at = if next < member.pages() { (which, next) } else { (which + 1, 0) };
             if run.is_empty() {
                 continue;

@@ -77,7 +77,7 @@ pub struct Report {
     pub why: Verdict,
     /// CPU of the scanner, of one processor, in the last period.
     pub scanner_cpu_pct: f64,
-    /// Pages looked at since it started.
+    /// Pages looked at, or passed over as they are shared, since it started.
     pub scanned: u64,
     /// Of these, how many came to be shared.
     pub merged: u64,

@@ -51,6 +51,11 @@ impl View {
         matches!(self.table.get(page).place, Place::Resident | Place::Unmapped)
     }
 
+    /// Whether a page is a frame of the group.
+    pub fn is_shared(&self, page: u64) -> bool {
+        self.table.get(page).place == Place::Shared
+    }
+
     /// Reads pages as they are; what is written meanwhile is there, or is not, or in part; what is not here is zeroes.
     ///
     /// # Errors
