@@ -289,7 +289,7 @@ impl Inner {
 
     /// Sends what is to be sent, until nobody can tell it anything any more.
     fn send(&self, tasks: &Receiver<Task>) {
-        let mut again = Instant::now();
+        let (mut again, mut rests) = (Instant::now(), Instant::now());
         while !self.ends.load(Ordering::Acquire) {
             if !self.is_up.load(Ordering::Relaxed) && again <= Instant::now() {
                 again = Instant::now() + RETRY;
@@ -299,27 +299,28 @@ impl Inner {
                     self.is_up.store(true, Ordering::Relaxed);
                 }
             }
+            if rests.elapsed() >= REST {
+                self.is_full.store(false, Ordering::Relaxed);
+            }
             let first = match tasks.recv_timeout(REST) {
                 Ok(task) => task,
-                Err(RecvTimeoutError::Timeout) => {
-                    self.is_full.store(false, Ordering::Relaxed);
-                    continue;
-                }
+                Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             let mut batch: Vec<_> = std::iter::once(first).chain(tasks.try_iter().take(BATCH - 1)).collect();
             let pages = batch.iter().filter(|task| matches!(task, Task::Keep { .. })).count();
             self.queued.fetch_sub(pages as u64, Ordering::Relaxed);
-            let sent = self.send_all(&mut batch);
+            let was_full = self.is_full.load(Ordering::Relaxed);
+            let sent = !was_full && self.send_all(&mut batch);
+            if !was_full && self.is_full.load(Ordering::Relaxed) {
+                rests = Instant::now();
+            }
             self.done(&batch, sent);
         }
     }
 
     /// Whether it is all there.
     fn send_all(&self, batch: &mut [Task]) -> bool {
-        if self.is_full.load(Ordering::Relaxed) {
-            return false;
-        }
         let Some(mut connection) = self.connection() else { return false };
         let current = |key: &Key, number: u64| {
             locked(&self.known).pages.peek(key).is_some_and(|is| is.number == number)
