@@ -3,7 +3,7 @@
 //! One scanner a group, which sees no other group's pages, goes over all pages that are in the local caches of the group's regions, again and
 //! again. Pages of zeroes are to take nothing. A page that is what it was when it was last looked at is compared with those that are shared
 //! already (the stable set), and then with others that may not stay as they are (the unstable set, forgotten after each pass). One that stays as it is
-//! and is like no other is looked at less and less often ([`Seen`]). What it finds it proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
+//! and is like no other is looked at less and less often (`seen`). What it finds it proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
 //!
 //! What is shared is on record in files of the engines: a scanner that ends leaves it as it is, and the next one goes on.
 
