@@ -117,11 +117,12 @@ impl Play<'_> {
         let mut there = Qemu::start(dir, "b", b, self.boot, true, self.wait)?;
         let mut here = Qemu::start(dir, "a", a, self.boot, false, self.wait)?;
         let user = User::start(["a", "b"].map(|host| peer::serial(dir, host)));
-        self.is_busy(&user)?;
+        self.is_busy(&user, "QEMU by itself: when it had booted")?;
         self.progress.say("QEMU by itself: the guest moves from a to b".to_owned());
         let began = Instant::now();
         let (mut line, footprint) = here.migrate(&mut there, b.address(), self.wait)?;
-        let wrong = self.after(&user)?;
+        user.follow(1);
+        let wrong = self.after(&user, "QEMU by itself: when it had moved")?;
         line.silence_ms = milliseconds(user.longest_silence(began));
         Ok((line, footprint, wrong))
     }
@@ -155,15 +156,17 @@ impl Play<'_> {
         ];
         let _: Value = host_a.aquifer(a, &[&words[..], &more].concat())?;
         let user = User::start(stage.serials(VM));
-        self.is_busy(&user)?;
+        self.is_busy(&user, "when it had booted")?;
         let mut moves = Vec::new();
-        for (here, space, from, to) in [(host_a, a, "a", "b"), (host_b, b, "b", "a")] {
+        for (here, space, from, to, number) in [(host_a, a, "a", "b", 1), (host_b, b, "b", "a", 0)] {
             self.progress.say(format!("Aquifer: the guest moves from {from} to {to}"));
             let began = Instant::now();
             let report: Report = here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
-            self.after(&user)?;
+            user.follow(number);
+            let moved = format!("when it had moved to {to}");
+            self.after(&user, &moved)?;
             moves.push(Move { silence_ms: milliseconds(user.longest_silence(began)), ..Move::of(&report) });
-            self.is_busy(&user)?;
+            self.is_busy(&user, &moved)?;
         }
         let wrong = user.last().map_or(0, |answer| answer.wrong);
         drop(user);
@@ -173,21 +176,27 @@ impl Play<'_> {
     }
 
     /// Waits until the guest has been busy for a while from now on.
-    fn is_busy(&self, user: &User) -> Result<()> {
-        let first = self.answer_after(user, |_| true)?.tick;
-        self.answer_after(user, |answer| answer.tick >= first + BUSY)?;
+    fn is_busy(&self, user: &User, when: &str) -> Result<()> {
+        let first = self.answer_after(user, when, |_| true)?.tick;
+        self.answer_after(user, when, |answer| answer.tick >= first + BUSY)?;
         Ok(())
     }
 
     /// Waits until some time has passed after a move; pages wrong by then.
-    fn after(&self, user: &User) -> Result<u64> {
+    fn after(&self, user: &User, when: &str) -> Result<u64> {
         let over = Instant::now() + AFTER;
-        Ok(self.answer_after(user, |answer| answer.at > over)?.wrong)
+        Ok(self.answer_after(user, when, |answer| answer.at > over)?.wrong)
     }
 
-    fn answer_after(&self, user: &User, is: impl Fn(&Answer) -> bool) -> Result<Answer> {
+    fn answer_after(&self, user: &User, when: &str, is: impl Fn(&Answer) -> bool) -> Result<Answer> {
         let began = Instant::now();
-        self.wait.until("waiting for the guest's answer", BOOTING, || {
+        let before = match user.last() {
+            Some(Answer { at, tick, .. }) => {
+                format!("the last, tick {tick}, was {:?} before", began.saturating_duration_since(at))
+            }
+            None => "there was none before".to_owned(),
+        };
+        self.wait.until(&format!("waiting for the guest's answer ({when}; {before})"), BOOTING, || {
             Ok(user.last().filter(|answer| answer.at > began && is(answer)))
         })
     }

@@ -1,9 +1,12 @@
-//! A user of the guest: asks it over its serial port, on whichever host that is, and notes when it answers.
+//! A user of the guest: asks it over its serial port, on the host where it is, and notes when it answers.
+//!
+//! Only there: a QEMU to which the guest is about to come takes what is written to its serial port, and of that, 16 bytes stay in the port's queue where none come
+//! with the guest, which is not told of them. It never hears anything again then.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -27,6 +30,8 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct User {
     answers: Arc<Mutex<Vec<Answer>>>,
+    /// The host where it asks.
+    host: Arc<AtomicUsize>,
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -39,23 +44,29 @@ struct Port {
 }
 
 impl User {
-    /// Asks at the sockets of the guest's serial port on each host.
+    /// Asks at the sockets of the guest's serial port on each host; the guest is on the first.
     pub(super) fn start(ports: [PathBuf; 2]) -> Self {
         let answers = Arc::new(Mutex::new(Vec::new()));
         let done = Arc::new(AtomicBool::new(false));
-        let (noted, over) = (answers.clone(), done.clone());
+        let host = Arc::new(AtomicUsize::new(0));
+        let (noted, asked, over) = (answers.clone(), host.clone(), done.clone());
         let thread = thread::spawn(move || {
             let mut ports = ports.map(|path| Port { path, stream: None, heard: Vec::new() });
             for question in 1_u64.. {
                 if over.load(Ordering::Relaxed) {
                     return;
                 }
-                let heard: Vec<_> = ports.iter_mut().flat_map(|port| port.ask(question)).collect();
+                let heard = ports[asked.load(Ordering::Relaxed)].ask(question);
                 noted.lock().unwrap_or_else(PoisonError::into_inner).extend(heard);
                 thread::sleep(PERIOD);
             }
         });
-        Self { answers, done, thread: Some(thread) }
+        Self { answers, host, done, thread: Some(thread) }
+    }
+
+    /// The guest is on this host now, the first or the second.
+    pub(super) fn follow(&self, host: usize) {
+        self.host.store(host, Ordering::Relaxed);
     }
 
     /// The last answer.
