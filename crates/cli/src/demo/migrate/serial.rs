@@ -1,7 +1,6 @@
 //! A user of the guest: asks it over its serial port, on the host where it is, and notes when it answers.
 //!
-//! Only there: a QEMU to which the guest is about to come takes what is written to its serial port, and of that, 16 bytes stay in the port's queue where none come
-//! with the guest, which is not told of them. It never hears anything again then.
+//! Only there: what is written to the port of a QEMU that awaits a guest is in that port's queue when the guest comes.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
