@@ -15,17 +15,21 @@
 	done >/same
 	/bin/busybox head -c 16777216 /dev/urandom >/own
 }
+# Not by cat, which has the kernel pass pages to /dev/null without a look at what is in them.
+read_all() {
+	/bin/busybox dd if="$1" of=/dev/null bs=64k 2>/dev/null
+}
 exec </dev/console >/dev/console 2>&1
 [ -z "$churn" ] || {
-	(while :; do /bin/busybox cat /same >/dev/null; /bin/busybox sleep 1; done) &
-	exec /bin/churn "$churn" "$hot" "$rate"
+	(while :; do read_all /same; /bin/busybox sleep 4; done) &
+	exec /bin/churn "$churn" "$hot" "$rate" "$seed"
 }
 echo "its memory is full"
 jobs=
 while read -r order; do
 	case $order in
 	busy) for _ in 1 2; do (while :; do :; done) & jobs="$jobs $!"; done ;;
-	walk) (while :; do /bin/busybox cat /same /own >/dev/null; done) & jobs="$jobs $!" ;;
+	walk) (while :; do read_all /same; read_all /own; done) & jobs="$jobs $!" ;;
 	idle)
 		for job in $jobs; do kill -9 "$job"; done
 		jobs=

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
 use aquifer_api::{Problem, path};
+use aquifer_group::Agreements;
 use aquifer_guest::migrate::{self, Arrival};
 use aquifer_guest::process::{Files, client};
 use aquifer_page::HostName;
@@ -79,7 +80,11 @@ impl Vms {
 
 impl Inner {
     fn receive(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
-        let Config { listen, state, tls, vms, .. } = &self.config;
+        let Config { listen, state, tls, vms, groups, .. } = &self.config;
+        let memory = &arrival.memory;
+        if let Some(agreement) = Agreements::of(&groups.agreements).find(&memory.group).map_err(problem)? {
+            agreement.join(&state.join("regions"), &memory.name, memory.size).map_err(problem)?;
+        }
         arrival.vm.shim = shim(&self.exe).map_err(problem)?;
         arrival.vm.qemu.clone_from(&vms.qemu);
         arrival.memory.identity = arrival.memory.identity.map(|_| tls.clone());

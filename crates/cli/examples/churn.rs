@@ -1,4 +1,4 @@
-//! `churn MIB HOT RATE`: what a guest is kept busy with in tests and measurements (`aquifer_cli::demo::churn`). Ten times a second it says
+//! `churn MIB HOT RATE [SEED]`: what a guest is kept busy with in tests and measurements (`aquifer_cli::demo::churn`). Ten times a second it says
 //! `churn TICK PAGES WRONG`.
 
 use std::io::{self, Write as _};
@@ -7,8 +7,11 @@ use aquifer_cli::demo::churn::{Load, run};
 
 fn main() -> io::Result<()> {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
-    let [mib, hot, rate] = numbers[..] else { return Err(io::Error::other("usage: churn MIB HOT RATE")) };
-    run(Load { mib, hot, rate }, |is| {
+    let ([mib, hot, rate] | [mib, hot, rate, _]) = numbers[..] else {
+        return Err(io::Error::other("usage: churn MIB HOT RATE [SEED]"));
+    };
+    let seed = numbers.get(3).map_or(Ok(0), |&seed| seed.try_into()).map_err(io::Error::other)?;
+    run(Load { mib, hot, rate, seed }, |is| {
         let mut out = io::stdout().lock();
         writeln!(out, "churn {} {} {}", is.tick, is.pages, is.wrong)?;
         out.flush()

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use aquifer_control::group::{reprovision, scan_rate};
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_pool::{Seal, SealKey, Sealing};
+use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};
 
 /// What the members of a group agree on.
@@ -88,7 +89,7 @@ impl Agreement {
     ///
     /// # Errors
     /// [`GroupError::NotMember`], [`GroupError::Full`].
-    pub fn admit(
+    pub(crate) fn admit(
         &self,
         name: &RegionName,
         size: Bytes,
@@ -194,6 +195,9 @@ pub enum GroupError {
         "there is no group '{0}' on this host: 'aquifer group create {0}' makes it, and a copy of its file brings it from another host"
     )]
     Unknown(Group),
+    /// Its regions.
+    #[error(transparent)]
+    Regions(#[from] RegionError),
 }
 
 /// The agreements that a host has: `GROUP.toml` each, in a directory.

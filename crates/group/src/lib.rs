@@ -7,6 +7,7 @@
 mod agreement;
 pub mod balance;
 pub mod cache;
+mod join;
 mod member;
 pub mod scan;
 mod sys;

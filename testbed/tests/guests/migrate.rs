@@ -136,8 +136,16 @@ const SMALL: Bytes = Bytes::mib(192);
 
 /// A move that is to be stopped is not made, and one that is to be slow is slow.
 #[test]
-fn a_move_that_is_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
+fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
+    // The other host's agreement of its group has no room for it.
+    hosts.done("b", &["group", "create", "default", "--max-memory", "64M"])?;
+    let refused = hosts.ask("a", &["vm", "migrate", "one", "--to", "b"])?;
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && why.contains("group 'default' is full"), "{why}");
+    ensure!(state(&hosts, "a") == "running" && hosts.is_empty("b")?);
+    hosts.done("b", &["group", "rm", "default"])?;
+
     let slow = ["vm", "migrate", "one", "--to", "b", "--mode", "precopy", "--bandwidth", "4M"];
     let cancelled = thread::scope(|scope| {
         let moving = scope.spawn(|| hosts.ask("a", &slow));

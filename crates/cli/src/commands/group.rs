@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use aquifer_group::cache as disks;
 use aquifer_group::scan::Sharing;
 use aquifer_group::{Agreement, Agreements, Sealed};
-use aquifer_page::{Bytes, Group as Name, RegionName};
+use aquifer_page::Group as Name;
 use aquifer_region::process::client as regions;
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
@@ -220,7 +220,7 @@ impl Group {
                 let mut agreement = all.get(&name).or_fail(what)?;
                 terms.apply(&mut agreement).or_fail(what)?;
                 all.change(&agreement).or_fail(what)?;
-                limit(common, &agreement)?;
+                agreement.limit_caches(&directory(common)?).or_fail(what)?;
                 output::answer(common.json, &shown(&agreement)?, text)?;
             }
             What::Balance(balance) => balance.run(common, all)?,
@@ -243,28 +243,6 @@ impl Group {
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-/// Whether a region may join the group here, whose caches are within what it agrees on then.
-pub(crate) fn join(common: &Common, agreement: &Agreement, name: &RegionName, size: Bytes) -> Result<()> {
-    let what = || format!("joining group '{}'", agreement.name);
-    let all = regions::list(&directory(common)?).or_fail(what)?;
-    let there =
-        all.iter().filter(|files| files.name() != name).filter_map(|files| regions::record(files).ok());
-    let there = there.filter(|spec| spec.group == agreement.name).map(|spec| (spec.name, spec.size));
-    agreement.admit(name, size, &there.collect::<Vec<_>>()).or_fail(what)?;
-    limit(common, agreement)
-}
-
-/// Has the caches of its regions here be within what the group agrees on.
-fn limit(common: &Common, agreement: &Agreement) -> Result<()> {
-    let (directory, group) = (directory(common)?, &agreement.name);
-    let what = || format!("limiting the caches of group '{group}'");
-    let is = regions::limits(&directory).or_fail(what)?.groups.get(group).copied();
-    if is != agreement.limits.cache {
-        regions::limit(&directory, Some(group), agreement.limits.cache).or_fail(what)?;
-    }
-    Ok(())
 }
 
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {

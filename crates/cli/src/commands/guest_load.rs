@@ -27,7 +27,7 @@ impl GuestLoad {
     /// If it cannot say anything any more.
     pub fn run(self) -> Result<ExitCode> {
         let Self { mib, hot, rate } = self;
-        be_a_guest(Load { mib, hot, rate }).or_fail(|| "being busy")?;
+        be_a_guest(Load { mib, hot, rate, seed: 0 }).or_fail(|| "being busy")?;
         Ok(ExitCode::SUCCESS)
     }
 }

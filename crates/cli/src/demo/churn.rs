@@ -19,6 +19,8 @@ pub struct Load {
     pub hot: usize,
     /// MiB that it checks and rewrites a second at most.
     pub rate: usize,
+    /// What its pages are made from: none is like one of another seed.
+    pub seed: u8,
 }
 
 /// How it goes so far.
@@ -35,11 +37,12 @@ pub struct Told {
 struct Memory {
     words: Vec<u64>,
     generations: Vec<u32>,
+    seed: u8,
     wrong: u64,
 }
 
-fn first(page: usize, generation: u32) -> u64 {
-    ((page as u64) << 32 | u64::from(generation)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn first(seed: u8, page: usize, generation: u32) -> u64 {
+    (u64::from(seed) << 56 ^ (page as u64) << 32 ^ u64::from(generation)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Memory {
@@ -48,12 +51,12 @@ impl Memory {
     }
 
     fn write(&mut self, page: usize) {
-        let first = first(page, self.generations[page]);
+        let first = first(self.seed, page, self.generations[page]);
         self.page(page).iter_mut().zip(0..).for_each(|(word, at)| *word = first.wrapping_add(at));
     }
 
     fn check(&mut self, page: usize) {
-        let first = first(page, self.generations[page]);
+        let first = first(self.seed, page, self.generations[page]);
         let good = self.page(page).iter().zip(0..).all(|(word, at)| *word == first.wrapping_add(at));
         self.wrong += u64::from(!good);
     }
@@ -72,7 +75,8 @@ impl Memory {
 /// That of `tell`.
 pub fn run(load: Load, mut tell: impl FnMut(Told) -> io::Result<()>) -> io::Result<()> {
     let pages = load.mib * 256;
-    let mut memory = Memory { words: vec![0; pages * WORDS], generations: vec![0; pages], wrong: 0 };
+    let mut memory =
+        Memory { words: vec![0; pages * WORDS], generations: vec![0; pages], seed: load.seed, wrong: 0 };
     (0..pages).for_each(|page| memory.write(page));
     let hot = (pages * load.hot / 100).max(1);
     let (mut random, mut rewritten, mut next) = (88_172_645_463_325_252_u64, 0_u64, 0_usize);
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_page_that_changes_by_itself_is_found() {
-        let mut memory = Memory { words: vec![0; 2 * WORDS], generations: vec![0; 2], wrong: 0 };
+        let mut memory = Memory { words: vec![0; 2 * WORDS], generations: vec![0; 2], seed: 0, wrong: 0 };
         (0..2).for_each(|page| memory.write(page));
         memory.rewrite(1);
         memory.check(0);
@@ -125,7 +129,7 @@ mod tests {
     #[test]
     fn it_tells_how_it_goes_until_nobody_listens() {
         let mut told = Vec::new();
-        let ended = run(Load { mib: 1, hot: 50, rate: 4 }, |is| {
+        let ended = run(Load { mib: 1, hot: 50, rate: 4, seed: 0 }, |is| {
             told.push(is);
             if told.len() == 3 { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
         });

@@ -165,9 +165,9 @@ impl Lender {
         let number = known.next;
         known.next += 1;
         known.pages.insert(key, Is { hash: hash(*seed, &page), number, there: false });
-        if self.tell(Task::Keep { key, number, page }) {
-            queued.fetch_add(1, Ordering::Relaxed);
-        } else {
+        queued.fetch_add(1, Ordering::Relaxed);
+        if !self.tell(Task::Keep { key, number, page }) {
+            queued.fetch_sub(1, Ordering::Relaxed);
             known.pages.remove(&key);
         }
     }

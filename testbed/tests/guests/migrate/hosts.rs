@@ -139,6 +139,10 @@ impl Hosts {
         self.of(host).join("run")
     }
 
+    fn groups(&self, host: &str) -> PathBuf {
+        self.of(host).join("groups")
+    }
+
     fn lender(&self) -> PathBuf {
         self.dir.path().join("lender")
     }
@@ -169,6 +173,8 @@ impl Hosts {
             }
             let section = |key: &str, value: toml::Value| toml::Table::from_iter([(key.to_owned(), value)]);
             config.insert("vms".to_owned(), section("accept", true.into()).into());
+            let groups = self.groups(name).to_str().context("no text")?.to_owned();
+            config.insert("groups".to_owned(), section("agreements", groups.into()).into());
             config.insert("borrow".to_owned(), section("enabled", false.into()).into());
             config.insert("lend".to_owned(), section("enabled", false.into()).into());
             fs::write(&path, config.to_string())?;
@@ -178,7 +184,8 @@ impl Hosts {
 
     pub fn ask(&self, host: &str, words: &[&str]) -> Result<Output> {
         let mut command = self.network.command(host);
-        command.arg(aquifer()).arg("--json").args(words).env("AQUIFER_RUN_DIR", self.run_dir(host));
+        command.arg(aquifer()).arg("--json").args(words);
+        command.env("AQUIFER_RUN_DIR", self.run_dir(host)).env("AQUIFER_GROUPS", self.groups(host));
         Ok(command.output()?)
     }
 

@@ -9,7 +9,8 @@ use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
 use crate::commands::Common;
-use crate::commands::group::{self, Groups};
+use crate::commands::group::Groups;
+use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
 use crate::lender::{Lender, Trust};
 use crate::lender_uri::LenderUri;
@@ -106,7 +107,8 @@ impl Cached {
                 .report(false);
         }
         if let Some(agreement) = &agreement {
-            group::join(common, agreement, &name, size)?;
+            let what = || format!("joining group '{}'", agreement.name);
+            agreement.join(&directory(common)?, &name, size).or_fail(what)?;
         }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
