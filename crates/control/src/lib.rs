@@ -21,7 +21,7 @@
 //! # Where each line of the algorithms is, and its test
 //! `return` lines, closing braces and comments of the paper's listings need none.
 //!
-//! | lines | what | code | test in `tests/algorithms.rs` |
+//! | lines | what | code | test in `tests/control/algorithms.rs` |
 //! |---|---|---|---|
 //! | 1: 1 | every monitoring period | `Controller::step`, [`Event::Tick`] | `algorithm_1_line_1_…` |
 //! | 1: 2-3 | Neutral runs Algorithm 2 | `controller::tick` | `algorithm_1_lines_2_3_…` |
@@ -39,8 +39,8 @@
 //! | 4: 3-4 | M_u > T_upper M_t: `mem_len_fin` | `lender::Lender::recall` | `algorithm_4_lines_3_4_…` |
 //! | 4: 5-7 | `mem_bor_fin`: deactivate, Neutral | `lender::Lender::{finished, freed}` | `algorithm_4_lines_5_7_…` |
 //!
-//! Equations 1 and 2: [`Memory::shareable`], tested in `memory.rs`. Several lenders, failures, restarts: `tests/protocol.rs`.
-//! Any order, loss, doubling and crash: `tests/network.rs`.
+//! Equations 1 and 2: [`Memory::shareable`], tested in `memory.rs`. Several lenders, failures, restarts: `tests/control/protocol.rs`.
+//! Any order, loss, doubling and crash: `tests/control/network.rs`.
 
 pub mod balance;
 mod borrower;

@@ -1,7 +1,5 @@
 //! One controller under test, and words to talk to it.
 
-#![allow(dead_code, reason = "each test binary uses some of them")]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 

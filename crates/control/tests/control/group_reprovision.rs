@@ -1,9 +1,8 @@
 //! What sharing saves, handed out and taken back by sequences of periods: who gets, who gives, and when nobody moves.
 
-mod tenant;
-
 use aquifer_control::group::reprovision::{Plan, Policy, Why};
-use tenant::{Guest, Tenant, said};
+
+use crate::tenant::{Guest, Tenant, said};
 
 const ALL: [Policy; 3] = [Policy::Demand, Policy::Fair, Policy::Entitlement];
 

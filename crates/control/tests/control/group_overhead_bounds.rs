@@ -1,13 +1,12 @@
 //! Whatever groups do, no more is lent than its owner can spare, to the byte, and what is steady comes to rest.
 
-mod tenant;
-
 use aquifer_control::group::overhead::{Config, Ledger, Reading};
 use aquifer_control::group::reprovision::Policy;
 use aquifer_page::Bytes;
 use proptest::prelude::*;
-use tenant::host::{Host, check};
-use tenant::{Guest, Tenant};
+
+use crate::tenant::host::{Host, check};
+use crate::tenant::{Guest, Tenant};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 

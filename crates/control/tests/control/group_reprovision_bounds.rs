@@ -1,12 +1,11 @@
 //! Whatever guests do and sharing saves, no more is handed out than there is, and what is steady comes to rest.
 
-mod tenant;
-
 use aquifer_control::group::Surplus;
 use aquifer_control::group::reprovision::{Config, Policy, Reprovisioner, Vm};
 use aquifer_page::Bytes;
 use proptest::prelude::*;
-use tenant::{Guest, STEP, Tenant, check};
+
+use crate::tenant::{Guest, STEP, Tenant, check};
 
 fn policy() -> impl Strategy<Value = Policy> {
     prop_oneof![Just(Policy::Demand), Just(Policy::Fair), Just(Policy::Entitlement)]

@@ -1,13 +1,12 @@
 //! Several controllers on a network that loses, doubles and reorders, on hosts whose agents die at any moment.
 
-mod sim;
-
 use std::time::Duration;
 
 use aquifer_control::{Event, Role};
 use aquifer_page::{Bytes, Group};
 use proptest::prelude::*;
-use sim::{Load, Network, config};
+
+use crate::sim::{Load, Network, config};
 
 /// One thing that happens. Numbers are taken modulo what there is.
 #[derive(Clone, Debug)]

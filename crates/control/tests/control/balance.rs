@@ -1,10 +1,9 @@
 //! The balancer by sequences of readings: who grows, who gives, and when nobody moves.
 
-mod vms;
-
 use aquifer_control::balance::{Balancer, Config, Host, Limits, Why};
 use aquifer_page::Bytes;
-use vms::{Machine, SECTION, Vm, limits, said, verdict};
+
+use crate::vms::{Machine, SECTION, Vm, limits, said, verdict};
 
 fn machine(budget: u64, vms: impl IntoIterator<Item = (&'static str, Vm)>) -> Machine {
     Machine::new(Config::default(), budget, vms)

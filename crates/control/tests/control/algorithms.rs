@@ -1,10 +1,9 @@
 //! Every line of the paper's Algorithms 1-4. What each must do when messages go astray: `protocol.rs`.
 
-mod host;
-
 use aquifer_control::{Action, Cause, Config, Event, Message, Reason, RequestId, Role, Shareable};
 use aquifer_page::{Bytes, LeaseId};
-use host::{Host, ack, bor_fin, config, len_fin, req};
+
+use crate::host::{Host, ack, bor_fin, config, len_fin, req};
 
 // Algorithm 1: the controller.
 

@@ -1,7 +1,5 @@
 //! What the paper leaves open: who may do what when, several lenders, messages that go astray, failures, restarts.
 
-mod host;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -10,7 +8,8 @@ use aquifer_control::{
     Reason, Refusal, RequestId, Restored, Role, What,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
-use host::{Host, TOTAL, ack, bor_fin, config, len_fin, name, rej, req};
+
+use crate::host::{Host, TOTAL, ack, bor_fin, config, len_fin, name, rej, req};
 
 #[test]
 fn a_borrower_and_a_host_that_asks_and_one_that_is_overloaded_grant_nothing() {

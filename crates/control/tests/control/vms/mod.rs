@@ -1,5 +1,4 @@
 //! A host whose VMs do what a plan says, at once, and whose guests swap what does not fit.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,10 @@
 //! GRP-M by sequences of periods: who lends, who gets it back when, and who pays.
 
-mod tenant;
-
 use aquifer_control::group::overhead::{Plan, Why};
 use aquifer_control::group::reprovision::Policy;
-use tenant::host::{Host, account, loans};
-use tenant::{Guest, Tenant};
+
+use crate::tenant::host::{Host, account, loans};
+use crate::tenant::{Guest, Tenant};
 
 fn group(saved: u64, loads: [u64; 2]) -> Tenant {
     let [a, b] = loads.map(Guest::new);

@@ -1,10 +1,9 @@
 //! The balancer over time: load that alternates is served, what is steady comes to rest, and noise moves nothing.
 
-mod vms;
-
 use aquifer_control::balance::{Config, Limits, Move};
 use aquifer_page::Bytes;
-use vms::{Machine, Vm, limits};
+
+use crate::vms::{Machine, Vm, limits};
 
 /// Two VMs of 1 to 6 GiB that share 8 GiB, each with a load of its own, ramped by so many MiB a period.
 struct Pair {

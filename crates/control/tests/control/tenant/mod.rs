@@ -1,5 +1,4 @@
 //! A tenant's group of VMs whose guests do what they are told, or not, and swap what does not fit.
-#![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod host;
 

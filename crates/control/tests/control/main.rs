@@ -1,0 +1,19 @@
+//! The decisions by sequences of events, by random ones, and by whole networks of hosts.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod algorithms;
+mod balance;
+mod balance_bounds;
+mod balance_rest;
+mod group_overhead;
+mod group_overhead_bounds;
+mod group_reprovision;
+mod group_reprovision_bounds;
+mod group_scan_rate;
+mod host;
+mod network;
+mod protocol;
+mod sim;
+mod tenant;
+mod vms;
