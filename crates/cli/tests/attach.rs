@@ -208,7 +208,7 @@ fn tls_admits_the_cluster_and_nobody_else() {
             "--host",
             "b",
             "--address",
-            "127.0.0.1",
+            "127.0.0.2",
             "--dir",
         ]);
         assert!(init.arg(served.path().join(cluster)).output().unwrap().status.success());

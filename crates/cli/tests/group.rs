@@ -194,8 +194,8 @@ fn a_cache_borrows_from_another_host_whose_cache_is_killed_and_comes_again() {
     let cluster = here.dir.path().join("cluster");
     let mut init = here.aquifer();
     init.args(["init", "--dir"]).arg(&cluster);
-    for host in ["here", "there"] {
-        init.args(["--host", host, "--address", "127.0.0.1"]);
+    for (host, address) in [("here", "127.0.0.1"), ("there", "127.0.0.2")] {
+        init.args(["--host", host, "--address", address]);
     }
     assert!(init.output().unwrap().status.success());
     let tls = ["here", "there"].map(|host| cluster.join(host).join("tls").to_str().unwrap().to_owned());

@@ -64,10 +64,14 @@ impl Init {
     /// Makes what is missing and tells what was made.
     ///
     /// # Errors
-    /// If hosts and addresses do not pair up, something exists already, or a file cannot be written.
+    /// If no host is named, hosts and addresses do not pair up, two hosts have the same name or address, something
+    /// exists already, or a file cannot be written. Nothing is made then.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
-        if self.hosts.len() != self.addresses.len() {
-            let why = format!("{} hosts and {} addresses", self.hosts.len(), self.addresses.len());
+        if self.hosts.is_empty() || self.hosts.len() != self.addresses.len() {
+            let why = match self.hosts.len() {
+                0 => "no host is named".to_owned(),
+                hosts => format!("{hosts} hosts and {} addresses", self.addresses.len()),
+            };
             let failure = Failure::new("reading the command line", why);
             failure.help("write --host NAME --address IP for each host").report(common.json);
             return Ok(ExitCode::from(2));
@@ -96,9 +100,6 @@ fn text(made: &Made) -> String {
     if !made.to_be_told.is_empty() {
         let names: Vec<_> = made.to_be_told.iter().map(ToString::to_string).collect();
         lines.push(format!("add to agent.toml on {}:\n{}", names.join(", "), made.peers.trim_end()));
-    }
-    if made.hosts.is_empty() {
-        lines.push("no host named: admit some with --host NAME --address IP".to_owned());
     }
     lines.join("\n")
 }

@@ -1,18 +1,25 @@
 //! A cluster's directory: the authority, and what each host gets of its own.
 
+mod draft;
 mod template;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use aquifer_fabric::tls::{Authority, TlsError};
+use aquifer_fabric::tls::{Authority, CA_CERTIFICATE, CA_KEY};
 use aquifer_page::HostName;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result};
+use draft::Draft;
+
+/// A host's configuration, in its directory.
+const CONFIG: &str = "agent.toml";
+
+/// The directory of a host's certificate, in its directory.
+const TLS: &str = "tls";
 
 /// The port of agents.
 const AGENT_PORT: u16 = 7070;
@@ -91,52 +98,60 @@ impl Member {
 }
 
 impl Cluster {
-    /// Makes the authority if there is none, and for each member its certificate, key and configuration.
+    /// Makes the authority if there is none, and for each member its certificate, key and configuration. All of it is
+    /// made in a directory aside and moves to its place only when it is complete.
     ///
     /// # Errors
-    /// If something of a member exists already and `force` is not given; then nothing is made. If a file cannot be
-    /// written.
+    /// If names or addresses are not unique, something of a member exists already and `force` is not given, or a file
+    /// cannot be written; then nothing is made.
     pub fn make(&self, members: &[Member], force: bool) -> Result<Made> {
+        let known = self.known(members)?;
+        refuse_duplicates(members, &known)?;
         if !force {
             members.iter().try_for_each(|member| self.refuse_existing(member))?;
         }
-        let known = self.known(members)?;
-        let (authority, authority_is_new) = self.authority()?;
-        let mut hosts = Vec::new();
+        let draft = Draft::begin(&self.dir).or_fail(|| format!("making {}", self.dir.display()))?;
+        let (authority, authority_is_new) = self.authority(draft.path())?;
         for member in members {
-            let dir = self.dir.join(member.name.as_str());
+            let dir = draft.path().join(member.name.as_str());
             let what = || format!("admitting {}", member.name);
             authority
-                .issue(&dir.join("tls"), &member.name, std::slice::from_ref(&member.address), force)
+                .issue(&dir.join(TLS), &member.name, std::slice::from_ref(&member.address), false)
                 .or_fail(what)?;
             let peers = members.iter().filter(|other| other.name != member.name).map(peer_of_member);
             let peers: Vec<_> = known.iter().map(peer_of_known).chain(peers).collect();
-            write_config(&dir.join("agent.toml"), &template::config(member, &peers.concat()), force)
-                .or_fail(what)?;
-            hosts.push(MadeHost { name: member.name.clone(), dir });
+            fs::write(dir.join(CONFIG), template::config(member, &peers.concat())).or_fail(what)?;
         }
+        draft.keep().or_fail(|| format!("writing to {}", self.dir.display()))?;
+        let made = |member: &Member| MadeHost {
+            name: member.name.clone(),
+            dir: self.dir.join(member.name.as_str()),
+        };
         let to_be_told =
             if members.is_empty() { Vec::new() } else { known.into_iter().map(|host| host.host).collect() };
-        let peers = members.iter().map(peer_of_member).collect();
-        Ok(Made { authority: self.dir.clone(), authority_is_new, hosts, to_be_told, peers })
+        Ok(Made {
+            authority: self.dir.clone(),
+            authority_is_new,
+            hosts: members.iter().map(made).collect(),
+            to_be_told,
+            peers: members.iter().map(peer_of_member).collect(),
+        })
     }
 
-    /// The authority, and whether it is new.
-    fn authority(&self) -> Result<(Authority, bool)> {
-        match Authority::create(&self.dir, &self.name) {
-            Ok(authority) => Ok((authority, true)),
-            Err(TlsError::Exists(_)) => {
-                let loaded = Authority::load(&self.dir)
-                    .or_fail(|| format!("using the authority in {}", self.dir.display()));
-                loaded.map(|authority| (authority, false))
-            }
-            Err(error) => Err(error).or_fail(|| format!("making the authority in {}", self.dir.display())),
-        }
+    /// The authority, and whether it is new: then it is in `draft`.
+    fn authority(&self, draft: &Path) -> Result<(Authority, bool)> {
+        let is_new = [CA_CERTIFICATE, CA_KEY].iter().all(|file| !self.dir.join(file).exists());
+        let authority =
+            if is_new { Authority::create(draft, &self.name) } else { Authority::load(&self.dir) };
+        let verb = if is_new { "making" } else { "using" };
+        authority
+            .or_fail(|| format!("{verb} the authority in {}", self.dir.display()))
+            .map(|authority| (authority, is_new))
     }
 
     fn refuse_existing(&self, member: &Member) -> Result<()> {
         let dir = self.dir.join(member.name.as_str());
-        match ["agent.toml", "tls"].map(|file| dir.join(file)).into_iter().find(|path| path.exists()) {
+        match [CONFIG, TLS].map(|file| dir.join(file)).into_iter().find(|path| path.exists()) {
             None => Ok(()),
             Some(path) => Err(Failure::new(
                 format!("admitting {}", member.name),
@@ -157,7 +172,7 @@ impl Cluster {
         let mut known = Vec::new();
         for entry in entries {
             let entry = entry.or_fail(|| format!("reading {}", self.dir.display()))?;
-            let text = fs::read_to_string(entry.path().join("agent.toml")).ok();
+            let text = fs::read_to_string(entry.path().join(CONFIG)).ok();
             let host = text.and_then(|text| toml::from_str::<Known>(&text).ok());
             known.extend(host.filter(|host| members.iter().all(|member| member.name != host.host)));
         }
@@ -181,16 +196,22 @@ fn peer_of_known(known: &Known) -> String {
     template::peer(&known.host, &known.listen.to_string())
 }
 
-/// Writes a configuration; without `force` never over another.
-fn write_config(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
-    let mut options = fs::OpenOptions::new();
-    options.write(true).mode(0o644);
-    if force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    options.open(path)?.write_all(text.as_bytes())
+/// Hosts are told apart by name and by address.
+fn refuse_duplicates(members: &[Member], known: &[Known]) -> Result<()> {
+    let mut names = BTreeSet::new();
+    let mut addresses: BTreeMap<_, _> = known.iter().map(|host| (host.listen.ip(), &host.host)).collect();
+    for member in members {
+        let fail =
+            |why: String, help: &str| Err(Failure::new(format!("admitting {}", member.name), why).help(help));
+        if !names.insert(&member.name) {
+            return fail("it is named twice".to_owned(), "name each host once, with its own --address");
+        }
+        if let Some(other) = addresses.insert(member.ip, &member.name) {
+            let why = format!("its address {} is also that of host {other}", member.address);
+            return fail(why, "give each host the address by which the others reach it");
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -248,6 +269,40 @@ mod tests {
         assert!(!cluster.dir.join("b").exists());
         cluster.make(&[member("a", "192.0.2.9")], true).unwrap();
         assert!(config(&cluster, "a").contains("192.0.2.9"));
+    }
+
+    #[test]
+    fn a_name_or_an_address_twice_makes_nothing() {
+        let (_dir, cluster) = cluster();
+        for (members, why) in [
+            ([member("a", "192.0.2.1"), member("a", "192.0.2.2")], "named twice"),
+            ([member("a", "192.0.2.1"), member("b", "192.0.2.1")], "that of host a"),
+        ] {
+            let error = cluster.make(&members, true).unwrap_err();
+            assert!(error.why.contains(why) && error.help.is_some(), "{error}");
+            assert!(!cluster.dir.exists(), "nothing is left");
+        }
+        cluster.make(&[member("a", "192.0.2.1")], false).unwrap();
+        let error = cluster.make(&[member("b", "192.0.2.1")], false).unwrap_err();
+        assert!(error.why.contains("that of host a"), "an address of a host admitted before: {error}");
+        cluster.make(&[member("a", "192.0.2.1")], true).unwrap();
+    }
+
+    #[test]
+    fn what_fails_half_way_leaves_nothing() {
+        let (_dir, cluster) = cluster();
+        // No certificate can carry this name.
+        let members = [member("a", "192.0.2.1"), member("b-", "192.0.2.2")];
+        cluster.make(&members, false).unwrap_err();
+        assert!(!cluster.dir.exists());
+        cluster.make(&members[..1], false).unwrap();
+        let before = config(&cluster, "a");
+        cluster.make(&members, true).unwrap_err();
+        assert_eq!(config(&cluster, "a"), before);
+        let mut left: Vec<_> =
+            fs::read_dir(&cluster.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["a", "ca.key", "ca.pem"]);
     }
 
     #[test]
