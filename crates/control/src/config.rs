@@ -101,8 +101,8 @@ impl fmt::Display for ConfigError {
             }
             Self::MaxBorrowed { max_borrowed, request } => write!(
                 f,
-                "max_borrowed = {max_borrowed} has no room for one request of {request} in whole extents of {}: \
-                 raise max_borrowed or lower request",
+                "borrow.max = {max_borrowed} has no room for one borrow.request of {request} in whole extents of {}: \
+                 raise borrow.max or lower borrow.request",
                 Bytes(EXTENT_SIZE)
             ),
             Self::Times { rule } => write!(f, "the times do not fit together: {rule}"),
@@ -158,8 +158,8 @@ mod tests {
             (Config { upper: 1.5, ..Config::default() }, "upper = 1.5"),
             (Config { lower: f64::NAN, ..Config::default() }, "lower = NaN"),
             (Config { request: Bytes::ZERO, ..Config::default() }, "request is zero"),
-            (Config { request: Bytes(u64::MAX), ..Config::default() }, "max_borrowed = 64GiB"),
-            (Config { max_borrowed: Bytes::mib(64), ..Config::default() }, "max_borrowed = 64MiB"),
+            (Config { request: Bytes(u64::MAX), ..Config::default() }, "borrow.max = 64GiB"),
+            (Config { max_borrowed: Bytes::mib(64), ..Config::default() }, "borrow.max = 64MiB"),
             (Config { resend: Duration::ZERO, ..Config::default() }, "resend"),
             (Config { grace: second, ..Config::default() }, "grace"),
         ];

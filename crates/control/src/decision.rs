@@ -193,7 +193,7 @@ impl Decision {
                 Refusal::Nothing => write!(f, "does not borrow: at least one byte must be asked for"),
                 Refusal::OverMax { borrowed, max } => write!(
                     f,
-                    "does not borrow {bytes}: {borrowed} are borrowed or asked for already, and max_borrowed is {max}"
+                    "does not borrow {bytes}: {borrowed} are borrowed or asked for already, and borrow.max is {max}"
                 ),
             },
             _ => Ok(()),

@@ -365,8 +365,8 @@ fn the_operator_s_request_is_refused_with_the_reason() {
     let borrow = |bytes| Event::Borrow { bytes, group: Group::default() };
     for (bytes, words) in [
         (Bytes::ZERO, "at least one byte"),
-        (Bytes::gib(4), "max_borrowed is 3GiB"),
-        (Bytes(u64::MAX), "max_borrowed"),
+        (Bytes::gib(4), "borrow.max is 3GiB"),
+        (Bytes(u64::MAX), "borrow.max"),
     ] {
         let text = host.event(borrow(bytes)).step.decisions[0].to_string();
         assert!(text.contains(words), "{text}");
