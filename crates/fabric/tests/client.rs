@@ -101,6 +101,7 @@ fn an_error_of_the_server_is_typed_and_the_connection_goes_on() {
         Nbdkit::start(&["--filter=error", "memory", "1M", "error-pread=EIO", "error-pread-rate=100%"]);
     let error = connect(&server).read(0, &mut [0; 4096]).unwrap_err();
     assert!(matches!(error.failure, Failure::Remote(5, _)) && !error.ends_connection(), "{error}");
+    assert!(error.to_string().contains("Input/output error"), "{error}");
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub enum Failure {
     #[error("not permitted{0}")]
     NotPermitted(Text),
     /// Any other error of the server, by its number.
-    #[error("error {0}{1}")]
+    #[error("{}{text}", std::io::Error::from_raw_os_error(.0.cast_signed()), text = .1)]
     Remote(u32, Text),
 }
 
