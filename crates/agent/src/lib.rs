@@ -120,6 +120,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
     let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
+    let mut hung_up = signal(SignalKind::hangup()).map_err(start_error)?;
 
     tracing::info!(
         host = %config.host, peers = config.peers.len(), memory = %source.name(), listen = %config.listen,
@@ -130,9 +131,15 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers });
     let driver = tokio::spawn(driver.run(inbox));
     let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
-    let stopped = tokio::select! {
-        _ = terminated.recv() => "leases and volumes stay as they are for the next agent",
-        _ = interrupted.recv() => give_back(&handle, &mut interrupted, &mut terminated).await,
+    let stopped = loop {
+        tokio::select! {
+            _ = terminated.recv() => break "leases and volumes stay as they are for the next agent",
+            _ = interrupted.recv() => break give_back(&handle, &mut interrupted, &mut terminated).await,
+            _ = hung_up.recv() => tracing::warn!(
+                "SIGHUP is ignored: an agent reads its configuration only when it starts. End it by SIGTERM, which \
+                 leaves leases and volumes as they are, and start it again"
+            ),
+        }
     };
     tracing::info!("stopping: {stopped}");
     server.abort();

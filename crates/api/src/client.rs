@@ -1,5 +1,6 @@
 //! Calls to an agent: over its unix socket, or over mutual TLS to a peer.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,14 @@ pub enum CallError {
         /// Where it was looked for.
         agent: String,
         /// What happened instead.
+        why: String,
+    },
+    /// This user may not ask it.
+    #[error("only root may ask the agent at {agent}: {why}")]
+    Denied {
+        /// Which agent.
+        agent: String,
+        /// What the system said.
         why: String,
     },
     /// The agent took longer than the caller wanted to wait.
@@ -65,6 +74,7 @@ impl CallError {
             Self::Unreachable { agent, .. } if agent.starts_with("unix:") => Some(
                 "start one with `aquifer agent --config FILE`, or name its socket with --socket".to_owned(),
             ),
+            Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
             _ => None,
         }
     }
@@ -132,8 +142,10 @@ impl Client {
         let call = async {
             match &self.route {
                 Route::Unix(socket) => {
-                    let stream =
-                        UnixStream::connect(socket).await.map_err(|error| self.unreachable(error))?;
+                    let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
+                        ErrorKind::PermissionDenied => self.denied(error),
+                        _ => self.unreachable(error),
+                    })?;
                     self.exchange(stream, method, path, body).await
                 }
                 Route::Tls { address, host, config } => {
@@ -184,6 +196,10 @@ impl Client {
             Route::Unix(socket) => format!("unix:{}", socket.display()),
             Route::Tls { address, host, .. } => format!("{address} ({host})"),
         }
+    }
+
+    fn denied(&self, error: impl std::error::Error) -> CallError {
+        CallError::Denied { agent: self.agent(), why: error.to_string() }
     }
 
     fn unreachable(&self, error: impl std::error::Error) -> CallError {

@@ -42,9 +42,9 @@ impl Socket {
 }
 
 impl Agent {
-    /// Whether there is a socket: whether an agent is meant to run here.
+    /// Whether an agent is meant to run here: there is a socket, or this user may not know.
     pub fn is_there(&self) -> bool {
-        self.path.exists()
+        self.path.try_exists().unwrap_or(true)
     }
 
     /// Calls the agent and waits for its answer, at most for `limit`.

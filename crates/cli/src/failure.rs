@@ -73,7 +73,7 @@ impl<T, E: Error + 'static> OrFail<T> for Result<T, E> {
 }
 
 /// Whether the system refused because of who is asking.
-fn is_denied(error: &(dyn Error + 'static)) -> bool {
+pub fn is_denied(error: &(dyn Error + 'static)) -> bool {
     let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     error.downcast_ref().is_some_and(denied) || error.source().is_some_and(is_denied)
 }

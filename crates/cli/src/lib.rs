@@ -16,6 +16,7 @@ pub mod instance;
 pub mod lender;
 pub mod lender_uri;
 pub mod listening;
+pub mod logging;
 pub mod manual;
 pub mod output;
 pub mod progress;
@@ -26,16 +27,20 @@ pub mod volumes;
 
 /// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.
 pub fn main() -> ExitCode {
-    let cli = match commands::parse(std::env::args_os()) {
-        Ok(cli) => cli,
+    let line: Vec<_> = std::env::args_os().collect();
+    let (ended, json) = match commands::worker::Worker::of(&line) {
+        Ok(Some(worker)) => (worker.run(), false),
+        Ok(None) => match commands::parse(line) {
+            Ok(cli) => {
+                let json = cli.common.json;
+                (logging::check().and_then(|()| cli.run()), json)
+            }
+            Err(code) => return code,
+        },
         Err(code) => return code,
     };
-    let json = cli.common.json;
-    match cli.run() {
-        Ok(code) => code,
-        Err(failure) => {
-            failure.report(json);
-            ExitCode::FAILURE
-        }
-    }
+    ended.unwrap_or_else(|failure| {
+        failure.report(json);
+        ExitCode::FAILURE
+    })
 }

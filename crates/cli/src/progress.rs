@@ -1,4 +1,4 @@
-//! Progress of long work: shown on a terminal, not at all in a pipe.
+//! Progress of long work: shown on a terminal. In a pipe only what is waited for is told, a line each.
 
 use std::time::Duration;
 
@@ -33,6 +33,11 @@ impl Progress {
     /// Tells what is being done.
     pub fn say(&self, what: String) {
         self.0.set_message(what);
+    }
+
+    /// Tells what is waited for, and how long at most, in a line of standard error that stays there.
+    pub fn note(&self, text: &str) {
+        if self.0.is_hidden() { eprintln!("{text}") } else { self.0.println(text) }
     }
 
     /// Tells how much is done, and of how much: the total may turn out to be another.

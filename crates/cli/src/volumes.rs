@@ -9,7 +9,7 @@ use aquifer_page::VolumeId;
 use aquifer_pool::VolumeConfig;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, OrFail, Result};
+use crate::failure::{Failure, OrFail, Result, is_denied};
 use crate::lender::Lender;
 use crate::progress::Progress;
 
@@ -122,14 +122,23 @@ impl Volumes {
     /// All volumes, living or dead, as far as their records can be read.
     ///
     /// # Errors
-    /// If the directory of records cannot be read.
+    /// If the directory of records cannot be read, or this user may not read a record.
     pub fn all(&self) -> Result<Vec<Found>> {
         let ids = client::list(&self.state).or_fail(|| "looking for volumes")?;
-        let found = ids.into_iter().filter_map(|id| client::record(&self.state, id).ok()).map(|record| {
-            let owner = Owner::of(&record.spec.note);
-            Found { record, owner }
-        });
-        Ok(found.collect())
+        let mut all = Vec::new();
+        for id in ids {
+            match client::record(&self.state, id) {
+                Ok(record) => {
+                    let owner = Owner::of(&record.spec.note);
+                    all.push(Found { record, owner });
+                }
+                Err(error) if is_denied(&error) => {
+                    return Err(error).or_fail(|| format!("asking for volume {id}"));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(all)
     }
 }
 

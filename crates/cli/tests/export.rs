@@ -60,6 +60,11 @@ fn nvme_hosts_are_told_where_and_as_what() {
     let nvme = &export.ready["nvme"];
     assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
     assert_eq!(nvme["addresses"][0], *socket);
+    // What can be pasted after 'aquifer attach'.
+    let nqn = nvme["nqn"].as_str().unwrap();
+    let unix = format!("nvme+unix:///{nqn}?socket={}", socket.trim_start_matches("unix:"));
+    assert_eq!(nvme["uris"][0], unix);
+    assert!(nvme["uris"][1].as_str().unwrap().starts_with("nvme+tcp://127.0.0.1:"), "{nvme}");
     let port = nvme["addresses"][1].as_str().unwrap().strip_prefix("127.0.0.1:").unwrap();
     std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
     assert!(dir.path().join("n.sock").exists());

@@ -1,5 +1,6 @@
 //! A volume's state, for people and programs.
 
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -88,6 +89,20 @@ pub enum LeaseState {
     },
 }
 
+impl fmt::Display for LeaseState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => f.write_str("ok"),
+            Self::Full => f.write_str("its lender is full"),
+            Self::Unreachable { for_ms: ms @ ..10_000 } => {
+                write!(f, "unreachable for {:.1} s", *ms as f64 / 1000.0)
+            }
+            Self::Unreachable { for_ms } => write!(f, "unreachable for {} s", for_ms / 1000),
+            Self::Evacuating { moved, total } => write!(f, "moving, {moved} of {total} extents done"),
+        }
+    }
+}
+
 /// The state of a spill file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpillStatus {
@@ -155,5 +170,21 @@ impl Counters {
 
     pub(crate) fn errors(&self) -> (u64, Option<String>) {
         (self.errors.load(Ordering::Relaxed), lock(&self.last_error).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_lease_is_reads_as_words() {
+        for (state, words) in [
+            (LeaseState::Unreachable { for_ms: 1_540 }, "unreachable for 1.5 s"),
+            (LeaseState::Unreachable { for_ms: 21_477 }, "unreachable for 21 s"),
+            (LeaseState::Evacuating { moved: 3, total: 12 }, "moving, 3 of 12 extents done"),
+        ] {
+            assert_eq!(state.to_string(), words);
+        }
     }
 }

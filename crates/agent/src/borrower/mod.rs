@@ -18,7 +18,7 @@ use aquifer_device::process::message::Status;
 use aquifer_device::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_device::swap;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
-use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget};
+use aquifer_pool::{LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
@@ -346,18 +346,9 @@ fn tell(shown: &mut status::Volume, Status { swap_used, volume, .. }: Status) {
         lender: lease.lender,
         capacity: extents(lease.extents),
         placed: extents(lease.used_extents),
-        state: state(&lease.state),
+        state: lease.state.to_string(),
     };
     shown.leases = volume.leases.into_iter().map(held).collect();
-}
-
-fn state(state: &LeaseState) -> String {
-    match state {
-        LeaseState::Ok => "ok".to_owned(),
-        LeaseState::Full => "its lender is full".to_owned(),
-        LeaseState::Unreachable { for_ms } => format!("unreachable for {:.1} s", *for_ms as f64 / 1000.0),
-        LeaseState::Evacuating { moved, total } => format!("moving, {moved} of {total} extents done"),
-    }
 }
 
 /// A volume as the controller knows it; `None` for one that is not the agent's.

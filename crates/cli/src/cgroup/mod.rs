@@ -166,6 +166,18 @@ impl Cgroup {
         self.read_field(file, "oom_kill").map(|count| count.0)
     }
 
+    /// Whether a process of it wanted more swap than it may have, or than there was.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn swap_ran_out(&self) -> Result<bool, CgroupError> {
+        let failures = match self.version {
+            Version::V1 => self.read_number("memory.memsw.failcnt"),
+            Version::V2 => self.read_field("memory.swap.events", "fail"),
+        };
+        failures.map(|count| count > Bytes::ZERO)
+    }
+
     /// Moves a running process into the cgroup. Memory that it has already stays charged where it was.
     ///
     /// # Errors

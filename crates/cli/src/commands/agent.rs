@@ -1,14 +1,13 @@
 //! `aquifer agent`.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use aquifer_agent::config::Config;
 use clap::Args;
-use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, OrFail, Result};
+use crate::logging;
 use crate::manual::Manual;
 
 /// Watches this host's memory, borrows for it and lends of it
@@ -35,7 +34,8 @@ pub(super) const MANUAL: Manual = Manual {
     notes: &[(
         "Signals",
         "INT (^C) first gives back what was borrowed; once more to leave it on. TERM leaves borrowed and lent memory as it is \
-         for the next agent, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it.",
+         for the next agent, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it. \
+         HUP changes nothing: to have the agent read its configuration again, end it by TERM and start it.",
     )],
     files: &[
         ("/etc/aquifer/agent.toml", "the configuration"),
@@ -60,13 +60,7 @@ impl Agent {
         if self.check {
             return Ok(ExitCode::SUCCESS);
         }
-        let filter = EnvFilter::try_from_env("AQUIFER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal())
-            .with_target(false)
-            .init();
+        logging::start()?;
         let exe = std::env::current_exe().or_fail(|| "finding this program")?;
         aquifer_agent::run(config, exe).map_err(|error| Failure::new("running the agent", error))?;
         Ok(ExitCode::SUCCESS)

@@ -1,5 +1,7 @@
 //! `aquifer demo`.
 
+mod manuals;
+
 use std::fmt::Display;
 use std::fs;
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use crate::demo::{Outcome, groups, migrate, region, resize, sharing};
 use crate::failure::{Failure, OrFail, Result};
 use crate::manual::Manual;
 use crate::output;
+pub(super) use manuals::MANUALS;
 
 /// Shows what Aquifer does, for real and at small scale, on this machine
 #[derive(Debug, Args)]
@@ -41,7 +44,7 @@ enum What {
 /// Takes about 40 s and leaves nothing behind but the picture.
 #[derive(Debug, Args)]
 struct Sharing {
-    /// RAM of each host
+    /// RAM of each host, at least 192MiB
     #[arg(long, value_name = "SIZE", default_value = "384M")]
     memory: Bytes,
     /// Where to save the picture (PNG)
@@ -55,7 +58,7 @@ struct Sharing {
 /// are with a lender. Beside it, in the same run, memcached with all of it in local RAM. Takes about a minute.
 #[derive(Debug, Args)]
 struct Region {
-    /// Local RAM of the region
+    /// Local RAM of the region, at least 32MiB
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache: Bytes,
     /// Where to save the picture (PNG)

@@ -2,6 +2,7 @@
 
 mod balance;
 mod cache;
+mod manuals;
 mod scan;
 mod terms;
 
@@ -18,6 +19,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use self::balance::Balance;
+pub(super) use self::manuals::MANUALS;
 use self::scan::{Scan, saved};
 use self::terms::Terms;
 use super::Common;

@@ -10,7 +10,6 @@ use crate::failure::{OrFail, Result};
 
 /// Checks and rewrites memory all the time, and answers on standard output what is asked on standard input
 #[derive(Debug, Args)]
-#[command(hide = true)]
 pub struct GuestLoad {
     /// Memory that it fills
     mib: usize,

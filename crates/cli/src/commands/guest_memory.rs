@@ -10,7 +10,6 @@ use crate::failure::{OrFail, Result};
 
 /// Holds the memory that it is told to on standard input, and says on standard output whether they are what they must be
 #[derive(Debug, Args)]
-#[command(hide = true)]
 pub struct GuestMemory {
     /// The device that its kernel is to swap to
     #[arg(long, value_name = "DEVICE")]

@@ -13,7 +13,6 @@ use crate::failure::Result;
 /// Reports JSON lines. With --hold it then obeys 'verify', 'rewrite', 'free' and 'quit' on standard input, one a line,
 /// until that ends; without, it verifies once and exits with 1 if a page is lost.
 #[derive(Debug, Args)]
-#[command(hide = true)]
 pub struct Load {
     /// How much memory to fill
     #[arg(long, value_name = "SIZE")]

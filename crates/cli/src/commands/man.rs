@@ -36,7 +36,7 @@ impl Man {
     pub fn run(self) -> Result<ExitCode> {
         match self.dir {
             Some(dir) => write_all(&dir)?,
-            None => output::line(String::from_utf8_lossy(&page(&super::command(), "aquifer", "")?))?,
+            None => output::line(String::from_utf8_lossy(&page(&super::command(), "aquifer", &[])?))?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -47,25 +47,22 @@ fn write_all(dir: &Path) -> Result<()> {
     let mut cli = super::command();
     // Options of all commands reach their commands only when the command line is complete.
     cli.build();
-    write(dir, "aquifer", page(&cli, "aquifer", "")?)?;
-    visible(&cli).try_for_each(|command| {
-        let name = format!("aquifer-{}", command.get_name());
-        write(dir, &name, page(command, &name, command.get_name())?)?;
-        // The parts of a command share its manual.
-        visible(command).try_for_each(|part| {
-            let name = format!("{name}-{}", part.get_name());
-            write(dir, &name, page(part, &name, command.get_name())?)
-        })
+    write_with_parts(dir, &cli, &[])
+}
+
+/// The page of a command, and those of its subcommands.
+fn write_with_parts(dir: &Path, command: &clap::Command, words: &[&str]) -> Result<()> {
+    let name = [&["aquifer"], words].concat().join("-");
+    write(dir, &name, page(command, &name, words)?)?;
+    command.get_subcommands().try_for_each(|part| {
+        let words = [words, &[part.get_name()]].concat();
+        write_with_parts(dir, part, &words)
     })
 }
 
-fn visible(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
-    command.get_subcommands().filter(|command| !command.is_hide_set())
-}
-
-fn page(command: &clap::Command, name: &str, manual: &str) -> Result<Vec<u8>> {
+fn page(command: &clap::Command, name: &str, words: &[&str]) -> Result<Vec<u8>> {
     let mut page = Vec::new();
-    super::manual(manual)
+    super::manual(words)
         .page(command, name, &mut page)
         .or_fail(|| format!("writing the manual of {name}"))?;
     Ok(page)

@@ -24,6 +24,7 @@ mod turns;
 pub mod vm;
 pub mod vm_serve;
 pub mod volume_serve;
+pub mod worker;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -95,12 +96,6 @@ pub enum Command {
     Demo(demo::Demo),
     Completions(completions::Completions),
     Man(man::Man),
-    Load(load::Load),
-    GuestLoad(guest_load::GuestLoad),
-    GuestMemory(guest_memory::GuestMemory),
-    VolumeServe(volume_serve::VolumeServe),
-    RegionServe(region_serve::RegionServe),
-    VmServe(vm_serve::VmServe),
 }
 
 impl Cli {
@@ -127,17 +122,11 @@ impl Cli {
             Command::Demo(command) => command.run(common),
             Command::Completions(command) => command.run(),
             Command::Man(command) => command.run(),
-            Command::Load(command) => command.run(),
-            Command::GuestLoad(command) => command.run(),
-            Command::GuestMemory(command) => command.run(),
-            Command::VolumeServe(command) => command.run(),
-            Command::RegionServe(command) => command.run(),
-            Command::VmServe(command) => command.run(),
         }
     }
 }
 
-/// The manual of each command; what is not listed has none.
+/// The manual of each command.
 const MANUALS: &[(&str, &Manual)] = &[
     ("doctor", &doctor::MANUAL),
     ("init", &init::MANUAL),
@@ -181,18 +170,39 @@ const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The manual of `command`; `aquifer`'s own for the empty name.
-pub(crate) fn manual(command: &str) -> &'static Manual {
-    let found = MANUALS.iter().find(|(name, _)| *name == command).map(|(_, manual)| *manual);
-    found.unwrap_or(if command.is_empty() { &MANUAL } else { &Manual::NONE })
+/// The manuals of the subcommands of a command.
+fn parts(command: &str) -> &'static [(&'static str, &'static Manual)] {
+    match command {
+        "demo" => demo::MANUALS,
+        "region" => region::MANUALS,
+        "group" => group::MANUALS,
+        "vm" => vm::MANUALS,
+        _ => &[],
+    }
+}
+
+fn find(manuals: &'static [(&str, &Manual)], name: &str) -> &'static Manual {
+    manuals.iter().find(|(known, _)| *known == name).map_or(&Manual::NONE, |(_, manual)| manual)
+}
+
+/// The manual of a command: of `aquifer` itself for no words, of `aquifer vm start` for `["vm", "start"]`.
+pub(crate) fn manual(words: &[&str]) -> &'static Manual {
+    match words {
+        [] => &MANUAL,
+        [command] => find(MANUALS, command),
+        [command, part, ..] => find(parts(command), part),
+    }
 }
 
 /// The whole command line with every manual in its place.
 pub(crate) fn command() -> clap::Command {
-    let names: Vec<_> =
-        Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-    names.iter().fold(MANUAL.attach(Cli::command()), |cli, name| {
-        cli.mut_subcommand(name, |command| manual(name).attach(command))
+    with_manuals(Cli::command(), &[])
+}
+
+fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
+    manual(words).attach(command).mut_subcommands(|part| {
+        let name = part.get_name().to_owned();
+        with_manuals(part, &[words, &[&name]].concat())
     })
 }
 
@@ -211,11 +221,21 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> 
             let why = text.trim_start_matches("error: ").trim_end();
             crate::failure::Failure::new("reading the command line", why).report(true);
         } else {
-            // A reader that is gone needs no help.
-            let _ = error.print();
+            return refused(&error);
         }
-        ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+        exit_code(&error)
     })
+}
+
+/// Prints why there is nothing to run.
+fn refused(error: &clap::Error) -> ExitCode {
+    // A reader that is gone needs no help.
+    let _ = error.print();
+    exit_code(error)
+}
+
+fn exit_code(error: &clap::Error) -> ExitCode {
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 #[cfg(test)]
@@ -227,18 +247,60 @@ mod tests {
         command().debug_assert();
     }
 
-    #[test]
-    fn every_manual_belongs_to_a_command() {
-        let command = command();
-        for (name, _) in MANUALS {
-            assert!(command.find_subcommand(name).is_some(), "{name}");
+    /// Calls `with` for every command and subcommand, and with the words that name it.
+    fn each(command: &clap::Command, words: &[&str], with: &mut dyn FnMut(&[&str])) {
+        for part in command.get_subcommands() {
+            let words = [words, &[part.get_name()]].concat();
+            with(&words);
+            each(part, &words, with);
         }
     }
 
     #[test]
-    fn every_visible_command_has_examples() {
-        for command in command().get_subcommands().filter(|command| !command.is_hide_set()) {
-            assert!(!manual(command.get_name()).examples.is_empty(), "{}", command.get_name());
+    fn every_manual_belongs_to_a_command() {
+        let mut named = std::collections::BTreeSet::new();
+        each(&command(), &[], &mut |words| _ = named.insert(words.join(" ")));
+        for (name, _) in MANUALS {
+            assert!(named.contains(*name), "{name}");
+            for (part, _) in parts(name) {
+                assert!(named.contains(&format!("{name} {part}")), "{name} {part}");
+            }
         }
+    }
+
+    #[test]
+    fn every_command_and_subcommand_has_examples_that_parse() {
+        each(&command(), &[], &mut |words| {
+            let examples = manual(words).examples;
+            assert!(!examples.is_empty(), "{words:?} has no examples");
+            let own = format!("aquifer {}", words.join(" "));
+            assert!(examples.iter().any(|(line, _)| line.contains(&own)), "no example is of {own}");
+            for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
+                // Placeholders of examples, with names that could stand there.
+                let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
+                let line = line.replace("NQN", "nqn.2014-08.org.example:a");
+                let parsed = command().try_get_matches_from(split(&line));
+                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+            }
+        });
+    }
+
+    /// The words of a command line up to a pipe or a redirection, as a shell splits it.
+    fn split(line: &str) -> Vec<String> {
+        let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
+        for c in line.chars() {
+            match c {
+                '\'' => (quoted, empty) = (!quoted, false),
+                '|' | '>' if !quoted => break,
+                ' ' if !quoted && !empty => (empty, _) = (true, words.push(String::new())),
+                ' ' if !quoted => {}
+                c => {
+                    empty = false;
+                    words.last_mut().unwrap().push(c);
+                }
+            }
+        }
+        words.truncate(words.len() - usize::from(empty));
+        words
     }
 }

@@ -3,6 +3,7 @@
 mod cached;
 mod exec;
 mod limit;
+mod manuals;
 mod pages;
 mod show;
 
@@ -24,6 +25,7 @@ pub(crate) use cached::{Cached, MaybeCached};
 use exec::Exec;
 pub(crate) use exec::{shim, with_shim};
 use limit::Limit;
+pub(super) use manuals::MANUALS;
 use pages::{Drop, Pages};
 pub(crate) use show::{Listed, cells, listed, text};
 

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use aquifer_page::RegionName;
 use clap::Args;
 
-use super::volume_serve::log_to_standard_error;
 use crate::failure::Result;
+use crate::logging;
 
 /// Serves one region; started by 'aquifer region create'
 #[derive(Debug, Args)]
-#[command(name = aquifer_region::process::SUBCOMMAND, hide = true)]
+#[command(name = aquifer_region::process::SUBCOMMAND)]
 pub struct RegionServe {
     /// keeper or engine
     role: String,
@@ -25,9 +25,9 @@ impl RegionServe {
     /// Serves until the region is removed.
     ///
     /// # Errors
-    /// None: why it cannot serve goes to the program that started it.
+    /// If AQUIFER_LOG makes no sense. Why it cannot serve goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
-        log_to_standard_error();
+        logging::start()?;
         Ok(aquifer_region::process::run(&self.role, &self.directory, &self.name))
     }
 }

@@ -1,12 +1,13 @@
 //! `aquifer return`.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::order::{Return as Order, Returned};
 use aquifer_api::path;
-use aquifer_api::status::Status;
+use aquifer_api::status::{Status, Volume};
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 
@@ -53,8 +54,9 @@ impl Return {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         let order = Order { volume: self.volume };
-        let returned: Returned = agent
-            .call("giving memory back", LIMIT, async |client| post_with_progress(&client, &order).await)?;
+        let returned: Returned = agent.call("giving memory back", LIMIT, async |client| {
+            post_with_progress(&client, &order, common.json).await
+        })?;
         output::answer(common.json, &returned, |returned| match returned.volumes.as_slice() {
             [] => "nothing was borrowed".to_owned(),
             volumes => format!(
@@ -66,28 +68,54 @@ impl Return {
     }
 }
 
-/// Sends the order and shows, while it is carried out, how much is still swapped out.
-async fn post_with_progress(client: &Client, order: &Order) -> Result<Returned, CallError> {
+/// Sends the order and shows, while it is carried out, how much is still swapped out and which lender is waited for.
+async fn post_with_progress(client: &Client, order: &Order, quiet: bool) -> Result<Returned, CallError> {
     let progress = Progress::bytes("swapping back", Bytes::ZERO);
+    let note = |text: String| {
+        if !quiet {
+            progress.note(&text);
+        }
+    };
     let mut total = Bytes::ZERO;
+    let mut told = BTreeSet::new();
     let answer = client.post(path::RETURN, order);
     tokio::pin!(answer);
     loop {
+        let status = tokio::select! {
+            answer = &mut answer => return answer,
+            status = client.get::<Status>(path::STATUS) => status,
+        };
+        // An agent too busy to tell is no reason to give up the order.
+        if let Ok(status) = status {
+            let left = swapped(&status, order.volume);
+            if total == Bytes::ZERO && left > total {
+                let limit = humantime::format_duration(LIMIT);
+                note(format!("waiting for {left} to be swapped back into memory, at most {limit}"));
+            }
+            total = total.max(left);
+            progress.set(total.saturating_sub(left), total);
+            for held in meant(&status, order.volume).flat_map(|volume| &volume.leases) {
+                if held.state.starts_with("unreachable") && told.insert(held.lender.clone()) {
+                    note(format!(
+                        "waiting for lender {}, {}: for each of its pages as long as borrow.patience says",
+                        held.lender, held.state
+                    ));
+                }
+            }
+        }
         tokio::select! {
             answer = &mut answer => return answer,
             () = tokio::time::sleep(LOOK) => {}
         }
-        // An agent too busy to tell is no reason to give up the order.
-        if let Ok(status) = client.get::<Status>(path::STATUS).await {
-            let left = swapped(&status, order.volume);
-            total = total.max(left);
-            progress.set(total.saturating_sub(left), total);
-        }
     }
+}
+
+/// The volumes that an order is about.
+fn meant(status: &Status, volume: Option<VolumeId>) -> impl Iterator<Item = &Volume> {
+    status.borrowed.iter().filter(move |held| volume.is_none_or(|volume| held.volume == volume))
 }
 
 /// What is swapped out to the volume, or to all of them.
 fn swapped(status: &Status, volume: Option<VolumeId>) -> Bytes {
-    let meant = |held: &&aquifer_api::status::Volume| volume.is_none_or(|volume| held.volume == volume);
-    status.borrowed.iter().filter(meant).map(|held| held.swap_used).sum()
+    meant(status, volume).map(|held| held.swap_used).sum()
 }

@@ -143,6 +143,18 @@ impl Run {
         }
     }
 
+    /// What helps a command that the kernel killed for want of memory.
+    fn out_of_memory(&self, swap_ran_out: bool) -> &'static str {
+        match (self.limit(), swap_ran_out) {
+            (Swap::Forbidden, _) => "give it more by --local, or memory in the pool by --remote",
+            (_, true) => "give it more by --remote, or by --local",
+            (_, false) => {
+                "give it more by --local: --remote was not used up, so what it needs cannot leave RAM, \
+                 as memory that is locked (mlock) or the kernel's own cannot"
+            }
+        }
+    }
+
     /// Makes memory in the pool swap, unless the command is to have none.
     fn swap_in(&self, pool: &Pool) -> Result<Option<Volume>> {
         match (&self.lender, self.remote) {
@@ -170,7 +182,8 @@ impl Run {
         if let Ok(kills @ 1..) = cgroup.oom_kills() {
             let why =
                 format!("the kernel killed {kills} of its processes: out of memory at {} of RAM", self.local);
-            Failure::new(what(), why).help("give it more by --local or --remote").report(json);
+            let swap_ran_out = cgroup.swap_ran_out().unwrap_or(true);
+            Failure::new(what(), why).help(self.out_of_memory(swap_ran_out)).report(json);
         }
         Ok(exit_code(status))
     }

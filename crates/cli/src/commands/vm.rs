@@ -4,6 +4,7 @@ mod adopt;
 mod balance;
 mod budget;
 mod limits;
+mod manuals;
 mod migrate;
 mod resize;
 mod start;
@@ -13,14 +14,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aquifer_guest::Backing;
 use aquifer_guest::memory::Share;
 use aquifer_guest::process::client::{self, Resumed};
 use aquifer_guest::process::{Files, Origin, State, Status};
+use aquifer_guest::{Backing, GuestError};
 use aquifer_page::{Bytes, RegionName};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+pub(super) use manuals::MANUALS;
 use resize::Spreads;
 pub(super) use start::AcceleratorName;
 
@@ -170,9 +172,11 @@ impl Vm {
         match self.what {
             What::Start(start) => start.run(common, &run_dir)?,
             What::List => {
-                let all = client::list(&run_dir).or_fail(|| "listing VMs")?;
-                let all: Vec<_> = all.iter().filter_map(|files| client::status(files).ok()).collect();
-                output::answer(common.json, &all, |all| listed(all))?;
+                let (all, failure) = all(&run_dir)?;
+                if failure.is_none() || !all.is_empty() {
+                    output::answer(common.json, &all, |all| listed(all))?;
+                }
+                return failure.map_or(Ok(ExitCode::SUCCESS), Err);
             }
             What::Show(Which { name }) => {
                 let files = Files::new(&run_dir, &name);
@@ -220,11 +224,17 @@ impl Stop {
     fn run(self, common: &Common, run_dir: &Path) -> Result<()> {
         let Self { name: vm, force, timeout } = self;
         let what = format!("stopping VM '{vm}'");
-        let _progress = Progress::spinner(what.clone());
+        let progress = Progress::spinner(what.clone());
+        if !common.json && !force {
+            let timeout = humantime::format_duration(timeout);
+            progress.note(&format!(
+                "waiting for the guest of VM '{vm}' to power itself off, at most {timeout} (--timeout); --force ends it at once"
+            ));
+        }
         client::stop(&Files::new(run_dir, &vm), force, timeout).map_err(|error| {
             let failure = Failure::new(what, &error);
             match error {
-                aquifer_guest::GuestError::StillRunning(_) => {
+                GuestError::StillRunning(_) => {
                     failure.help("give it more time by --timeout, or --force it to end at once")
                 }
                 _ => failure,
@@ -232,6 +242,22 @@ impl Stop {
         })?;
         output::answer(common.json, &Done { vm, done: "stopped" }, |is| format!("{} {}", is.vm, is.done))
     }
+}
+
+/// All VMs that can be asked about, and why another one cannot.
+fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
+    let (mut all, mut failure) = (Vec::new(), None);
+    for files in client::list(run_dir).or_fail(|| "listing VMs")? {
+        match client::status(&files) {
+            Ok(status) => all.push(status),
+            // It has ended since it was listed.
+            Err(GuestError::Unknown(_)) => {}
+            Err(error) => {
+                failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{}'", files.name())).err();
+            }
+        }
+    }
+    Ok((all, failure))
 }
 
 /// Whether its memory is in the pool.
@@ -278,8 +304,9 @@ fn text(files: &Files, status: &Status) -> String {
         spec.cached_disks.iter().for_each(|disk| line("disk", format!("{}, cached", disk.display())));
     }
     line("limits", limits::text(&status.limits));
-    if let Origin::Adopted { qmp, .. } = &status.origin {
+    if let Origin::Adopted { qmp, agent } = &status.origin {
         line("adopted", format!("by {}", qmp.display()));
+        agent.iter().for_each(|agent| line("agent", agent.display().to_string()));
     }
     if let Some(given) = &status.given {
         line("moved", format!("to host {}, whose it is now", given.to));
@@ -302,8 +329,10 @@ fn text(files: &Files, status: &Status) -> String {
     if let Some(pid) = status.pid {
         line("qemu", format!("process {pid}"));
     }
-    line("serial", format!("{} (said so far: {})", status.serial.display(), status.console.display()));
-    line("qmp", status.qmp.display().to_string());
+    if let (Some(serial), Some(console)) = (&status.serial, &status.console) {
+        line("serial", format!("{} (said so far: {})", serial.display(), console.display()));
+        line("qmp", status.qmp.display().to_string());
+    }
     line("log", status.log.display().to_string());
     match &status.region {
         Some(region) => text.push_str(&region::text(&files.region(), region)),

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use aquifer_page::RegionName;
 use clap::Args;
 
-use super::volume_serve::log_to_standard_error;
 use crate::failure::Result;
+use crate::logging;
 
 /// Keeps one VM; started by 'aquifer vm start'
 #[derive(Debug, Args)]
-#[command(name = aquifer_guest::process::SUBCOMMAND, hide = true)]
+#[command(name = aquifer_guest::process::SUBCOMMAND)]
 pub struct VmServe {
     /// Where what runs has its files
     directory: PathBuf,
@@ -23,9 +23,9 @@ impl VmServe {
     /// Runs until its QEMU has ended.
     ///
     /// # Errors
-    /// None: why it cannot run goes to the program that started it.
+    /// If AQUIFER_LOG makes no sense. Why it cannot run goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
-        log_to_standard_error();
+        logging::start()?;
         Ok(aquifer_guest::process::run(&self.directory, &self.name))
     }
 }

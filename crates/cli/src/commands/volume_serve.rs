@@ -4,15 +4,15 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Args;
-use tracing_subscriber::EnvFilter;
 
 use crate::failure::{Failure, Result};
+use crate::logging;
 
 /// Serves one volume; started by 'aquifer attach', 'aquifer run' and the agent
 ///
 /// Reads what it is to do from standard input, and says on standard output how that went.
 #[derive(Debug, Args)]
-#[command(name = aquifer_device::process::SUBCOMMAND, hide = true)]
+#[command(name = aquifer_device::process::SUBCOMMAND)]
 pub struct VolumeServe {}
 
 impl VolumeServe {
@@ -25,13 +25,7 @@ impl VolumeServe {
             let failure = Failure::new("serving a volume", "nobody tells which");
             return Err(failure.help("this is for other commands: use 'aquifer attach'"));
         }
-        log_to_standard_error();
+        logging::start()?;
         Ok(aquifer_device::process::run())
     }
-}
-
-/// Standard error is the log of such a process.
-pub(super) fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_env("AQUIFER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }

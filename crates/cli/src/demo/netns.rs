@@ -34,8 +34,9 @@ impl Network {
         // Whatever fails from here on: what is made is removed again as it is dropped.
         let network = Self { hosts: [make('a', a)?, make('b', b)?] };
         let [a, b] = &network.hosts;
+        // From inside one of them: where this is called there may be a link of that name.
         ip(&[
-            "link", "add", "eth0", "netns", &a.name, "type", "veth", "peer", "name", "eth0", "netns", &b.name,
+            "-n", &a.name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &b.name,
         ])?;
         network.hosts.iter().try_for_each(Namespace::configure)?;
         Ok(network)
@@ -187,6 +188,21 @@ mod tests {
             what()
         };
         std::thread::scope(|scope| scope.spawn(there).join().unwrap())
+    }
+
+    #[test]
+    fn the_machine_may_have_a_link_of_the_same_name() {
+        if skipped() {
+            return;
+        }
+        let (_dir, instance, machine) = network("test-eth0");
+        let inner = tempfile::tempdir().unwrap();
+        // The machine here is a host of another network: its only link is eth0.
+        within(&machine.hosts()[0], || {
+            let instance = Instance::claim(inner.path(), "test-inner").unwrap();
+            Network::create(&instance).map(drop).unwrap();
+        });
+        drop(instance);
     }
 
     #[test]

@@ -501,7 +501,11 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
         Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
     };
     let region = regions::status(&files.region()).ok();
-    let [qmp, serial, console, log] = [files.qmp(), files.serial(), files.console(), files.log()];
+    let (qmp, serial, console) = match &origin {
+        Origin::Started(_) => (files.qmp(), Some(files.serial()), Some(files.console())),
+        Origin::Adopted { qmp, .. } => (qmp.clone(), None, None),
+    };
+    let log = files.log();
     let share = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
     let (name, limits, host) = (files.name().clone(), files.limits()?, memory::resident(files));
     Ok(Status {

@@ -84,13 +84,13 @@ pub struct Status {
     pub state: State,
     /// QEMU's process.
     pub pid: Option<u32>,
-    /// A monitor (QMP) for whoever wants one.
+    /// A monitor (QMP) for any program; of an adopted VM the one by which it was adopted.
     pub qmp: PathBuf,
-    /// The guest's serial port, a socket.
-    pub serial: PathBuf,
-    /// What the guest has said there.
-    pub console: PathBuf,
-    /// What QEMU has to say.
+    /// The guest's serial port, a socket; nothing of an adopted VM, whose owner knows where it is.
+    pub serial: Option<PathBuf>,
+    /// What the guest has said there; nothing of an adopted VM.
+    pub console: Option<PathBuf>,
+    /// What QEMU has to say; of an adopted VM what its keeper has to say.
     pub log: PathBuf,
     /// Where it comes from, if it is that host's still.
     pub awaited: Option<Awaited>,

@@ -174,10 +174,15 @@ impl Files {
             let name = entry?.file_name();
             let name = name.to_str().and_then(|name| name.strip_prefix('.'));
             let name = name.and_then(|name| name.parse().ok());
-            all.extend(name.map(|name| Self::new(directory, &name)).filter(|files| files.record().exists()));
+            all.extend(name.map(|name| Self::new(directory, &name)).filter(Self::may_exist));
         }
         all.sort_by(|one, two| one.name.cmp(&two.name));
         Ok(all)
+    }
+
+    /// Whether there is such a region. Where this user may not know, its record says so when it is read.
+    fn may_exist(&self) -> bool {
+        self.record().try_exists().unwrap_or(true)
     }
 
     /// Where all that runs has its files, if regions are where they are by default: in a directory of that.

@@ -3,10 +3,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use aquifer_fabric::Address;
 use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
+use aquifer_fabric::{Address, NvmeUri};
 use aquifer_store::Lease;
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ pub(super) struct Nvme {
 /// What is told when hosts can come.
 #[derive(Debug, Serialize)]
 pub(super) struct Ready {
+    /// For 'aquifer attach' and --lender.
+    uris: Vec<NvmeUri>,
     nqn: Nqn,
     addresses: Vec<Address>,
 }
@@ -67,14 +69,16 @@ impl Nvme {
     }
 
     pub(super) fn ready(&self) -> Ready {
-        Ready { nqn: self.nqn.clone(), addresses: self.addresses.clone() }
+        let uri = |address: &Address| NvmeUri { address: address.clone(), subsystem: self.nqn.clone() };
+        let (nqn, addresses) = (self.nqn.clone(), self.addresses.clone());
+        Ready { uris: addresses.iter().map(uri).collect(), nqn, addresses }
     }
 }
 
 impl fmt::Display for Ready {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let addresses: Vec<_> = self.addresses.iter().map(ToString::to_string).collect();
-        write!(f, "nvme/tcp {} as {}", addresses.join(" "), self.nqn)
+        let uris: Vec<_> = self.uris.iter().map(ToString::to_string).collect();
+        f.write_str(&uris.join(" "))
     }
 }
 

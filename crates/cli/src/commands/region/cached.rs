@@ -6,6 +6,8 @@ use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_pool::VolumeConfig;
 use aquifer_region::process::RegionSpec;
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
 use crate::commands::Common;
@@ -80,6 +82,10 @@ impl Args for MaybeCached {
 impl FromArgMatches for MaybeCached {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let is_cached = matches.contains_id("cache");
+        if !is_cached && matches.value_source("group") == Some(ValueSource::CommandLine) {
+            let why = "--group is for memory in the pool: give --cache and --lender, too\n";
+            return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, why));
+        }
         is_cached.then(|| Cached::from_arg_matches(matches)).transpose().map(Self)
     }
 
@@ -90,6 +96,29 @@ impl FromArgMatches for MaybeCached {
 }
 
 impl Cached {
+    /// Refuses a group that this host does not know: a VM of it would share with nobody.
+    ///
+    /// # Errors
+    /// Names the groups that there are.
+    pub(crate) fn require_group(&self) -> Result<()> {
+        let groups = self.groups.all();
+        let what = || format!("joining group '{}'", self.group);
+        if self.group == Group::default() || groups.find(&self.group).or_fail(what)?.is_some() {
+            return Ok(());
+        }
+        let known = groups.all().or_fail(what)?;
+        let known: Vec<_> = known.iter().map(|agreement| agreement.name.to_string()).collect();
+        let why = match known.is_empty() {
+            true => "this host knows no group".to_owned(),
+            false => format!("this host does not know it, only {}", known.join(", ")),
+        };
+        Err(Failure::new(what(), why).help(format!(
+            "make it by 'aquifer group create {}', or copy {} from another host of the group",
+            self.group,
+            groups.file(&self.group).display()
+        )))
+    }
+
     /// The region to make, with all lenders asked for what they have.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::directory;
 use crate::commands::Common;
-use crate::failure::{OrFail as _, Result};
+use crate::failure::{OrFail as _, Result, is_denied};
 
 /// One region in the list.
 #[derive(Debug, Serialize)]
@@ -25,16 +25,18 @@ impl Listed {
     /// All of them.
     pub(crate) fn all(common: &Common) -> Result<Vec<Self>> {
         let all = client::list(&directory(common)?).or_fail(|| "listing regions")?;
-        Ok(all.iter().map(Self::of).collect())
+        all.iter().map(Self::of).collect()
     }
 
-    fn of(files: &Files) -> Self {
+    fn of(files: &Files) -> Result<Self> {
         let name = files.name().clone();
-        Self {
-            name,
-            spec: client::record(files).ok().map(RegionSpec::without_keys),
-            status: client::status(files).ok(),
-        }
+        let spec = match client::record(files) {
+            Err(error) if is_denied(&error) => {
+                return Err(error).or_fail(|| format!("asking for region '{name}'"));
+            }
+            record => record.ok().map(RegionSpec::without_keys),
+        };
+        Ok(Self { name, spec, status: client::status(files).ok() })
     }
 }
 
@@ -128,7 +130,7 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     }
     for lease in &status.volume.leases {
         let sealed = lease.sealed.map_or("not sealed".to_owned(), |sealing| format!("sealed, {sealing}"));
-        line("lender", format!("{} at {}: {:?}, {sealed}", lease.lender, lease.address, lease.state));
+        line("lender", format!("{} at {}: {}, {sealed}", lease.lender, lease.address, lease.state));
     }
     if let Some(error) = &status.volume.last_error {
         line("last error", error.clone());

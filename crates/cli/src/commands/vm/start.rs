@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use super::limits::Bounds;
 use super::text;
 use crate::commands::Common;
-use crate::commands::region::{self, MaybeCached};
+use crate::commands::region::{self, Cached, MaybeCached};
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 use crate::progress::Progress;
@@ -97,6 +97,7 @@ impl Start {
         let max_memory = self.max_memory.unwrap_or(memory);
         let what = || format!("starting VM '{name}'");
         let _progress = Progress::spinner(what());
+        cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
         let region = cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
         let limits = self.bounds.over(UNLIMITED);

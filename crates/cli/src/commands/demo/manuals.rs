@@ -1,0 +1,49 @@
+//! The manuals of the subcommands of `aquifer demo`.
+
+use crate::manual::Manual;
+
+/// One a subcommand, by its name.
+pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
+    ("sharing", &SHARING),
+    ("region", &REGION),
+    ("migrate", &MIGRATE),
+    ("resize", &RESIZE),
+    ("groups", &GROUPS),
+];
+
+/// What all of them have in common.
+const PART: Manual = Manual { see_also: &["aquifer-demo(1)"], ..Manual::NONE };
+
+const SHARING: Manual = Manual {
+    examples: &[
+        ("aquifer demo sharing", "The story as text"),
+        ("aquifer demo sharing --picture sharing.png", "With a picture of RAM and swap of both hosts"),
+    ],
+    ..PART
+};
+
+const REGION: Manual = Manual {
+    examples: &[("aquifer demo region --picture region.png", "With a histogram of fetch times")],
+    ..PART
+};
+
+const MIGRATE: Manual = Manual {
+    examples: &[(
+        "aquifer demo migrate --picture migrate.png",
+        "With a picture of times and bytes, beside QEMU's",
+    )],
+    ..PART
+};
+
+const RESIZE: Manual = Manual {
+    examples: &[
+        ("aquifer demo resize --picture resize.png", "With a picture of times and of memory"),
+        ("aquifer demo resize --pool", "With the guest's memory in the pool"),
+    ],
+    ..PART
+};
+
+const GROUPS: Manual = Manual {
+    examples: &[("aquifer demo groups --picture groups.png", "With a picture of what groups save")],
+    ..PART
+};
