@@ -4,11 +4,13 @@ use aquifer_page::Group as Name;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::schema;
+
 /// A group that a host knows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Group {
     /// Its name.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub name: Name,
     /// By what to tell whether two hosts have the same key.
     pub key_id: String,

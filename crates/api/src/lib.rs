@@ -9,6 +9,7 @@ pub mod group;
 pub mod message;
 pub mod order;
 pub mod path;
+pub mod schema;
 pub mod status;
 
 use serde::{Deserialize, Serialize};

@@ -10,17 +10,20 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::schema;
+
 /// Borrower to lender: "lend me `bytes`". Answered by [`MemBorAck`] or [`MemBorRej`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemBorReq {
     /// Chosen by the borrower, 32 hexadecimal digits; the same request sent again yields the same lease.
+    #[schema(value_type = schema::Id)]
     pub request: String,
     /// M_req, in whole extents of 64 MiB.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
     /// The tenant to whom the lender accounts the lease.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub group: Group,
 }
 
@@ -30,12 +33,13 @@ pub struct MemBorReq {
 #[serde(deny_unknown_fields)]
 pub struct MemBorAck {
     /// The request that this answers.
+    #[schema(value_type = schema::Id)]
     pub request: String,
     /// The lease, which is also the name of its NBD export, and in the form of a UUID that of its NVMe subsystem.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
     /// What is promised.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
     /// By what its pages are reached, one URI a protocol: `nbds://HOST:PORT/LEASE`, `nvme+tcp://HOST:PORT/NQN`,
     /// `nvme+rdma://HOST:PORT/NQN`. For the last two, [`Access`] has what else is needed.
@@ -47,11 +51,13 @@ pub struct MemBorAck {
 #[serde(deny_unknown_fields)]
 pub struct MemBorRej {
     /// The request that this answers.
+    #[schema(value_type = schema::Id)]
     pub request: String,
     /// What the lender could spare at that moment.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub spare: Bytes,
     /// Why: `no_room`, `overloaded`, `borrowing`, `asking`, `recalling`, `starting`, `settled`, `invalid` or `failed`.
+    #[schema(value_type = schema::Reason)]
     pub reason: String,
 }
 
@@ -60,7 +66,7 @@ pub struct MemBorRej {
 #[serde(deny_unknown_fields)]
 pub struct MemBorFin {
     /// The lease.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
 }
 
@@ -69,7 +75,7 @@ pub struct MemBorFin {
 #[serde(deny_unknown_fields)]
 pub struct MemLenFin {
     /// The lease.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
 }
 
@@ -78,7 +84,7 @@ pub struct MemLenFin {
 #[serde(deny_unknown_fields)]
 pub struct Renew {
     /// The leases that the borrower holds of this lender.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
 }
 
@@ -87,10 +93,10 @@ pub struct Renew {
 #[serde(deny_unknown_fields)]
 pub struct Offer {
     /// The host that offers.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub host: HostName,
     /// What it would grant now; zero while it borrows or is short itself.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub spare: Bytes,
 }
 
@@ -130,7 +136,7 @@ pub struct Arrive {
 #[serde(deny_unknown_fields)]
 pub struct Awaits {
     /// Where, for a connection with mutual TLS.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Socket)]
     pub address: SocketAddr,
 }
 

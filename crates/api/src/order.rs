@@ -7,12 +7,14 @@ use aquifer_page::{Bytes, HostName, LeaseId, MigrationId, RegionName, VolumeId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::schema;
+
 /// Borrow now, whatever the thresholds say. Answered when the memory is swapped on, or with the reason why not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Borrow {
     /// How much, rounded up to whole extents of 64 MiB.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
 }
 
@@ -20,15 +22,15 @@ pub struct Borrow {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Borrowed {
     /// The new volume.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub volume: VolumeId,
     /// Its block device.
     pub device: String,
     /// The leases under it.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
     /// What was granted in all; may be less than asked for.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
 }
 
@@ -38,7 +40,7 @@ pub struct Borrowed {
 pub struct Return {
     /// One volume; all of them where it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<schema::Id>)]
     pub volume: Option<VolumeId>,
 }
 
@@ -46,7 +48,7 @@ pub struct Return {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Returned {
     /// The volumes that are gone.
-    #[schema(value_type = Vec<String>)]
+    #[schema(value_type = Vec<schema::Id>)]
     pub volumes: Vec<VolumeId>,
 }
 
@@ -55,14 +57,14 @@ pub struct Returned {
 #[serde(deny_unknown_fields)]
 pub struct Migrate {
     /// The VM.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub vm: RegionName,
     /// A peer of this host.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub to: HostName,
     /// What its local cache is to be there; what it is here, if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
+    #[schema(value_type = Option<schema::Size>)]
     pub cache: Option<Bytes>,
 }
 
@@ -70,12 +72,28 @@ pub struct Migrate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
     /// The attempt.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub migration: MigrationId,
     /// Where the VM is waited for.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Socket)]
     pub address: SocketAddr,
     /// Directory of this host's certificate.
     #[schema(value_type = String)]
     pub identity: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_may_be_any_whole_number_that_json_can_write() {
+        for (text, bytes) in [("4096", 4096), ("4096.0", 4096), ("4.096e3", 4096), ("\"4K\"", 4096)] {
+            let order: Borrow = serde_json::from_str(&format!("{{\"bytes\":{text}}}")).unwrap();
+            assert_eq!(order.bytes, Bytes(bytes), "{text}");
+        }
+        for text in ["-1", "0.5", "1e300", "-4096.0"] {
+            assert!(serde_json::from_str::<Borrow>(&format!("{{\"bytes\":{text}}}")).is_err(), "{text}");
+        }
+    }
 }

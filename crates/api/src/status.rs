@@ -6,6 +6,8 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::schema;
+
 /// The three roles of the paper (Sharing, Fig. 3). There is no direct way between borrower and lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -32,7 +34,7 @@ impl fmt::Display for Role {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// The host.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub host: HostName,
     /// The agent's process.
     pub pid: u32,
@@ -64,26 +66,26 @@ pub struct Memory {
     /// Where it was read: `host`, or the path of a cgroup.
     pub source: String,
     /// M_t: all there is.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub total: Bytes,
     /// M_u: used, without buffers, page cache and slabs; with the pages held for borrowers.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub used: Bytes,
     /// S_u: swapped out to borrowed devices.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub swap_used: Bytes,
     /// T_upper x M_t: above it the host borrows.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub upper: Bytes,
     /// T_lower x M_t: below it (swap included) the host returns.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub lower: Bytes,
     /// M_s, eq. 1 or 2 of the paper.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub shareable: Bytes,
     /// What would be granted now: M_s less what is promised and not yet stored, and never so much that lending alone
     /// would lift M_u over T_upper.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub spare: Bytes,
     /// PSI says that tasks wait for memory.
     pub pressure: bool,
@@ -93,24 +95,25 @@ pub struct Memory {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Lent {
     /// The lease.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
     /// Who holds it.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub borrower: HostName,
     /// The tenant to whom it is accounted.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub group: Group,
     /// What is promised.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
     /// RAM that its pages take now.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub stored: Bytes,
     /// Open connections; not known where the kernel serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u32>,
     /// `opening`, `offered` (the borrower has not shown that it knows), `held`, `asked back` (mem_len_fin), or `freeing`.
+    #[schema(value_type = schema::LentState)]
     pub state: String,
     /// Seconds since the borrower was last heard of.
     pub silent_s: f64,
@@ -120,7 +123,7 @@ pub struct Lent {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
     /// The volume.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub volume: VolumeId,
     /// The process that serves it; none where the kernel itself reaches the lender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,13 +133,13 @@ pub struct Volume {
     /// How it is attached: `ublk`, `nbd` or `fuse-loop`; directly: `nvme-tcp` or `nvme-rdma`.
     pub backend: String,
     /// Its size.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
     /// Swapped out to it now.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub swap_used: Bytes,
     /// In the local spill file, because no lender had room.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub spilled: Bytes,
     /// What it stands on.
     pub leases: Vec<Held>,
@@ -149,16 +152,16 @@ pub struct Volume {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Held {
     /// The lease.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Id)]
     pub lease: LeaseId,
     /// Who granted it.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub lender: HostName,
     /// What is promised.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub capacity: Bytes,
     /// Extents of the volume that lie on it, in bytes.
-    #[schema(value_type = u64)]
+    #[schema(value_type = schema::Size)]
     pub placed: Bytes,
     /// `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
     pub state: String,
@@ -168,13 +171,13 @@ pub struct Held {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
     /// Its name.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Name)]
     pub host: HostName,
     /// Its address.
     pub address: String,
     /// What it last said it could spare; nothing if it has not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
+    #[schema(value_type = Option<schema::Size>)]
     pub spare: Option<Bytes>,
     /// Why it does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -173,6 +173,14 @@ impl<'de> Deserialize<'de> for Bytes {
                 u64::try_from(value).map(Bytes).map_err(|_| E::custom("a size cannot be negative"))
             }
 
+            /// JSON does not tell 4096 from 4096.0.
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Bytes, E> {
+                let is_whole = value.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&value);
+                is_whole
+                    .then_some(Bytes(value as u64))
+                    .ok_or_else(|| E::custom("a size is a whole number of bytes"))
+            }
+
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
                 text.parse().map_err(E::custom)
             }

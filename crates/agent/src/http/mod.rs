@@ -7,6 +7,7 @@ mod orders;
 mod peers;
 mod serve;
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use aquifer_api::{Problem, path};
@@ -16,7 +17,8 @@ use axum::http::{StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
 use serde::de::DeserializeOwned;
-use utoipa::OpenApi;
+use utoipa::openapi::{self, Content, Ref, RefOr, ResponseBuilder};
+use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -65,11 +67,27 @@ pub enum Caller {
 }
 
 #[derive(OpenApi)]
-#[openapi(info(
-    title = "Aquifer agent",
-    description = "Messages between the agents of a cluster (mutual TLS), and orders to the agent of a host (unix socket)."
-))]
+#[openapi(
+    info(
+        title = "Aquifer agent",
+        description = "Messages between the agents of a cluster (mutual TLS), and orders to the agent of a host (unix socket)."
+    ),
+    components(schemas(Problem))
+)]
 struct Document;
+
+/// What every endpoint may answer instead of what was asked for.
+struct Refusals;
+
+impl IntoResponses for Refusals {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        let problem = Content::new(Some(Ref::from_schema_name("Problem")));
+        let refused = ResponseBuilder::new()
+            .description("It is refused or cannot be done: 400, 415 or 422 for a malformed request, 403 for a caller who may not ask, 404 for what is not there, 409 for all else.")
+            .content("application/json", problem);
+        BTreeMap::from([("4XX".to_owned(), refused.build().into())])
+    }
+}
 
 /// Every endpoint together with its description.
 fn described() -> OpenApiRouter<Served> {
@@ -104,6 +122,12 @@ fn router(served: Served) -> Router {
     let (router, _) = described().split_for_parts();
     router
         .route(path::OPENAPI, routing::get(async || ([("content-type", "application/json")], openapi())))
+        .method_not_allowed_fallback(async |request: Request| {
+            Failure::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("{} cannot be asked for by {}", request.uri().path(), request.method()),
+            )
+        })
         .fallback(async |request: Request| {
             Failure::new(
                 StatusCode::NOT_FOUND,

@@ -1,34 +1,33 @@
 //! What the operator may ask, by unix socket.
 
-use aquifer_api::Problem;
 use aquifer_api::group::Group;
 use aquifer_api::order::{Awaited, Borrow, Borrowed, Migrate, Return, Returned};
 use aquifer_api::status::Status;
 use axum::Json;
 use axum::extract::State;
 
-use super::{Body, Failure, FromLocal};
+use super::{Body, Failure, FromLocal, Refusals};
 use crate::driver::{Command, Handle};
 use crate::groups::Groups;
 use crate::vms::Vms;
 
 /// Everything about this host.
 #[utoipa::path(get, path = "/v1/status", tag = "orders",
-    responses((status = 200, body = Status), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Status), Refusals))]
 pub(super) async fn status(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
 }
 
 /// The groups of this host, what they agree on and what they share.
 #[utoipa::path(get, path = "/v1/groups", tag = "orders",
-    responses((status = 200, body = Vec<Group>), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Vec<Group>), Refusals))]
 pub(super) async fn groups(State(groups): State<Groups>, _: FromLocal) -> Result<Json<Vec<Group>>, Failure> {
     Ok(Json(groups.all()?))
 }
 
 /// Borrow now. Answered when the memory is swapped on.
 #[utoipa::path(post, path = "/v1/borrow", tag = "orders", request_body = Borrow,
-    responses((status = 200, body = Borrowed), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Borrowed), Refusals))]
 pub(super) async fn borrow(
     State(handle): State<Handle>,
     _: FromLocal,
@@ -39,7 +38,7 @@ pub(super) async fn borrow(
 
 /// Give back what was borrowed. Answered when it is done.
 #[utoipa::path(post, path = "/v1/return", tag = "orders", request_body = Return,
-    responses((status = 200, body = Returned), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Returned), Refusals))]
 pub(super) async fn give_back(
     State(handle): State<Handle>,
     _: FromLocal,
@@ -50,7 +49,7 @@ pub(super) async fn give_back(
 
 /// Have a peer wait for a VM of this host. What is left to do is between the VM's keepers on both.
 #[utoipa::path(post, path = "/v1/vms/migrate", tag = "orders", request_body = Migrate,
-    responses((status = 200, body = Awaited), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Awaited), Refusals))]
 pub(super) async fn migrate(
     State(vms): State<Vms>,
     _: FromLocal,

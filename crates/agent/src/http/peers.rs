@@ -3,13 +3,13 @@
 use aquifer_api::message::{
     Access, Arrive, Awaits, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew,
 };
-use aquifer_api::{Done, Problem};
+use aquifer_api::{Done, schema};
 use aquifer_page::LeaseId;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 
-use super::{Body, Failure, FromPeer};
+use super::{Body, Failure, FromPeer, Refusals};
 use crate::driver::{Command, Handle};
 use crate::vms::Vms;
 use crate::wire::Heard;
@@ -25,7 +25,7 @@ async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer
 
 /// A borrower asks for memory. The grant or the refusal comes as a message of its own.
 #[utoipa::path(post, path = "/v1/mem_bor_req", tag = "peers", request_body = MemBorReq,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn mem_bor_req(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -36,7 +36,7 @@ pub(super) async fn mem_bor_req(
 
 /// A lender grants a request.
 #[utoipa::path(post, path = "/v1/mem_bor_ack", tag = "peers", request_body = MemBorAck,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn mem_bor_ack(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -47,7 +47,7 @@ pub(super) async fn mem_bor_ack(
 
 /// A lender refuses a request.
 #[utoipa::path(post, path = "/v1/mem_bor_rej", tag = "peers", request_body = MemBorRej,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn mem_bor_rej(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -58,7 +58,7 @@ pub(super) async fn mem_bor_rej(
 
 /// A borrower gives a lease back.
 #[utoipa::path(post, path = "/v1/mem_bor_fin", tag = "peers", request_body = MemBorFin,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn mem_bor_fin(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -69,7 +69,7 @@ pub(super) async fn mem_bor_fin(
 
 /// A lender wants a lease's memory back.
 #[utoipa::path(post, path = "/v1/mem_len_fin", tag = "peers", request_body = MemLenFin,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn mem_len_fin(
     State(handle): State<Handle>,
     from: FromPeer,
@@ -80,7 +80,7 @@ pub(super) async fn mem_len_fin(
 
 /// A borrower still needs these leases.
 #[utoipa::path(post, path = "/v1/renew", tag = "peers", request_body = Renew,
-    responses((status = 200, body = Done), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
 pub(super) async fn renew(
     State(handle): State<Handle>,
     FromPeer(from): FromPeer,
@@ -92,14 +92,14 @@ pub(super) async fn renew(
 
 /// What this host would lend now.
 #[utoipa::path(get, path = "/v1/offer", tag = "peers",
-    responses((status = 200, body = Offer), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Offer), Refusals))]
 pub(super) async fn offer(State(handle): State<Handle>) -> Result<Json<Offer>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Offer { reply }).await?))
 }
 
 /// How the host that has a lease gets at it over NVMe.
-#[utoipa::path(get, path = "/v1/leases/{lease}/access", tag = "peers", params(("lease" = String, Path, description = "The lease")),
-    responses((status = 200, body = Access), (status = 4XX, body = Problem)))]
+#[utoipa::path(get, path = "/v1/leases/{lease}/access", tag = "peers", params(("lease" = schema::Id, Path, description = "The lease")),
+    responses((status = 200, description = "The answer.", body = Access), Refusals))]
 pub(super) async fn access(
     State(handle): State<Handle>,
     FromPeer(from): FromPeer,
@@ -116,7 +116,7 @@ pub(super) async fn access(
 
 /// Another host is about to move a VM here. Answered when it is waited for.
 #[utoipa::path(post, path = "/v1/vms/arrive", tag = "peers", request_body = Arrive,
-    responses((status = 200, body = Awaits), (status = 4XX, body = Problem)))]
+    responses((status = 200, description = "The answer.", body = Awaits), Refusals))]
 pub(super) async fn arrive(
     State(vms): State<Vms>,
     FromPeer(from): FromPeer,
