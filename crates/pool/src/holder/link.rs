@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aquifer_fabric::nbd::client::{self as nbd, NbdError, Operation, Run};
 use aquifer_fabric::nvme::initiator::{self as nvme, NvmeError, Session};
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::blocks::{Block, in_blocks};
 use crate::lock;
@@ -232,7 +232,16 @@ impl Link {
         }
     }
 
-    /// Carries out writes, many in flight.
+    /// The longest single write that the lender takes, in whole pages.
+    pub(super) fn longest_write(&self) -> usize {
+        let longest = match self {
+            Self::Nbd(link) => link.max_payload().0,
+            Self::Nvme(link, _) => link.max_transfer().0,
+        };
+        (longest as usize / PAGE_SIZE).max(1) * PAGE_SIZE
+    }
+
+    /// Carries out writes, many in flight; none is longer than [`longest_write`](Self::longest_write).
     pub(super) fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), LinkError> {
         match self {
             Self::Nbd(link) => Ok(link.run(writes)?),

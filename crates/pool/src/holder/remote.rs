@@ -222,13 +222,24 @@ impl Holder for RemoteHolder {
 
     fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
         self.with(worker, |link| {
-            pieces.chunks(MANY).try_for_each(|some| {
-                let mut operations: [_; MANY] = array::from_fn(|at| match some.get(at) {
-                    Some(&(offset, from)) => Operation::Write { offset, from },
+            let longest = link.longest_write();
+            let mut parts = pieces
+                .iter()
+                .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
+            loop {
+                let mut count = 0;
+                let mut operations: [_; MANY] = array::from_fn(|_| match parts.next() {
+                    Some((offset, from)) => {
+                        count += 1;
+                        Operation::Write { offset, from }
+                    }
                     None => Operation::Write { offset: 0, from: &[] },
                 });
-                link.write_all(&mut operations[..some.len()])
-            })
+                if count == 0 {
+                    return Ok(());
+                }
+                link.write_all(&mut operations[..count])?;
+            }
         })
     }
 

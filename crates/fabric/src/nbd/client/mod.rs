@@ -159,6 +159,11 @@ impl Connection {
         self.agreement.allocation.is_some()
     }
 
+    /// The longest read or write that the server takes at once.
+    pub fn max_payload(&self) -> Bytes {
+        Bytes(self.agreement.max_payload.into())
+    }
+
     /// Changes how long an operation waits for a server that says nothing.
     ///
     /// # Errors

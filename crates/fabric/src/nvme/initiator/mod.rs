@@ -131,6 +131,11 @@ impl Connection {
         self.controller.facts.read_only
     }
 
+    /// The longest read or write that the controller takes at once.
+    pub fn max_transfer(&self) -> Bytes {
+        Bytes(self.controller.facts.max_transfer)
+    }
+
     /// Whether nothing was allocated when the controller was made, and everything read as zeroes.
     pub fn was_empty(&self) -> bool {
         self.controller.facts.empty
