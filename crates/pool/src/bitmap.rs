@@ -11,8 +11,9 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// A bit for each page of an extent: 2 KiB for 64 MiB.
 ///
 /// An unset bit is a promise: the page reads as zeroes where the extent is. So it is set before a write and cleared
-/// after a discard. Threads that set bits hold the extent's lock shared, whoever clears them or relies on them not being
-/// set meanwhile holds it alone; the order of the atomics themselves does not matter.
+/// after a discard. A thread that sets bits holds the extent's place and the parts that it touches shared; one that clears
+/// bits holds those parts alone; one that relies on no bit being set meanwhile holds the place alone. The order of the
+/// atomics themselves does not matter.
 #[derive(Debug)]
 pub(crate) struct Bitmap(Box<[AtomicU64]>);
 

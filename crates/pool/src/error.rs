@@ -46,6 +46,18 @@ pub enum PoolError {
     /// The lease is moving out already.
     #[error("lease {1} is already being moved out of volume {0}")]
     Evacuating(VolumeId, LeaseId),
+    /// All of a lease was to be moved out, and something is still there.
+    #[error(
+        "volume {volume}: {lease} still holds {extents} extents after all were moved, so it is kept: move it out again"
+    )]
+    StillUsed {
+        /// The volume.
+        volume: VolumeId,
+        /// The lender and the lease.
+        lease: String,
+        /// What it still holds.
+        extents: u64,
+    },
     /// The lease cannot be used.
     #[error("cannot use lease {lease} of {lender}: {why}")]
     Unusable {

@@ -1,5 +1,6 @@
 //! One extent: where it is, which pages of it hold anything, and I/O on it, also while it moves.
 
+use std::array;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
@@ -13,14 +14,29 @@ use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
 
+/// Parts of an extent, of 4 MiB each, that are discarded one by one.
+const PARTS: usize = 16;
+
+const PART: u64 = EXTENT_SIZE / PARTS as u64;
+
 /// An extent of a volume.
 ///
-/// Reads and writes hold the lock shared for their duration, so they never wait for one another. Whoever discards, places, or
-/// moves a piece holds it alone.
+/// Reads, writes and discards hold the place shared for their duration, so none waits for another by that. Placing an extent,
+/// copying a piece of it and freeing its slot take the place alone.
+///
+/// A discard holds the parts that it touches alone, and a write holds them shared: a page's bit must not be cleared for a
+/// discard while a write to the page is under way. Reads take no part, so no fault waits for a discard.
 #[derive(Debug)]
 pub(crate) struct Extent {
     place: RwLock<Place>,
+    parts: [RwLock<()>; PARTS],
     pub(crate) written: Bitmap,
+}
+
+/// The parts of an extent that bytes of it touch.
+fn parts(bytes: &Range<u64>) -> Range<usize> {
+    let end = bytes.end.div_ceil(PART).min(PARTS as u64);
+    ((bytes.start / PART).min(end) as usize)..end as usize
 }
 
 #[derive(Debug)]
@@ -105,25 +121,27 @@ impl Place {
 
 impl Extent {
     pub(crate) fn new() -> Self {
-        Self { place: RwLock::new(Place::Nowhere), written: Bitmap::new() }
+        Self { place: RwLock::new(Place::Nowhere), parts: Default::default(), written: Bitmap::new() }
     }
 
     pub(crate) fn shared(&self) -> RwLockReadGuard<'_, Place> {
-        match self.place.try_read() {
-            Ok(guard) => return guard,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => going_to_sleep(),
-        }
-        self.place.read().unwrap_or_else(PoisonError::into_inner)
+        shared(&self.place)
     }
 
     pub(crate) fn alone(&self) -> RwLockWriteGuard<'_, Place> {
-        match self.place.try_write() {
-            Ok(guard) => return guard,
-            Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => going_to_sleep(),
-        }
-        self.place.write().unwrap_or_else(PoisonError::into_inner)
+        alone(&self.place)
+    }
+
+    /// Keeps discards away from these bytes while they are written.
+    fn keep(&self, bytes: &Range<u64>) -> [Option<RwLockReadGuard<'_, ()>>; PARTS] {
+        let wanted = parts(bytes);
+        array::from_fn(|part| wanted.contains(&part).then(|| shared(&self.parts[part])))
+    }
+
+    /// Keeps writes and other discards away from these bytes.
+    fn claim(&self, bytes: &Range<u64>) -> [Option<RwLockWriteGuard<'_, ()>>; PARTS] {
+        let wanted = parts(bytes);
+        array::from_fn(|part| wanted.contains(&part).then(|| alone(&self.parts[part])))
     }
 
     /// Whether it has a place, without waiting: where somebody holds it alone, that is as good as certain.
@@ -157,7 +175,9 @@ impl Extent {
         if matches!(*place, Place::Nowhere) {
             return Err(Fault::Nowhere);
         }
-        self.written.set(&(at..at + data.len() as u64));
+        let bytes = at..at + data.len() as u64;
+        let _parts = self.keep(&bytes);
+        self.written.set(&bytes);
         match &*place {
             Place::Nowhere => Err(Fault::Nowhere),
             Place::At(slot) => slot.write(worker, at, data).map_err(|error| place.fault(error)),
@@ -171,6 +191,9 @@ impl Extent {
         if matches!(*place, Place::Nowhere) {
             return Err(Fault::Nowhere);
         }
+        let ends = pieces.iter().map(|(at, data)| (*at, *at + data.len() as u64));
+        let all = ends.fold(u64::MAX..0, |all, (start, end)| all.start.min(start)..all.end.max(end));
+        let _parts = self.keep(&all);
         for (at, data) in &*pieces {
             self.written.set(&(*at..*at + data.len() as u64));
         }
@@ -190,14 +213,19 @@ impl Extent {
         bytes: &Range<u64>,
         gone: impl FnOnce(),
     ) -> Result<(), Fault> {
-        let holds_nothing = |place: &Place| place.slot().is_none() || self.written.trim(bytes).is_empty();
-        if holds_nothing(&self.shared()) {
+        self.empty(worker, bytes)?;
+        if self.written.is_empty() && self.is_placed() {
+            self.free(gone);
+        }
+        Ok(())
+    }
+
+    fn empty(&self, worker: usize, bytes: &Range<u64>) -> Result<(), Fault> {
+        let place = self.shared();
+        if place.slot().is_none() || self.written.trim(bytes).is_empty() {
             return Ok(());
         }
-        let mut place = self.alone();
-        if holds_nothing(&place) {
-            return Ok(());
-        }
+        let _parts = self.claim(bytes);
         let stored = self.written.trim(bytes);
         let done = match &*place {
             Place::Nowhere => Ok(()),
@@ -210,6 +238,12 @@ impl Extent {
             // It has room again, if only this much. (An extent that moves out because of it is no such sign.)
             slot.lease.full.store(false, Ordering::Relaxed);
         }
+        Ok(())
+    }
+
+    /// Gives the place back if nothing is left in it, after `gone` was told. An extent that moves is left to its mover.
+    pub(crate) fn free(&self, gone: impl FnOnce()) {
+        let mut place = self.alone();
         if let Place::At(slot) = &*place
             && self.written.is_empty()
         {
@@ -217,8 +251,25 @@ impl Extent {
             slot.give_back(true);
             *place = Place::Nowhere;
         }
-        Ok(())
     }
+}
+
+fn shared<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    match lock.try_read() {
+        Ok(guard) => return guard,
+        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => going_to_sleep(),
+    }
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn alone<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    match lock.try_write() {
+        Ok(guard) => return guard,
+        Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => going_to_sleep(),
+    }
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 const _: () = assert!(EXTENT_SIZE <= u32::MAX as u64);

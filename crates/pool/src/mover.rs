@@ -26,6 +26,9 @@ pub struct Progress {
     pub moved: u64,
     /// Extents that had to, when it began.
     pub total: u64,
+    /// What is still to be moved: pages that hold something.
+    #[serde(default)]
+    pub left: Bytes,
 }
 
 /// What came of an evacuation.
@@ -77,6 +80,8 @@ impl Volume {
         if !source.set_open(false) {
             return Err(PoolError::Evacuating(self.id(), lease));
         }
+        // A move that is under way may have taken a slot of it before it was closed.
+        drop(lock(&self.mover_buffer));
         let result = self.empty(&source, &mut progress);
         match &result {
             Ok(_) => {
@@ -90,14 +95,28 @@ impl Volume {
         result
     }
 
+    /// How far the evacuation of a lease is; nothing where none is under way.
+    pub fn evacuating(&self, lease: LeaseId) -> Option<Progress> {
+        let source = self.leases.find(lease).filter(|source| !source.is_open())?;
+        let (total, moved) = &source.leaving;
+        let (total, moved) = (total.load(Ordering::Relaxed), moved.load(Ordering::Relaxed));
+        Some(Progress { moved, total, left: self.held_by(&source) })
+    }
+
+    /// What a lease holds: the pages that were written and not discarded since.
+    fn held_by(&self, lease: &Arc<Lease>) -> Bytes {
+        let here = self.extents.iter().filter(|extent| extent.is_on(lease));
+        Bytes(here.map(|extent| extent.written.count()).sum::<u64>() * PAGE)
+    }
+
     fn empty(&self, source: &Arc<Lease>, progress: &mut dyn FnMut(Progress)) -> Result<Evacuated, PoolError> {
         let total = source.taken();
         let (of, done) = &source.leaving;
         of.store(total, Ordering::Relaxed);
         done.store(0, Ordering::Relaxed);
         let mut evacuated = Evacuated::default();
-        // Once through is enough: slots are not given out any more, and whoever took one before holds the extent's
-        // lock until the extent is there to be found.
+        // Once through is enough: slots are not given out any more, no move is under way to it, and whoever took one
+        // before holds the extent's lock until the extent is there to be found.
         for index in 0..self.extents.len() {
             if !self.extents[index].is_on(source) {
                 continue;
@@ -106,12 +125,20 @@ impl Volume {
                 evacuated.add(&destination, bytes);
             }
             let moved = done.fetch_add(1, Ordering::Relaxed) + 1;
-            progress(Progress { moved, total: total.max(moved) });
+            progress(Progress { moved, total: total.max(moved), left: self.held_by(source) });
         }
-        Ok(evacuated)
+        match source.taken() {
+            0 => Ok(evacuated),
+            // A lease that is given up takes what is on it along.
+            extents => Err(self.failed(PoolError::StillUsed {
+                volume: self.id(),
+                lease: source.to_string(),
+                extents,
+            })),
+        }
     }
 
-    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more.
+    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more, or holds nothing any more.
     pub(crate) fn relocate(
         &self,
         index: usize,
@@ -133,15 +160,16 @@ impl Volume {
                 return Ok(None);
             };
             match copy(extent, worker, &mut buffer)
-                .and_then(|()| finish(extent, |to| self.note(index, to.place())))
+                .and_then(|()| finish(extent, |to| self.note(index, to.and_then(Slot::place))))
             {
                 Ok(bytes) => {
                     let clean = from.discard(worker, 0, EXTENT_SIZE).is_ok();
                     from.give_back(clean);
-                    return Ok(Some((to.lease, bytes)));
+                    return Ok((bytes > Bytes::ZERO).then_some((to.lease, bytes)));
                 }
                 Err(halt) => {
                     call_off(extent);
+                    extent.free(|| self.note(index, None));
                     let clean = to.discard(worker, 0, EXTENT_SIZE).is_ok();
                     to.give_back(clean);
                     match halt {
@@ -189,15 +217,20 @@ fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
     Some(from)
 }
 
-/// Ends the move where it led, after `note` was told. Returns how much the extent holds.
-fn finish(extent: &Extent, note: impl FnOnce(&Slot)) -> Result<Bytes, Halt> {
+/// Ends the move where it led, after `note` was told: nowhere, if the extent was emptied meanwhile. Returns how much it holds.
+fn finish(extent: &Extent, note: impl FnOnce(Option<&Slot>)) -> Result<Bytes, Halt> {
     let mut place = extent.alone();
     match &*place {
         Place::Moving(moving) if moving.copied == EXTENT_SIZE && !moving.is_abandoned() => {
-            let to = moving.to.clone();
-            note(&to);
-            *place = Place::At(to);
-            Ok(Bytes(extent.written.count() * PAGE))
+            let (to, holds) = (moving.to.clone(), extent.written.count());
+            note((holds > 0).then_some(&to));
+            *place = if holds > 0 {
+                Place::At(to)
+            } else {
+                to.give_back(true);
+                Place::Nowhere
+            };
+            Ok(Bytes(holds * PAGE))
         }
         _ => Err(Halt::Destination(None)),
     }

@@ -9,10 +9,11 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 use crate::config::VolumeConfig;
 use crate::error::PoolError;
 use crate::extent::{Extent, Fault, Place};
-use crate::holder::{FileHolder, HolderError, Piece};
+use crate::holder::{FileHolder, HolderError, Piece, SealedHolder};
 use crate::lease::Lease;
 use crate::mover;
 use crate::placement::Leases;
+use crate::seal::{Seal, Sealer};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 
 /// How many lenders in a row may turn out to be full at one write.
@@ -55,6 +56,9 @@ impl Volume {
             let size = Bytes(extents * EXTENT_SIZE);
             let file = FileHolder::create(path, size, config.workers + 1)
                 .map_err(|source| PoolError::Spill { path: path.clone(), source })?;
+            // Nobody else knows the key, and nobody needs it once this process is gone, as the file is gone then, too.
+            let sealer = Sealer::new(&Seal::own(), LeaseId::random());
+            let file = SealedHolder::new(file, sealer, config.workers + 1);
             Ok(Lease::new(None, Box::new(file), extents as u32, |_| true))
         });
         Ok(Self {
@@ -271,12 +275,16 @@ impl Volume {
     }
 
     pub(crate) fn no_room(&self) -> PoolError {
-        let error = PoolError::NoRoom(self.id());
+        self.failed(PoolError::NoRoom(self.id()))
+    }
+
+    /// The error, which is what `status` shows from now on.
+    pub(crate) fn failed(&self, error: PoolError) -> PoolError {
         self.counters.failed(error.to_string());
         error
     }
 
-    /// The error with all that is known about where it happened; it is what `status` shows from now on.
+    /// The error with all that is known about where it happened.
     pub(crate) fn holder_error(
         &self,
         extent: usize,
@@ -285,9 +293,7 @@ impl Volume {
         source: HolderError,
     ) -> PoolError {
         let page = (extent as u64 * EXTENT_SIZE + at) / PAGE_SIZE as u64;
-        let error = PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source };
-        self.counters.failed(error.to_string());
-        error
+        self.failed(PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source })
     }
 }
 
