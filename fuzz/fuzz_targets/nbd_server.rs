@@ -2,9 +2,9 @@
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "what fails here is found")]
 
-#[path = "../../crates/fabric/tests/common/mod.rs"]
+#[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
 mod common;
-#[path = "../../crates/fabric/tests/nbd_server/harness.rs"]
+#[path = "../../crates/fabric/tests/fabric/nbd_server/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;
 

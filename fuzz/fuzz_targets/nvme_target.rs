@@ -4,12 +4,12 @@
 
 #[path = "nvme/admin.rs"]
 mod admin;
-#[path = "../../crates/fabric/tests/common/mod.rs"]
+#[path = "../../crates/fabric/tests/fabric/common/mod.rs"]
 mod common;
-#[path = "../../crates/fabric/tests/nvme_target/harness.rs"]
+#[path = "../../crates/fabric/tests/fabric/nvme_target/harness.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod harness;
-#[path = "../../crates/fabric/tests/nvme_target/host.rs"]
+#[path = "../../crates/fabric/tests/fabric/nvme_target/host.rs"]
 #[allow(dead_code, reason = "the tests use all of it")]
 mod host;
 #[path = "nvme/io.rs"]

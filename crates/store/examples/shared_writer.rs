@@ -13,7 +13,7 @@ use std::thread;
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Store};
 
-#[path = "../tests/versions/mod.rs"]
+#[path = "../tests/store/versions/mod.rs"]
 mod versions;
 
 use versions::{GROUPS, PAGES, THREADS, content};

@@ -25,15 +25,14 @@ fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
 fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
     let mut spec = spec.memory(Bytes::gib(1)).modules(["fuse", "loop", "nbd"]);
     // Where the tests look for them: a folder of tests beside one of examples.
-    for name in ["allocation", "backends", "process"] {
-        spec = spec.file(test("device", name), &format!("/tests/deps/{name}"));
-    }
+    spec = spec.file(test("device", "device"), "/tests/deps/device");
     for (room, name) in [("device", "volume_process"), ("fabric", "nbd_memory")] {
         spec = spec.file(example(room, name), &format!("/tests/examples/{name}"));
     }
     let hosts = Testbed::start([spec])?;
-    for test in ["allocation", "backends --test-threads 2", "process --test-threads 2"] {
-        let test = format!("AQUIFER_TEST_BACKENDS='{backends}' RUST_BACKTRACE=1 /tests/deps/{test}");
+    for room in ["allocation::", "backends::", "process::"] {
+        let test = format!("/tests/deps/device {room} --test-threads 2");
+        let test = format!("AQUIFER_TEST_BACKENDS='{backends}' RUST_BACKTRACE=1 {test}");
         hosts.hosts()[0].sh_within(&test, LIMIT)?;
     }
     Ok(())

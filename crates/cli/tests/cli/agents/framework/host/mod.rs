@@ -1,0 +1,174 @@
+//! One host: its memory, its places, and the commands an operator gives on it.
+
+mod agent;
+mod view;
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Mutex;
+
+use aquifer_api::order::{Borrowed, Returned};
+use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
+use aquifer_page::{Bytes, HostName};
+use toml::Table;
+
+use super::{Answer, Load, Spec};
+
+pub use agent::{lives, process};
+pub use view::block_on;
+
+/// A host of a cluster.
+pub struct Host {
+    name: &'static str,
+    address: Ipv4Addr,
+    dir: PathBuf,
+    store: PathBuf,
+    agent: Mutex<Option<Child>>,
+    cgroup: Cgroup,
+}
+
+impl Host {
+    pub(in crate::agents::framework) fn new(spec: &Spec, address: Ipv4Addr, cluster: &Path) -> Self {
+        let hierarchy = Hierarchy::find().unwrap();
+        hierarchy.enable().unwrap();
+        let cluster_name = cluster.file_name().unwrap().to_str().unwrap();
+        let limits = Limits { memory: spec.memory, swap: Swap::Unlimited };
+        let cgroup = Cgroup::create(&hierarchy, &format!("{cluster_name}-{}", spec.name), limits).unwrap();
+        let dir = cluster.join(spec.name);
+        let store = Path::new("/dev/shm").join(cluster_name).join(spec.name);
+        let host = Self { name: spec.name, address, dir, store, agent: Mutex::new(None), cgroup };
+        host.configure(|config| {
+            spec.apply(config);
+            if spec.nvme {
+                config["lend"]
+                    .as_table_mut()
+                    .unwrap()
+                    .insert("nvme".to_owned(), host.nvme().to_string().into());
+            }
+        });
+        host
+    }
+
+    /// Changes the configuration that `aquifer init` wrote; the agent reads it when it next starts.
+    pub fn configure(&self, change: impl FnOnce(&mut Table)) {
+        let text = fs::read_to_string(self.config()).unwrap();
+        let mut config: Table = text.parse().unwrap();
+        let mut set = |key: &str, path: &Path| {
+            config.insert(key.to_owned(), path.to_str().unwrap().into());
+        };
+        set("tls", &self.tls());
+        set("socket", &self.socket());
+        set("state", &self.state());
+        set("store", &self.store);
+        let mut section = |name: &str, key: &str, path: &Path| {
+            let section = config.entry(name).or_insert_with(|| Table::new().into());
+            section.as_table_mut().unwrap().insert(key.to_owned(), path.to_str().unwrap().into());
+        };
+        section("memory", "cgroup", self.cgroup.path());
+        section("borrow", "spill", &self.spill());
+        change(&mut config);
+        fs::write(self.config(), config.to_string()).unwrap();
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its name, as the API has it.
+    pub fn host_name(&self) -> HostName {
+        self.name.parse().unwrap()
+    }
+
+    /// Where peers call its agent.
+    pub fn api(&self) -> SocketAddr {
+        (self.address, 7070).into()
+    }
+
+    /// Where borrowers reach its pages.
+    pub fn pages(&self) -> SocketAddr {
+        (self.address, 7071).into()
+    }
+
+    /// Where borrowers reach its pages over NVMe/TCP, if they do.
+    pub fn nvme(&self) -> SocketAddr {
+        (self.address, 4420).into()
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.dir.join("agent.toml")
+    }
+
+    pub fn tls(&self) -> PathBuf {
+        self.dir.join("tls")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.state().join("agent.sock")
+    }
+
+    /// Where its sockets and logs are.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Where its local files go that take what no lender has room for.
+    pub fn spill(&self) -> PathBuf {
+        self.dir.join("spill")
+    }
+
+    /// `aquifer WORDS` on this host.
+    pub fn aquifer(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+        command.args(words).env("AQUIFER_RUN_DIR", self.state()).env("AQUIFER_SOCKET", self.socket());
+        command
+    }
+
+    /// Borrows by hand.
+    #[track_caller]
+    pub fn borrow(&self, bytes: Bytes) -> Borrowed {
+        Answer::of(&mut self.aquifer(&["borrow", "--json", &bytes.0.to_string()])).json()
+    }
+
+    /// Returns by hand.
+    #[track_caller]
+    pub fn give_back(&self) -> Returned {
+        Answer::of(&mut self.aquifer(&["return", "--json"])).json()
+    }
+
+    /// Starts a program on this host that fills this much memory as fast as it can.
+    pub fn load(&self, bytes: Bytes) -> Load {
+        Load::start(&self.cgroup, bytes, None)
+    }
+
+    /// Starts a program on this host that fills memory at this rate, a second.
+    pub fn slow_load(&self, bytes: Bytes, rate: Bytes) -> Load {
+        Load::start(&self.cgroup, bytes, Some(rate))
+    }
+
+    /// What its programs have swapped out.
+    pub fn swapped(&self) -> Bytes {
+        self.cgroup.swap_used().unwrap()
+    }
+
+    /// Where the pages are that it holds for others.
+    pub fn store(&self) -> &Path {
+        &self.store
+    }
+
+    /// RAM that the pages take which it holds for others, as the kernel counts it.
+    pub fn stored(&self) -> Bytes {
+        let pages =
+            self.lease_files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "pages"));
+        // stat(2) counts blocks of 512 bytes.
+        Bytes(pages.filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum())
+    }
+
+    /// The files of the leases it has granted.
+    pub fn lease_files(&self) -> Vec<PathBuf> {
+        let files = fs::read_dir(&self.store).into_iter().flatten().flatten().map(|entry| entry.path());
+        files.filter(|path| path.extension().is_some()).collect()
+    }
+}

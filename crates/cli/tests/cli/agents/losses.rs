@@ -1,0 +1,108 @@
+//! Hosts that do not come back.
+
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+use rustix::process::{Signal, kill_process};
+
+use super::framework::{Cluster, LIMIT, Spec, lacks_rights, process, wait_until};
+
+#[test]
+fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
+    if lacks_rights() {
+        return;
+    }
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "2s");
+    let cluster = Cluster::that_swaps([
+        a,
+        Spec::new("b").memory(Bytes::mib(96)),
+        Spec::new("c").memory(Bytes::mib(96)),
+    ]);
+    let (a, b, c) = (&cluster["a"], &cluster["b"], &cluster["c"]);
+    a.borrow(Bytes::mib(128));
+    let mut load = a.load(Bytes::mib(108));
+    load.filled();
+    let (lost, volume) = (c.lent().lease, a.volume());
+
+    load.order("rewrite");
+    c.kill_agent();
+    let killed = Instant::now();
+    let end = load.killed();
+    assert!(killed.elapsed() < LIMIT, "the program waited for {:?}", killed.elapsed());
+    assert!(!end.success());
+    let error = a.volume().last_error.unwrap_or_default();
+    assert!(error.contains("lender c") && error.contains(&lost.to_string()), "{error:?}");
+    let state = a.held_of("c").unwrap().state;
+    assert!(state.starts_with("unreachable for"), "{state}");
+    assert_eq!(a.held_of("b").unwrap().state, "ok");
+
+    a.give_back();
+    wait_until("the living are free", || a.is_free() && b.is_free());
+    a.leaves_nothing(&volume);
+    // Should it come back after all, it learns that its lease is over.
+    c.restart();
+    wait_until("the lost one is free too", || c.is_free());
+}
+
+#[test]
+fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
+    if lacks_rights() {
+        return;
+    }
+    let grace = Duration::from_secs(3);
+    let b = Spec::new("b").set("lend", "grace", "3s");
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(32)), b]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    let volume = a.volume();
+
+    // The agent alone is no loss: its volume is a sign of life, for however long.
+    a.kill_agent();
+    let alone = Instant::now();
+    wait_until("twice the grace is over", || {
+        assert_eq!(b.status().lent.len(), 1, "freed after {:?}", alone.elapsed());
+        alone.elapsed() > 2 * grace
+    });
+    load.verify();
+
+    kill_process(process(volume.pid), Signal::KILL).unwrap();
+    let gone = Instant::now();
+    wait_until("the lease is freed", || b.is_free());
+    // A connection counts as a sign for an eighth of the grace after it was last looked at.
+    assert!(gone.elapsed() > grace * 3 / 4, "freed after {:?}", gone.elapsed());
+    assert!(gone.elapsed() < grace + LIMIT, "freed after {:?}", gone.elapsed());
+    let told = b.status().decisions.iter().any(|decision| decision.what.contains("no sign of a"));
+    assert!(told, "{:?}", b.status().decisions);
+
+    drop(load);
+    a.restart();
+    assert!(a.is_free() && a.status().borrowed.is_empty());
+    a.leaves_nothing(&volume);
+}
+
+#[test]
+fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(32)), Spec::new("b")]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    let volume = a.volume();
+    kill_process(process(volume.pid), Signal::KILL).unwrap();
+    load.order("verify");
+    assert!(!load.killed().success(), "it cannot have read what is lost");
+    wait_until("both are free", || a.is_free() && b.is_free());
+    a.leaves_nothing(&volume);
+    let told = a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));
+    assert!(told, "{:?}", a.status().decisions);
+
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    load.verify();
+}

@@ -1,0 +1,277 @@
+//! Who is let in, and who is told nothing.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use aquifer_api::client::CallError;
+use aquifer_api::message::{MemBorFin, MemBorReq, MemLenFin, Renew};
+use aquifer_api::path;
+use aquifer_api::status::Lent;
+use aquifer_fabric::nbd::proto::{option, reply};
+use aquifer_page::{Bytes, Group, PAGE_SIZE};
+
+use super::framework::stranger::{ask, connect, greeted, say, send_option, start_tls, until_closed};
+use super::framework::{Cluster, Host, Identity, LIMIT, address, init, lacks_rights, wait_for};
+
+/// A lender `b` with a lease that `a` holds, `a` being played by the test, and a third host.
+struct Scene {
+    cluster: Cluster,
+    lease: Lent,
+    /// The content of the lease's first page.
+    page: [u8; PAGE_SIZE],
+}
+
+impl Scene {
+    fn set() -> Self {
+        let cluster = Cluster::admitted(["a", "b", "c"]);
+        for host in ["b", "c"] {
+            cluster[host].start();
+        }
+        for host in ["b", "c"] {
+            cluster[host].wait_until_ready();
+        }
+        let lease = lend(&cluster["b"], &Identity::load(&cluster["a"].tls()));
+        let page = [0x5a; PAGE_SIZE];
+        Identity::load(&cluster["a"].tls())
+            .open(&cluster["b"], lease.lease)
+            .unwrap()
+            .write(0, &page)
+            .unwrap();
+        Self { cluster, lease, page }
+    }
+
+    fn lender(&self) -> &Host {
+        &self.cluster["b"]
+    }
+
+    /// The lender has had its visitors and is none the worse: same agent, same lease, and the page is what it was.
+    #[track_caller]
+    fn goes_on(&self, pid: u32) {
+        let status = self.lender().status();
+        assert_eq!(status.pid, pid, "the agent is not the same");
+        let [lent] = &status.lent[..] else { panic!("{:?}", status.lent) };
+        assert_eq!(lent.lease, self.lease.lease);
+        let mut page = [0; PAGE_SIZE];
+        let borrower = Identity::load(&self.cluster["a"].tls());
+        borrower.open(self.lender(), self.lease.lease).unwrap().read(0, &mut page).unwrap();
+        assert_eq!(page, self.page);
+    }
+}
+
+/// Has `lender` grant an extent to whoever bears this certificate.
+#[track_caller]
+fn lend(lender: &Host, to: &Identity) -> Lent {
+    to.post(lender, path::MEM_BOR_REQ, &request()).unwrap();
+    wait_for("the lease is granted", || lender.status().lent.into_iter().find(|lent| lent.state != "opening"))
+}
+
+fn request() -> MemBorReq {
+    MemBorReq { request: "0".repeat(31) + "1", bytes: Bytes::mib(64), group: Group::default() }
+}
+
+const ASK_STATUS: &[u8] = b"GET /v1/status HTTP/1.1\r\nhost: b\r\n\r\n";
+const ASK_OFFER: &[u8] = b"GET /v1/offer HTTP/1.1\r\nhost: b\r\n\r\n";
+
+/// Nothing that is of use was said: no JSON, no lease, no host name.
+#[track_caller]
+fn tells_nothing(heard: &[u8], scene: &Scene) {
+    let text = String::from_utf8_lossy(heard);
+    for secret in [&scene.lease.lease.to_string(), "\"host\"", "{", "HTTP/1.1 200"] {
+        assert!(!text.contains(secret), "heard '{secret}': {text}");
+    }
+    assert!(!heard.windows(16).any(|part| part == &scene.page[..16]), "heard a page: {text}");
+}
+
+#[test]
+fn without_a_certificate_nothing_is_told_on_either_port() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let (b, stranger) = (scene.lender(), scene.cluster.stranger());
+    let pid = b.status().pid;
+    for words in [ASK_STATUS, ASK_OFFER, b"POST /v1/borrow HTTP/1.1\r\nhost: b\r\ncontent-length: 0\r\n\r\n"]
+    {
+        let heard = stranger.say_under_tls(b.api(), b, words);
+        assert!(heard.is_empty(), "{}", String::from_utf8_lossy(&heard));
+    }
+    let mut list = Vec::new();
+    send_option(&mut list, option::LIST, b"");
+    let heard = stranger.say_on(start_tls(b.pages()), b, &list);
+    assert!(heard.is_empty(), "{}", String::from_utf8_lossy(&heard));
+    scene.goes_on(pid);
+}
+
+#[test]
+fn a_certificate_of_another_authority_opens_nothing_even_under_the_borrowers_name() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let elsewhere = tempfile::tempdir().unwrap();
+    init(elsewhere.path(), [("a", address())]);
+    let forged = Identity::trusting(&elsewhere.path().join("a/tls"), &scene.cluster["a"].tls());
+    for path in [path::OFFER, path::STATUS, path::OPENAPI] {
+        let error = forged.get(b, path).unwrap_err();
+        assert!(matches!(error, CallError::Unreachable { .. }), "{error}");
+    }
+    let error = forged.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    assert!(matches!(error, CallError::Unreachable { .. }), "{error}");
+    forged.open(b, scene.lease.lease).unwrap_err();
+    scene.goes_on(pid);
+}
+
+#[test]
+fn programs_that_speak_in_the_clear_are_told_nothing_and_hung_up_on() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let nbd_client = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0; 8]].concat();
+    let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for port in [b.api(), b.pages()] {
+        for words in [ASK_STATUS, b"\n", b"\x16\x03\x01\xff\xff\x01", &nbd_client, &noise] {
+            // One that leaves in mid-sentence, and one that waits for whatever it may get.
+            drop(connect(port));
+            leave_after(port, words);
+            if words.len() > 20 {
+                tells_nothing(&say(port, words), &scene);
+            }
+        }
+    }
+    scene.goes_on(pid);
+}
+
+fn leave_after(port: SocketAddr, words: &[u8]) {
+    use std::io::Write as _;
+    let _ = connect(port).write_all(words);
+}
+
+#[test]
+fn an_nbd_client_without_tls_gets_no_list_no_page_and_the_hint_to_use_tls() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let lease = scene.lease.lease.to_string();
+    let mut stream = connect(b.pages());
+    greeted(&mut stream);
+    let name = u32::try_from(lease.len()).unwrap().to_be_bytes();
+    let go = [&name[..], lease.as_bytes(), &[0; 2]].concat();
+    for (option, payload) in [(option::LIST, &b""[..]), (option::INFO, &go), (option::GO, &go)] {
+        assert_eq!(ask(&mut stream, option, payload), reply::ERR_TLS_REQD);
+    }
+    send_option(&mut stream, option::EXPORT_NAME, lease.as_bytes());
+    assert!(until_closed(&mut stream).is_empty());
+    scene.goes_on(pid);
+}
+
+#[test]
+fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let (borrower, other) =
+        (Identity::load(&scene.cluster["a"].tls()), Identity::load(&scene.cluster["c"].tls()));
+    let lease = scene.lease.lease;
+
+    assert_eq!(borrower.exports(b), [lease.to_string()]);
+    assert!(other.exports(b).is_empty());
+    let refused = other.open(b, lease).unwrap_err().to_string();
+    let unknown = other.open(b, aquifer_page::LeaseId(7)).unwrap_err().to_string();
+    // It does not even learn that there is such a lease.
+    let neutral = |text: &str, lease: String| text.replace(&lease, "…");
+    assert_eq!(neutral(&refused, lease.to_string()), neutral(&unknown, aquifer_page::LeaseId(7).to_string()));
+
+    other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
+    other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease }).unwrap();
+    other.post(b, path::RENEW, &Renew { leases: vec![lease] }).unwrap();
+    let decisions = b.status().decisions;
+    let ignored = decisions.iter().any(|decision| decision.what.contains("ignores c"));
+    assert!(ignored, "{decisions:?}");
+    scene.goes_on(pid);
+
+    // The one whose it is can end it: what did not happen above was not for lack of trying.
+    borrower.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
+    assert!(b.status().lent.is_empty());
+    assert!(b.lease_files().is_empty(), "{:?}", b.lease_files());
+}
+
+#[test]
+fn a_host_that_is_not_listed_as_a_peer_is_refused_and_told_what_is_missing() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let newcomer = Identity::load(&scene.cluster.admit("d"));
+    let error = newcomer.post(b, path::MEM_BOR_REQ, &request()).unwrap_err();
+    assert_eq!(error.to_string(), "d is no peer of b");
+    assert!(error.help().unwrap().contains("add a [[peer]] named d to the configuration of b"), "{error:?}");
+    let error = newcomer.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    assert_eq!(error.to_string(), "d is no peer of b");
+    newcomer.open(b, scene.lease.lease).unwrap_err();
+    scene.goes_on(pid);
+}
+
+#[test]
+fn a_peer_cannot_give_orders() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let peer = Identity::load(&scene.cluster["c"].tls());
+    let orders = [peer.get(b, path::STATUS), peer.post(b, path::BORROW, &serde_json::json!({"bytes": 1}))];
+    for order in orders.into_iter().chain([peer.post(b, path::RETURN, &serde_json::json!({}))]) {
+        let error = order.unwrap_err();
+        assert!(error.to_string().contains("is for the unix socket of this host only"), "{error}");
+    }
+    for (path, body) in [
+        (path::MEM_BOR_REQ, serde_json::json!({"bytes": "many"})),
+        (path::RENEW, serde_json::json!({"leases": ["../../etc/passwd"]})),
+        ("/v1/format_disk", serde_json::json!({})),
+    ] {
+        let error = peer.post(b, path, &body).unwrap_err();
+        assert!(matches!(error, CallError::Refused { .. }) && error.to_string().contains(path), "{error}");
+    }
+    scene.goes_on(pid);
+}
+
+#[test]
+fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
+    if lacks_rights() {
+        return;
+    }
+    let scene = Scene::set();
+    let b = scene.lender();
+    let pid = b.status().pid;
+    let [borrower, other] = ["a", "c"].map(|name| Identity::load(&scene.cluster[name].tls()));
+    for port in [b.api(), b.pages()] {
+        let mut silent: Vec<_> = (0..300).map(|_| connect(port)).collect();
+        let started = Instant::now();
+        if port == b.api() {
+            other.get(b, path::OFFER).unwrap();
+        } else {
+            borrower.open(b, scene.lease.lease).unwrap();
+        }
+        assert!(started.elapsed() < LIMIT / 2, "kept out for {:?}", started.elapsed());
+        // The first of them have been there the longest.
+        let mut first = silent.swap_remove(0);
+        first.set_read_timeout(Some(2 * LIMIT)).unwrap();
+        let heard = until_closed(&mut first);
+        assert!(heard.len() <= 18, "told more than the greeting: {heard:?}");
+    }
+    scene.goes_on(pid);
+}

@@ -1,0 +1,294 @@
+//! `aquifer attach`, `detach` and `run --lender` as programs, over real exports.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use aquifer_cli::cgroup::Hierarchy;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::common::{Export, aquifer, eventually, lacks_cgroups, lacks_devices, stderr, stdout};
+
+/// A run directory whose volumes are taken away at the end, whatever happened.
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// `aquifer` with these words, to its end.
+    fn aquifer(&self, words: &[&str]) -> Output {
+        aquifer(self.path()).args(words).output().unwrap()
+    }
+
+    /// `aquifer attach`, which works.
+    fn attach(&self, words: &[&str]) -> Value {
+        let output = aquifer(self.path()).args(["attach", "--json"]).args(words).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    /// The files of volumes that are left.
+    fn volumes(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path().join("volumes")).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let records =
+            self.volumes().into_iter().filter(|path| path.extension().is_some_and(|it| it == "json"));
+        for record in records {
+            let id = record.file_stem().unwrap().to_string_lossy().into_owned();
+            let _ = aquifer(self.path()).args(["detach", "--force", &id]).output();
+        }
+    }
+}
+
+fn swaps() -> String {
+    fs::read_to_string("/proc/swaps").unwrap()
+}
+
+fn device(attached: &Value) -> &str {
+    attached["device"].as_str().unwrap()
+}
+
+#[test]
+fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
+    if lacks_devices() {
+        return;
+    }
+    // Dropped in reverse: volumes first, then what they lie over.
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["130M"]);
+    let dir = Dir::new();
+    let attached = dir.attach(&[export.uri()]);
+    assert_eq!(attached["capacity"], 128 << 20, "whole extents");
+    assert_eq!(attached["swap"], false);
+
+    keeps(device(&attached), 65 << 20);
+
+    let output = dir.aquifer(&["detach", device(&attached)]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+    assert_eq!(stored(&export), 0, "the lender has its memory back");
+}
+
+/// What is written to the device from an offset on is read from there.
+fn keeps(device: &str, offset: u64) {
+    let block = OpenOptions::new().read(true).write(true).open(device).unwrap();
+    let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
+    block.write_all_at(&pattern, offset).unwrap();
+    block.sync_all().unwrap();
+    let mut back = vec![0; pattern.len()];
+    block.read_exact_at(&mut back, offset).unwrap();
+    assert!(back == pattern);
+}
+
+/// The bytes for which the export needs memory.
+fn stored(export: &Export) -> u64 {
+    let output =
+        Command::new("nbdinfo").args(["--map", "--totals", "--json", export.uri()]).output().unwrap();
+    let kinds: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
+    kinds.iter().filter(|kind| kind["type"] == 0).map(|kind| kind["size"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
+    if lacks_devices() {
+        return;
+    }
+    const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    let served = tempfile::tempdir().unwrap();
+    let secret = served.path().join("secret");
+    // The lender's own is in the second line.
+    fs::write(&secret, format!("{SECRET}\n{SECRET}\n")).unwrap();
+    let secret = secret.to_str().unwrap();
+    let words = ["130M", "--nvme", "127.0.0.1:0", "--allow-host", HOST, "--dhchap-secret", secret];
+    let export = Export::start(served.path(), &words);
+    let (address, nqn) = (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
+    let uri = format!("nvme+tcp://{}/{}", address.as_str().unwrap(), nqn.as_str().unwrap());
+    let dir = Dir::new();
+    let output = dir.aquifer(&["attach", &uri, "--host-nqn", HOST]);
+    assert!(stderr(&output).contains("authentication failed"), "{}", stderr(&output));
+    let output = dir.aquifer(&[
+        "attach",
+        &uri,
+        "--dhchap-secret",
+        secret,
+        "--host-nqn",
+        "nqn.2014-08.org.example:other",
+    ]);
+    assert!(stderr(&output).contains("is not allowed to use it"), "{}", stderr(&output));
+    let trust = [&uri, "--dhchap-secret", secret, "--host-nqn", HOST];
+    let attached = dir.attach(&trust);
+    assert_eq!(attached["capacity"], 128 << 20, "whole extents");
+    keeps(device(&attached), 63 << 20);
+    let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
+    assert!(stderr(&output).contains("is over it already"), "{}", stderr(&output));
+    let output = dir.aquifer(&["detach", device(&attached)]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn swap_goes_on_and_off_with_it() {
+    if lacks_devices() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["64M"]);
+    let dir = Dir::new();
+    // The lowest priority: no other test of this machine swaps to it before its own.
+    let attached = dir.attach(&[export.uri(), "--swap", "--priority", "0"]);
+    assert!(swaps().contains(device(&attached)));
+    let output = dir.aquifer(&["detach", "--all", "--json"]);
+    let answer: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(answer["detached"][0], attached["volume"]);
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn an_export_serves_one_volume_only() {
+    if lacks_devices() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["64M"]);
+    let dir = Dir::new();
+    let attached = dir.attach(&[export.uri()]);
+    let output = dir.aquifer(&["attach", export.uri()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(attached["volume"].as_str().unwrap()), "{}", stderr(&output));
+}
+
+#[test]
+fn what_a_killed_volume_left_is_removed() {
+    if lacks_devices() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["64M"]);
+    let dir = Dir::new();
+    let attached = dir.attach(&[export.uri()]);
+    let pid = Pid::from_raw(attached["pid"].as_i64().unwrap().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    eventually("it is detached", || dir.aquifer(&["detach", device(&attached)]).status.success());
+    eventually("its files are gone", || dir.volumes().iter().all(|path| path.extension().unwrap() == "log"));
+    dir.attach(&[export.uri()]);
+}
+
+#[test]
+fn tls_admits_the_cluster_and_nobody_else() {
+    if lacks_devices() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    for cluster in ["cluster", "other"] {
+        let mut init = aquifer(served.path());
+        init.args([
+            "init",
+            "--host",
+            "a",
+            "--address",
+            "127.0.0.1",
+            "--host",
+            "b",
+            "--address",
+            "127.0.0.2",
+            "--dir",
+        ]);
+        assert!(init.arg(served.path().join(cluster)).output().unwrap().status.success());
+    }
+    let tls = |host: &str| served.path().join(host).join("tls").to_str().unwrap().to_owned();
+    let export = Export::start(served.path(), &["64M", "--nbd", "127.0.0.1:0", "--tls", &tls("cluster/a")]);
+    let dir = Dir::new();
+    for (identity, lender, why) in
+        [("other/b", "a", "using nbds://"), ("cluster/b", "b", "using nbds://"), ("nowhere", "a", "nowhere")]
+    {
+        let output = dir.aquifer(&["attach", export.uri(), "--tls", &tls(identity), "--lender-host", lender]);
+        assert_eq!(output.status.code(), Some(1), "{identity} to {lender}");
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    let plain = export.uri().replacen("nbds", "nbd", 1);
+    assert_eq!(dir.aquifer(&["attach", &plain]).status.code(), Some(1));
+    dir.attach(&[export.uri(), "--tls", &tls("cluster/b"), "--lender-host", "a"]);
+}
+
+#[test]
+fn what_cannot_be_attached_or_detached_is_named() {
+    if lacks_devices() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["63M"]);
+    let dir = Dir::new();
+    for (words, why) in [
+        (&["attach", export.uri()] as &[&str], "63MiB is less than one extent"),
+        (&["attach", "nbd+unix:///?socket=/nowhere"], "nbd+unix:///?socket=/nowhere"),
+        (&["attach", "nbd+unix:///?socket=/nowhere", "--tls", "/"], "--tls is for nbds"),
+        (&["detach", "/dev/nowhere"], "there is no such volume"),
+    ] {
+        let output = dir.aquifer(words);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(stderr(&output).contains(why), "{words:?}: {}", stderr(&output));
+    }
+    for words in
+        [&["detach"] as &[&str], &["attach", "http://x/"], &["attach", "nbd://x/", "--backend", "floppy"]]
+    {
+        assert_eq!(dir.aquifer(words).status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
+fn a_command_runs_with_a_third_of_its_memory_here_and_the_rest_at_the_lender() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["128M"]);
+    let dir = Dir::new();
+    let load = [env!("CARGO_BIN_EXE_aquifer"), "load", "--bytes", "72M"];
+    let mut run = aquifer(dir.path());
+    run.args(["run", "--local", "24M", "--lender", export.uri(), "--"]).args(load);
+    let output = run.output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let verdict: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();
+    assert_eq!((&verdict["pages_verified"], &verdict["pages_lost"]), (&18432.into(), &0.into()));
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn a_killed_runs_swap_is_taken_away_by_the_next_run() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["64M"]);
+    let dir = Dir::new();
+    let mut run = aquifer(dir.path());
+    run.args(["run", "--local", "24M", "--lender", export.uri(), "--", "sh", "-c", "echo ready; sleep 600"]);
+    let mut run = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let cgroup = Hierarchy::find().unwrap().root().join(format!("aquifer-run-{}", run.id()));
+    run.kill().unwrap();
+    run.wait().unwrap();
+    assert!(cgroup.exists() && !dir.volumes().is_empty());
+
+    let output = dir.aquifer(&["run", "--local", "24M", "--remote", "0", "--", "true"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!cgroup.exists());
+    assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
+}

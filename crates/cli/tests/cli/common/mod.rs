@@ -1,0 +1,102 @@
+//! What the tests of the binary share.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// The binary under test, with a run directory of the test's own.
+pub fn aquifer(run_dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
+    command.env("AQUIFER_RUN_DIR", run_dir).env_remove("AQUIFER_SOCKET");
+    command
+}
+
+/// Whether this test cannot run here: it needs root and a memory cgroup hierarchy.
+pub fn lacks_cgroups() -> bool {
+    let lacks = !rustix::process::geteuid().is_root() || aquifer_cli::cgroup::Hierarchy::find().is_err();
+    if lacks {
+        eprintln!("skipped: needs root and memory cgroups");
+    }
+    lacks
+}
+
+/// Standard output as text.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// If it does not within 20 s.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether this test cannot run here: it needs root and a way to make a block device.
+pub fn lacks_devices() -> bool {
+    let lacks = !rustix::process::geteuid().is_root()
+        || aquifer_device::backend::choose(aquifer_device::BackendKind::Auto).is_err();
+    if lacks {
+        eprintln!("skipped: needs root and ublk, nbd, or FUSE and loop devices");
+    }
+    lacks
+}
+
+/// A running `aquifer export`, which has said that it is ready. Dropping it kills it.
+pub struct Export {
+    /// The process.
+    pub child: Child,
+    /// What it said.
+    pub ready: Value,
+}
+
+impl Export {
+    /// Starts one with these arguments.
+    pub fn start(run_dir: &Path, words: &[&str]) -> Self {
+        let mut command = aquifer(run_dir);
+        let mut child =
+            command.args(["export", "--json"]).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let ready = serde_json::from_str(&line).unwrap();
+        Self { child, ready }
+    }
+
+    /// Where it can be reached.
+    pub fn uri(&self) -> &str {
+        self.ready["uri"].as_str().unwrap()
+    }
+
+    /// Where its pages are.
+    pub fn pages(&self) -> PathBuf {
+        Path::new("/dev/shm/aquifer").join(format!("export-{}", self.child.id()))
+    }
+
+    /// Ends it by a signal; its exit code.
+    pub fn end(&mut self, signal: Signal) -> Option<i32> {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(self.pages());
+    }
+}

@@ -1,0 +1,156 @@
+//! `aquifer export` as a program: what real clients find, and that nothing outlives it.
+
+use std::io::Read as _;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::common::{Export, aquifer, eventually, stderr, stdout};
+
+/// Whether a program is not installed here.
+fn lacks(program: &str) -> bool {
+    let lacks = Command::new(program).arg("--version").output().is_err();
+    if lacks {
+        eprintln!("skipped: needs {program}");
+    }
+    lacks
+}
+
+#[test]
+fn a_real_client_finds_the_device_it_was_promised() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let export = Export::start(dir.path(), &["100M"]);
+    assert_eq!(export.ready["capacity"], 100 << 20);
+    let output = Command::new("nbdinfo").args(["--size", export.uri()]).output().unwrap();
+    assert_eq!(stdout(&output).trim(), (100 << 20).to_string(), "{}", stderr(&output));
+}
+
+#[test]
+fn several_addresses_and_a_name_lead_to_the_same_device() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", dir.path().join("a.sock").display());
+    let export =
+        Export::start(dir.path(), &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"]);
+    let uris: Vec<_> =
+        export.ready["uris"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap()).collect();
+    assert_eq!(uris.len(), 2);
+    for uri in uris {
+        let output = Command::new("nbdinfo").args(["--size", uri]).output().unwrap();
+        assert_eq!(stdout(&output).trim(), "1048576", "{uri}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn nvme_hosts_are_told_where_and_as_what() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = format!("unix:{}", dir.path().join("n.sock").display());
+    let host = "nqn.2014-08.org.example:host";
+    let export =
+        Export::start(dir.path(), &["1M", "--nvme", &socket, "--nvme", "127.0.0.1:0", "--allow-host", host]);
+    assert!(export.ready["uri"].is_null() && !dir.path().join("export.sock").exists());
+    let nvme = &export.ready["nvme"];
+    assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
+    assert_eq!(nvme["addresses"][0], *socket);
+    // What can be pasted after 'aquifer attach'.
+    let nqn = nvme["nqn"].as_str().unwrap();
+    let unix = format!("nvme+unix:///{nqn}?socket={}", socket.trim_start_matches("unix:"));
+    assert_eq!(nvme["uris"][0], unix);
+    assert!(nvme["uris"][1].as_str().unwrap().starts_with("nvme+tcp://127.0.0.1:"), "{nvme}");
+    let port = nvme["addresses"][1].as_str().unwrap().strip_prefix("127.0.0.1:").unwrap();
+    std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
+    assert!(dir.path().join("n.sock").exists());
+}
+
+#[test]
+fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("other hosts could reach it"), "{}", stderr(&output));
+    let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let file = dir.path().join("secret");
+    let with_secret = ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
+    for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
+        std::fs::write(&file, content).unwrap();
+        let output = aquifer(dir.path()).args(with_secret).output().unwrap();
+        assert!(stderr(&output).contains(why), "{}", stderr(&output));
+    }
+    std::fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    Export::start(dir.path(), &with_secret[1..]);
+}
+
+#[test]
+fn nothing_outlives_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut export = Export::start(dir.path(), &["64M"]);
+        assert!(export.pages().exists());
+        assert_eq!(export.end(signal), Some(0));
+        assert!(!export.pages().exists() && !dir.path().join("export.sock").exists());
+    }
+}
+
+#[test]
+fn what_a_killed_export_left_is_removed_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut killed = Export::start(dir.path(), &["64M"]);
+    killed.end(Signal::KILL);
+    assert!(killed.pages().exists());
+    let next = Export::start(dir.path(), &["64M"]);
+    assert!(!killed.pages().exists() && next.pages().exists());
+}
+
+#[test]
+fn strangers_on_the_network_get_nothing_without_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", "0.0.0.0:0"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("help: give --tls DIR"), "{}", stderr(&output));
+}
+
+#[test]
+fn with_tls_a_client_without_a_certificate_gets_nothing() {
+    if lacks("nbdinfo") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = dir.path().join("cluster");
+    let mut init = aquifer(dir.path());
+    init.args(["init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
+    assert!(init.output().unwrap().status.success());
+    let tls = cluster.join("a/tls");
+    let export = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
+    assert!(export.uri().starts_with("nbds://127.0.0.1:"), "{}", export.uri());
+    let plain = export.uri().replacen("nbds", "nbd", 1);
+    assert!(!Command::new("nbdinfo").arg(plain).output().unwrap().status.success());
+}
+
+#[test]
+fn an_address_that_is_taken_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0"]);
+    let address = first.uri().trim_start_matches("nbd://").trim_end_matches('/');
+    let output = aquifer(dir.path()).args(["export", "1M", "--nbd", address]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(address), "{}", stderr(&output));
+    eventually("the refused one removed its memory", || {
+        std::fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
+    });
+}
+
+#[test]
+fn it_says_nothing_more_after_it_is_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut export = Export::start(dir.path(), &["1M"]);
+    assert_eq!(export.end(Signal::TERM), Some(0));
+    let mut rest = String::new();
+    export.child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "");
+}

@@ -1,0 +1,15 @@
+//! The command as a program, driven as an operator, a peer or a stranger would drive it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod agents;
+mod attach;
+mod basics;
+mod common;
+mod export;
+mod group;
+mod operator;
+#[path = "../../../store/tests/store/rank/mod.rs"]
+mod rank;
+mod region;
+mod run;

@@ -1,0 +1,214 @@
+//! What an operator reads when something is not as it should be: who is refused, what is waited for, what is left.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::common::{aquifer, lacks_cgroups, stderr, stdout};
+
+/// A user without any right.
+const NOBODY: u32 = 65_534;
+
+/// A directory that every user may enter, with the binary in it.
+struct Open {
+    dir: tempfile::TempDir,
+}
+
+impl Open {
+    /// Nothing where this test cannot run: it takes root to be somebody else.
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let binary = env!("CARGO_BIN_EXE_aquifer");
+        let copy = dir.path().join("aquifer");
+        // Where it was built others may not be let in.
+        fs::hard_link(binary, &copy).or_else(|_| fs::copy(binary, &copy).map(drop)).unwrap();
+        Some(Self { dir })
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// `aquifer WORDS` as a user without rights.
+    fn as_nobody(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(self.path().join("aquifer"));
+        command.args(words).env("AQUIFER_RUN_DIR", self.path()).env_remove("AQUIFER_SOCKET");
+        command.uid(NOBODY).gid(NOBODY).output().unwrap()
+    }
+
+    /// Demands that a user without rights is told so, and what to do.
+    #[track_caller]
+    fn refuses_nobody(&self, words: &[&str]) {
+        let output = self.as_nobody(words);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {}{text}", stdout(&output));
+        assert!(text.contains("ermission denied") && text.contains("as root"), "{words:?}: {text}");
+        assert_eq!(stdout(&output), "", "{words:?}");
+    }
+}
+
+#[test]
+fn a_missing_right_is_not_taken_for_nothing() {
+    let Some(open) = Open::new() else { return };
+    for dir in ["vms", "regions", "volumes"] {
+        let record = open.path().join(dir).join(if dir == "regions" { ".one" } else { "one" });
+        fs::create_dir_all(&record).unwrap();
+        fs::set_permissions(record.parent().unwrap(), PermissionsExt::from_mode(0o700)).unwrap();
+    }
+    for words in [&["vm", "list"] as &[&str], &["region", "list"], &["detach", "--all"]] {
+        open.refuses_nobody(words);
+    }
+    for (dir, record) in [("vms", "one"), ("regions", ".one")] {
+        fs::set_permissions(open.path().join(dir), PermissionsExt::from_mode(0o755)).unwrap();
+        fs::set_permissions(open.path().join(dir).join(record), PermissionsExt::from_mode(0o700)).unwrap();
+    }
+    for words in [&["vm", "list"] as &[&str], &["region", "list"]] {
+        open.refuses_nobody(words);
+    }
+}
+
+#[test]
+fn who_may_not_ask_the_agent_is_told_so() {
+    let Some(open) = Open::new() else { return };
+    let socket = open.path().join("agent.sock");
+    let _agent = UnixListener::bind(&socket).unwrap();
+    fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).unwrap();
+    for words in [&["status"] as &[&str], &["borrow", "64M"], &["return"]] {
+        open.refuses_nobody(words);
+    }
+}
+
+#[test]
+fn commands_of_its_own_processes_are_named_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let completions: Vec<_> = ["bash", "zsh", "fish"]
+        .map(|shell| stdout(&aquifer(dir.path()).args(["completions", shell]).output().unwrap()))
+        .into();
+    for word in ["guest-load", "guest-memory", "volume-serve", "region-serve", "vm-serve"] {
+        assert!(completions.iter().all(|script| !script.contains(word)), "{word}");
+        let near = &word[..word.len() - 1];
+        let refused = aquifer(dir.path()).arg(near).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{near}");
+        assert!(!stderr(&refused).contains(word), "{}", stderr(&refused));
+    }
+    let refused = aquifer(dir.path()).arg("laod").output().unwrap();
+    assert!(!stderr(&refused).contains("'load'"), "{}", stderr(&refused));
+}
+
+#[test]
+fn help_of_subcommands_has_examples_and_exit_status() {
+    let dir = tempfile::tempdir().unwrap();
+    for words in [["region", "show"], ["group", "scan"], ["vm", "start"], ["demo", "sharing"]] {
+        let help = stdout(&aquifer(dir.path()).args(words).arg("--help").output().unwrap());
+        for part in ["Examples:", &format!("aquifer {}", words.join(" ")), "Exit status:"] {
+            assert!(help.contains(part), "no '{part}' in\n{help}");
+        }
+    }
+    let sharing = stdout(&aquifer(dir.path()).args(["demo", "sharing", "--help"]).output().unwrap());
+    assert!(sharing.contains("at least 192MiB"), "{sharing}");
+}
+
+#[test]
+fn a_log_level_that_is_none_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (value, named) in [("loud", "'loud'"), ("aquifer_agent=loud", "AQUIFER_LOG=aquifer_agent=loud")] {
+        let output = aquifer(dir.path()).arg("agent").env("AQUIFER_LOG", value).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = stderr(&output);
+        assert!(text.contains("AQUIFER_LOG") && text.contains(named), "{text}");
+    }
+}
+
+#[test]
+fn init_without_a_host_is_misuse_and_with_a_double_one_makes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = dir.path().join("cluster");
+    let init = |words: &[&str]| {
+        let output = aquifer(dir.path()).args(["init", "--dir"]).arg(&cluster).args(words).output().unwrap();
+        assert!(!cluster.exists(), "{words:?} leaves {cluster:?}");
+        (output.status.code(), stderr(&output))
+    };
+    let (code, text) = init(&[]);
+    assert!(code == Some(2) && text.contains("no host"), "{text}");
+    let one = ["--host", "a", "--address", "192.0.2.1"];
+    let (code, text) = init(&[one, ["--host", "a", "--address", "192.0.2.2"]].concat());
+    assert!(code == Some(1) && text.contains("twice"), "{text}");
+    let (code, text) = init(&[one, ["--host", "b", "--address", "192.0.2.1"]].concat());
+    assert!(code == Some(1) && text.contains("192.0.2.1"), "{text}");
+}
+
+#[test]
+fn a_vm_of_a_group_that_is_not_there_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let groups = dir.path().join("groups");
+    let aquifer =
+        |words: &[&str]| aquifer(dir.path()).args(words).env("AQUIFER_GROUPS", &groups).output().unwrap();
+    let start = ["vm", "start", "one", "--memory", "64M"];
+    let cached = ["--cache", "64M", "--emulate-link", "1us", "--group", "nosuch"];
+    let refused = stderr(&aquifer(&[&start[..], &cached].concat()));
+    assert!(refused.contains("'nosuch'") && refused.contains("no group"), "{refused}");
+    for group in ["blue", "red"] {
+        assert!(aquifer(&["group", "create", group]).status.success());
+    }
+    let refused = stderr(&aquifer(&[&start[..], &cached].concat()));
+    assert!(refused.contains("only blue, red") && refused.contains("group create nosuch"), "{refused}");
+    let refused = aquifer(&[&start[..], &["--group", "blue"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("--cache"), "{}", stderr(&refused));
+}
+
+#[test]
+fn locked_memory_that_is_too_much_asks_for_more_local_ram() {
+    if lacks_cgroups() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let lock = "import ctypes, mmap\n\
+        libc = ctypes.CDLL(None, use_errno=True)\n\
+        assert libc.mlockall(2) == 0\n\
+        kept = mmap.mmap(-1, 256 << 20)\n";
+    let export = crate::common::Export::start(dir.path(), &["512M"]);
+    let mut run = aquifer(dir.path());
+    run.args(["run", "--local", "64M", "--lender", export.uri(), "--", "python3", "-c", lock]);
+    let output = run.output().unwrap();
+    let text = stderr(&output);
+    assert!(text.contains("out of memory"), "{:?} {text}", output.status);
+    assert!(text.contains("mlock") && text.contains("by --local"), "{text}");
+}
+
+/// What the directory of an adopted VM says of it, without a QEMU: enough to be shown.
+fn adopt(dir: &Path, name: &str) -> PathBuf {
+    let vm = dir.join("vms").join(name);
+    fs::create_dir_all(&vm).unwrap();
+    let qmp = dir.join("theirs.qmp");
+    let record = serde_json::json!({
+        "origin": {"adopted": {"qmp": qmp, "agent": null}},
+        "pid": null, "ended": null, "awaited": null, "given": null, "coming": null,
+    });
+    fs::write(vm.join("record.json"), record.to_string()).unwrap();
+    symlink(&qmp, vm.join("control")).unwrap();
+    qmp
+}
+
+#[test]
+fn an_adopted_vm_is_shown_with_its_own_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    let qmp = adopt(dir.path(), "theirs");
+    let output = aquifer(dir.path()).args(["vm", "show", "theirs"]).output().unwrap();
+    let text = stdout(&output);
+    assert!(text.contains(qmp.to_str().unwrap()), "{text}{}", stderr(&output));
+    for ours in ["serial", "console"] {
+        assert!(!text.contains(ours), "{text}");
+    }
+    let output = aquifer(dir.path()).args(["vm", "show", "theirs", "--json"]).output().unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&shown["qmp"], &shown["serial"]), (&qmp.to_str().unwrap().into(), &serde_json::Value::Null));
+}

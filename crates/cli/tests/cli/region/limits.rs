@@ -1,0 +1,101 @@
+//! What regions share, what they are refused, and what a link would cost them.
+
+use std::fs;
+use std::path::Path;
+
+use super::framework::{Setting, kill};
+use crate::common::{aquifer, eventually, stderr};
+
+#[test]
+fn caches_share_a_limit_and_have_of_it_what_they_need() {
+    let Some(setting) = Setting::new() else { return };
+    setting.done(&["region", "limit", "12M"]);
+    let [one, two] = ["one", "two"].map(|name| setting.create(name, &["--group", "blue"]));
+    let cache = |name: &str| setting.show(name)["usage"]["cache"].as_u64().unwrap() >> 20;
+    // The first has all that it was to have; of what is left, the second.
+    assert_eq!((cache("one"), cache("two")), (8, 4));
+
+    let mut programs = [setting.start(&one), setting.start(&two)];
+    programs[0].does("write 1");
+    for busy in [1, 0, 1] {
+        let name = ["one", "two"][busy];
+        programs[busy].does("write 1");
+        eventually("the one that is busy has the most", || {
+            programs[busy].does("check 1");
+            let (caches, limits) = ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
+            let quotas = ["one", "two"].map(|name| limits["quotas"][name]["bytes"].as_u64().unwrap());
+            assert!(quotas.iter().sum::<u64>() <= 12 << 20, "{limits}");
+            caches[busy] >= 7 && caches[1 - busy] < 5
+        });
+        // One whose engine dies has what it had.
+        kill(&setting.show(name)["pid"]);
+        programs[busy].does("check 1");
+        assert!(cache(name) >= 7);
+    }
+    programs[0].does("check 1");
+
+    setting.done(&["region", "limit", "--group", "blue", "6M"]);
+    assert!(cache("one") + cache("two") <= 6);
+    let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
+    assert!(resident("one") + resident("two") <= 6 << 20);
+    programs.iter_mut().for_each(|program| program.does("check 1"));
+    let refused = setting.aquifer(&["region", "limit", "--group", "blue", "400K"]);
+    assert!(stderr(&refused).contains("2 regions need 256KiB each"), "{}", stderr(&refused));
+
+    setting.done(&["region", "limit", "none"]);
+    setting.done(&["region", "limit", "--group", "blue", "none"]);
+    assert_eq!((cache("one"), cache("two")), (8, 8));
+    programs.iter_mut().for_each(|program| program.does("check 1"));
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let Some(setting) = Setting::new() else { return };
+    let uri = setting.lender.uri().to_owned();
+    let says = |words: &[&str], what: &str| {
+        let output = setting.aquifer(words);
+        assert!(!output.status.success() && stderr(&output).contains(what), "{words:?}: {}", stderr(&output));
+    };
+    let create = |name: &'static str, size: &'static str| {
+        ["region", "create", name, "--size", size, "--cache", "4M", "--lender"]
+    };
+    says(&[&create("big", "1G")[..], &[&uri]].concat(), "less than it could need");
+    says(&[&create("../x", "16M")[..], &[&uri]].concat(), "cannot be a region name");
+    says(&[&create("away", "16M")[..], &["nbd+unix:///?socket=/nowhere"]].concat(), "/nowhere");
+    says(&["region", "show", "none"], "there is no region 'none'");
+    setting.create("twice", &[]);
+    says(&[&create("twice", "16M")[..], &[&uri]].concat(), "there is a region 'twice' already");
+    // Without the shim a program sees the file, and what is not here as zeroes: only root may.
+    let mode = fs::metadata(setting.dir.path().join("regions")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
+    // A private mapping would see zeroes.
+    let region = setting.dir.path().join("regions/twice");
+    let output = aquifer(setting.dir.path())
+        .args(["region", "exec", "--", "python3", "-c"])
+        .arg("import mmap,os,sys; mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 0, mmap.MAP_PRIVATE)")
+        .arg(&region)
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("mapped shared"), "{}", stderr(&output));
+    setting.remove("twice");
+}
+
+#[test]
+fn an_emulated_link_takes_its_time_and_needs_no_lender() {
+    let Some(setting) = Setting::new() else { return };
+    let words = ["region", "create", "what-if", "--size", "32M", "--cache", "8M", "--emulate-link", "200us"];
+    let created = setting.done(&words);
+    let mut program = setting.start(Path::new(created["file"].as_str().unwrap()));
+    program.does("write 7");
+    program.does("check 7");
+    let status = setting.show("what-if");
+    let median = status["latency"]["p50_us"].as_f64().unwrap();
+    assert!(median >= 198.0, "{status}");
+    // What was with the engine is gone with it, and nobody is told zeroes instead.
+    kill(&status["pid"]);
+    eventually("it is not served any more", || {
+        !setting.aquifer(&["region", "show", "what-if"]).status.success()
+    });
+    drop(program);
+    setting.done(&["region", "rm", "what-if"]);
+}

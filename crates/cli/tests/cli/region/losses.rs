@@ -1,0 +1,95 @@
+//! Engines and processes that are killed, and lenders that are away.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::framework::{Setting, kill, kill_processes};
+use crate::common::{eventually, stderr, stdout};
+
+#[test]
+fn engines_that_are_killed_under_load_lose_nothing() {
+    let Some(setting) = Setting::new() else { return };
+    for (number, policy) in ["clock", "sieve", "random"].into_iter().enumerate() {
+        let region = setting.create(policy, &["--policy", policy]);
+        let mut program = setting.start(&region);
+        for round in 0..4 {
+            program.order(&format!("write {}", 10 * number + round));
+            for _ in 0..3 {
+                let pid = setting.show(policy)["pid"].clone();
+                sleep(Duration::from_millis(60));
+                kill(&pid);
+                eventually("another serves", || {
+                    let shown = setting.aquifer(&["--json", "region", "show", policy]);
+                    serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != pid)
+                });
+            }
+            assert_eq!(program.answer(), "write 0");
+            program.does(&format!("check {}", 10 * number + round));
+        }
+        drop(program);
+        setting.remove(policy);
+    }
+}
+
+#[test]
+fn what_killed_processes_left_is_served_again_or_removed() {
+    let Some(setting) = Setting::new() else { return };
+    let mut program = setting.start(&setting.create("left", &[]));
+    program.does("write 1");
+    program.order("check 1");
+    kill_processes(&setting, "left");
+    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("nothing serves it"));
+    let refused = setting.aquifer(&["region", "show", "left"]);
+    assert!(stderr(&refused).contains("'aquifer region start left'"), "{}", stderr(&refused));
+
+    setting.done(&["region", "start", "left"]);
+    assert_eq!(program.answer(), "check 0");
+    let refused = setting.aquifer(&["region", "start", "left"]);
+    assert!(stderr(&refused).contains("is served already"), "{}", stderr(&refused));
+    program.does("check 1");
+
+    kill_processes(&setting, "left");
+    drop(program);
+    setting.done(&["region", "rm", "left"]);
+    eventually("the tmpfs is gone", || setting.mounts() == 0);
+    let refused = setting.aquifer(&["region", "start", "left"]);
+    assert!(stderr(&refused).contains("there is no region 'left'"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_program_waits_for_a_lender_that_is_away() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("away", &[]);
+    let mut program = setting.start(&region);
+    program.does("write 5");
+    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    program.order("check 5");
+    eventually("it is shown that faults wait", || {
+        stdout(&setting.aquifer(&["region", "show", "away"])).contains("WAITING")
+    });
+    assert!(stdout(&setting.aquifer(&["region", "list"])).contains("WAIT for a lender"));
+    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    assert_eq!(program.answer(), "check 0");
+}
+
+#[test]
+fn a_program_that_is_not_to_wait_is_told_so() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("short", &["--give-up", "300ms", "--prefetch", "off"]);
+    let mut program = setting.start(&region);
+    program.does("write 6");
+    setting.done(&["region", "persist", "short"]);
+    // Pages of zeroes lenders do not have.
+    assert!(setting.show("short")["usage"]["dirty"].as_u64().unwrap() < 256 << 10);
+    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    program.order("check 6");
+    let end = program.child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(7), "{end}");
+    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    assert!(setting.show("short")["counts"]["given_up"].as_u64().unwrap() > 0);
+    // What is there is as it was, for the next one.
+    setting.start(&region).does("check 6");
+}

@@ -1,0 +1,17 @@
+//! Volumes as block devices of the kernel, and swap on them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod allocation;
+#[path = "../../../store/tests/store/alone/mod.rs"]
+mod alone;
+mod backends;
+mod common;
+#[path = "../../../fabric/tests/fabric/counting/mod.rs"]
+mod counting;
+mod process;
+mod safety;
+mod swap;
+#[path = "../../examples/touch.rs"]
+#[allow(dead_code, reason = "its main is the example's")]
+mod touch;

@@ -1,0 +1,306 @@
+//! The volume process: started, asked, taken away in order, and killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aquifer_device::process::{Files, ProcessError, VolumeRecord, VolumeSpec, client};
+use aquifer_device::{BackendKind, backend, swap};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_pool::{LeaseTarget, Protocol, Seal, SealKey, Sealing};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
+
+use crate::common::aligned::Aligned;
+use crate::common::example::example;
+use crate::common::lender::OurLender;
+use crate::common::random::Random;
+
+const EXTENTS: u64 = 2;
+
+/// A state directory and a volume in it; its process is ended and cleaned up after when this is dropped.
+struct Volume {
+    state: TempDir,
+    spec: VolumeSpec,
+}
+
+impl Volume {
+    fn new(leases: Vec<LeaseTarget>) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let spec = VolumeSpec {
+            volume: VolumeId::random(),
+            capacity: Bytes(EXTENTS * EXTENT_SIZE),
+            leases,
+            backend: BackendKind::Auto,
+            workers: 2,
+            swap: false,
+            priority: None,
+            patience: Duration::from_secs(5),
+            identity: None,
+            spill: None,
+            state: state.path().to_owned(),
+            note: "a note".into(),
+        };
+        Self { state, spec }
+    }
+
+    fn state(&self) -> &Path {
+        self.state.path()
+    }
+
+    fn id(&self) -> VolumeId {
+        self.spec.volume
+    }
+
+    fn files(&self) -> Files {
+        Files::new(self.state(), self.id())
+    }
+
+    fn spawn(&self) -> VolumeRecord {
+        client::spawn(&volume_process(), &self.spec).unwrap()
+    }
+
+    fn detach(&self) -> Result<(), ProcessError> {
+        client::detach(self.state(), self.id(), |_| ())
+    }
+
+    /// Asserts that process, device, swap and files are gone.
+    fn assert_gone(&self, record: &VolumeRecord) {
+        crate::common::wait_until("the end of the process", || !is_running(record.pid));
+        // Under its name there may already be somebody else's.
+        let is_up = backend::is_marked(&record.device, &record.spec.label());
+        assert!(!is_up, "{} is still there", record.device.display());
+        assert_eq!(swap::usage(&record.device).unwrap(), None);
+        assert_eq!(client::list(self.state()).unwrap(), []);
+        assert!(!client::is_alive(self.state(), self.id()));
+        assert!(!self.files().socket().exists() && !self.files().record().exists());
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let Ok(record) = client::record(self.state(), self.id()) else { return };
+        if self.detach().is_err() && is_running(record.pid) {
+            let _ = kill_process(pid(record.pid), Signal::KILL);
+            crate::common::wait_until("the end of the process", || !is_running(record.pid));
+        }
+        let _ = client::clean_up(self.state(), self.id());
+    }
+}
+
+/// The program that volume processes are.
+fn volume_process() -> PathBuf {
+    example("aquifer-device", "volume_process")
+}
+
+fn pid(pid: u32) -> Pid {
+    Pid::from_raw(pid.cast_signed()).unwrap()
+}
+
+fn is_running(process: u32) -> bool {
+    test_kill_process(pid(process)).is_ok()
+}
+
+fn lease(lender: &OurLender, number: u128) -> LeaseTarget {
+    let key = SealKey::try_from(format!("{number:064x}")).unwrap();
+    LeaseTarget {
+        lease: LeaseId(number),
+        lender: format!("lender-{number}").parse().unwrap(),
+        address: lender.address(),
+        protocol: Protocol::Nbd { export: String::new(), secure: false },
+        capacity: Bytes(EXTENTS * EXTENT_SIZE),
+        seal: Some(Seal { key, sealing: Sealing::Random }),
+    }
+}
+
+fn open_direct(device: &Path) -> File {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(device).unwrap()
+}
+
+/// Writes known content to some pages of each extent, or checks that it is there.
+fn pages() -> impl Iterator<Item = (u64, Aligned)> {
+    (0..EXTENTS * 64).map(|number| {
+        let mut page = Aligned::new(PAGE_SIZE);
+        Random(number).fill(&mut page);
+        (number * (EXTENT_SIZE / 64), page)
+    })
+}
+
+fn write_content(device: &Path) {
+    let file = open_direct(device);
+    pages().for_each(|(offset, page)| file.write_all_at(&page, offset).unwrap());
+}
+
+fn check_content(device: &Path) {
+    let file = open_direct(device);
+    let mut found = Aligned::new(PAGE_SIZE);
+    for (offset, page) in pages() {
+        file.read_exact_at(&mut found, offset).unwrap();
+        assert!(*found == *page, "the page at {offset}");
+    }
+}
+
+#[test]
+fn a_volume_is_served_by_a_process_of_its_own_until_it_is_detached() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    let record = volume.spawn();
+    assert_eq!(record, client::record(volume.state(), volume.id()).unwrap());
+    assert_eq!(record.spec, volume.spec);
+    assert_eq!(client::list(volume.state()).unwrap(), [volume.id()]);
+    assert!(client::is_alive(volume.state(), volume.id()));
+    let stat = fs::read_to_string(format!("/proc/{}/stat", record.pid)).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
+    assert_eq!(fields[3], record.pid.to_string(), "it leads a session of its own");
+    assert_ne!(fields[1], std::process::id().to_string(), "it is no child of its starter");
+
+    write_content(&record.device);
+    check_content(&record.device);
+    let status = client::status(volume.state(), volume.id()).unwrap();
+    assert_eq!(status.record, record);
+    assert_eq!(status.volume.placed_extents, EXTENTS);
+    assert!(!status.safety.0.is_empty());
+
+    volume.detach().unwrap();
+    volume.assert_gone(&record);
+    assert!(matches!(volume.detach(), Err(ProcessError::NotServed(id)) if id == volume.id()));
+}
+
+#[test]
+fn the_socket_is_for_its_owner_only() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    volume.spawn();
+    let socket = volume.files().socket();
+    assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_lease_is_replaced_by_another_without_a_byte_lost() {
+    let (first, second) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
+    let volume = Volume::new(vec![lease(&first, 1)]);
+    let record = volume.spawn();
+    write_content(&record.device);
+
+    client::add_lease(volume.state(), volume.id(), lease(&second, 2)).unwrap();
+    let mut last = None;
+    client::evacuate(volume.state(), volume.id(), LeaseId(1), |now| last = Some(now)).unwrap();
+    assert_eq!(last.map(|now| now.moved), Some(EXTENTS));
+    drop(first);
+    check_content(&record.device);
+    let noted = client::record(volume.state(), volume.id()).unwrap().spec.leases;
+    assert_eq!(noted, [lease(&second, 2)]);
+    volume.detach().unwrap();
+}
+
+#[test]
+fn swap_is_turned_on_at_the_start_and_off_before_the_device_goes() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(0));
+    let record = volume.spawn();
+    let swaps = swap::swaps().unwrap();
+    let ours = swaps.iter().find(|swap| swap.path == record.device).unwrap();
+    assert_eq!((ours.priority, ours.size), (0, Bytes(EXTENTS * EXTENT_SIZE - PAGE_SIZE as u64)));
+    volume.detach().unwrap();
+    volume.assert_gone(&record);
+}
+
+#[test]
+fn a_detach_that_is_refused_leaves_the_volume_served() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    let record = volume.spawn();
+    let holder = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&record.device).unwrap();
+    let refused = volume.detach().unwrap_err().to_string();
+    assert!(refused.contains(record.device.to_str().unwrap()), "{refused}");
+    write_content(&record.device);
+    check_content(&record.device);
+    drop(holder);
+    volume.detach().unwrap();
+    volume.assert_gone(&record);
+}
+
+#[test]
+fn sigterm_detaches_in_order() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(0));
+    let record = volume.spawn();
+    kill_process(pid(record.pid), Signal::HUP).unwrap();
+    client::status(volume.state(), volume.id()).unwrap();
+    kill_process(pid(record.pid), Signal::TERM).unwrap();
+    volume.assert_gone(&record);
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_cleaned_up() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(0));
+    let record = volume.spawn();
+    assert!(matches!(client::clean_up(volume.state(), volume.id()), Err(ProcessError::Served(_))));
+    kill_process(pid(record.pid), Signal::KILL).unwrap();
+    crate::common::wait_until("the death of the process", || !client::is_alive(volume.state(), volume.id()));
+    assert_eq!(client::list(volume.state()).unwrap(), [volume.id()]);
+    assert!(matches!(client::status(volume.state(), volume.id()), Err(ProcessError::NotServed(_))));
+    client::clean_up(volume.state(), volume.id()).unwrap();
+    volume.assert_gone(&record);
+    client::clean_up(volume.state(), volume.id()).unwrap();
+}
+
+#[test]
+fn a_volume_is_served_once() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    let record = volume.spawn();
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
+    assert!(refused.contains(&volume.id().to_string()) && refused.contains("already"), "{refused}");
+    assert_eq!(
+        client::record(volume.state(), volume.id()).unwrap(),
+        record,
+        "the record is still the first one's"
+    );
+    volume.detach().unwrap();
+}
+
+#[test]
+fn a_volume_that_cannot_be_made_says_why_to_its_starter_and_leaves_nothing() {
+    let mut lender = OurLender::start(EXTENTS);
+    lender.kill();
+    let volume = Volume::new(vec![lease(&lender, 7)]);
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
+    assert!(refused.contains("lender-7") && refused.contains(&LeaseId(7).to_string()), "{refused}");
+    assert_eq!(client::list(volume.state()).unwrap(), []);
+}
+
+#[test]
+fn a_volume_that_cannot_be_swapped_to_leaves_nothing() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(40_000));
+    let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
+    assert!(refused.contains("40000") && refused.contains("32767"), "{refused}");
+    crate::common::wait_until("the end of the process", || !client::is_alive(volume.state(), volume.id()));
+    assert_eq!(client::list(volume.state()).unwrap(), []);
+    assert!(!volume.files().socket().exists());
+}
+
+#[test]
+fn garbage_on_the_control_socket_is_answered_with_an_error_and_others_go_on() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    volume.spawn();
+    let silent = UnixStream::connect(volume.files().socket()).unwrap();
+    let mut garbage = UnixStream::connect(volume.files().socket()).unwrap();
+    garbage.write_all(b"{\"request\":\"fly\"}\n").unwrap();
+    let answer = std::io::read_to_string(garbage).unwrap();
+    assert!(answer.contains("cannot understand"), "{answer}");
+    client::status(volume.state(), volume.id()).unwrap();
+    drop(silent);
+    volume.detach().unwrap();
+}

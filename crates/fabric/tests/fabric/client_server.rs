@@ -1,0 +1,153 @@
+//! Our initiator and our server, in the clear and under TLS.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nbd::client::{Connection, Failure, Run, Target};
+use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused, Security, Server};
+use aquifer_fabric::tls::Identity;
+use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
+use aquifer_store::{Lease, LeaseRecord, Store};
+
+use crate::certificates::{Cluster, host};
+use crate::operations::{every_operation, pattern};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One lease, for its borrower only.
+struct Shelf {
+    lease: Arc<Lease>,
+    connections: AtomicUsize,
+}
+
+impl Exports for Shelf {
+    fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused> {
+        match &peer.host {
+            Some(host) if host != self.lease.borrower() => {
+                Err(Refused::Forbidden(format!("not lent to {host}")))
+            }
+            _ if name == "pages" => Ok(Export::Lease(self.lease.clone())),
+            _ => Err(Refused::Unknown(name.to_owned())),
+        }
+    }
+
+    fn list(&self, _peer: &Peer) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn connected(&self, _lease: LeaseId) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A lender with a lease of 256 MiB for `borrower`, of which it can store half.
+struct Lender {
+    server: Server,
+    shelf: Arc<Shelf>,
+    _store: Store,
+    _dir: tempfile::TempDir,
+}
+
+impl Lender {
+    fn start(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let store = Store::open(&dir.path().join("store")).unwrap();
+        let record =
+            LeaseRecord { quota: Bytes::mib(128), ..LeaseRecord::new(host("borrower"), Bytes::mib(256)) };
+        let shelf =
+            Arc::new(Shelf { lease: store.create(record).unwrap(), connections: AtomicUsize::new(0) });
+        let security = identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
+        let server = Server::bind(&address(dir.path()), security, shelf.clone()).unwrap();
+        Self { server, shelf, _store: store, _dir: dir }
+    }
+
+    fn target(&self, tls: Option<(&Identity, HostName)>) -> Arc<Target> {
+        let tls = tls.map(|(identity, lender)| (identity.client_config(), lender));
+        Arc::new(Target { address: self.server.address().clone(), export: "pages".into(), tls })
+    }
+}
+
+fn unix(dir: &Path) -> Address {
+    Address::Unix(dir.join("nbd"))
+}
+
+fn tcp(_: &Path) -> Address {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+#[test]
+fn every_operation_works_in_the_clear() {
+    let lender = Lender::start(unix, None);
+    every_operation(&mut Connection::connect(lender.target(None), PATIENCE).unwrap());
+}
+
+#[test]
+fn every_operation_works_under_tls_over_tcp() {
+    let cluster = Cluster::new();
+    let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
+    let borrower = cluster.identity("borrower");
+    let target = lender.target(Some((&borrower, host("lender"))));
+    every_operation(&mut Connection::connect(target, PATIENCE).unwrap());
+}
+
+#[test]
+fn zeroes_take_no_room_and_are_holes() {
+    let lender = Lender::start(unix, None);
+    let mut connection = Connection::connect(lender.target(None), PATIENCE).unwrap();
+    connection.write(0, &vec![0; 1 << 20]).unwrap();
+    connection.write(1 << 20, &pattern(PAGE_SIZE, 1)).unwrap();
+    let mut runs = Vec::new();
+    connection.block_status(0, 256 << 20, &mut runs).unwrap();
+    let expected = [(1 << 20, true), (4096, false), ((255 << 20) - 4096, true)];
+    assert_eq!(runs, expected.map(|(length, hole)| Run { length, hole }));
+    assert_eq!(lender.shelf.lease.stored(), Bytes(PAGE_SIZE as u64));
+    connection.write_zeroes(0, 256 << 20).unwrap();
+    assert_eq!(lender.shelf.lease.stored(), Bytes::ZERO);
+}
+
+#[test]
+fn a_full_lease_says_so_and_goes_on() {
+    let lender = Lender::start(unix, None);
+    let mut connection = Connection::connect(lender.target(None), PATIENCE).unwrap();
+    let data = pattern(1 << 20, 2);
+    for at in 0..128 {
+        connection.write(at << 20, &data).unwrap();
+    }
+    let error = connection.write(128 << 20, &data).unwrap_err();
+    assert!(error.is_no_space() && !error.ends_connection(), "{error}");
+    connection.write_zeroes(0, 1 << 20).unwrap();
+    connection.write(128 << 20, &data).unwrap();
+}
+
+#[test]
+fn a_lease_is_for_its_borrower_only() {
+    let cluster = Cluster::new();
+    cluster.issue("other", &[]);
+    let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
+    let other = cluster.identity("other");
+    let target = lender.target(Some((&other, host("lender"))));
+    let error = Connection::connect(target, PATIENCE).unwrap_err();
+    assert!(matches!(error.failure, Failure::Refused(_)), "{error}");
+    assert!(error.to_string().contains("not lent to other"), "{error}");
+
+    let borrower = cluster.identity("borrower");
+    let elsewhere = lender.target(Some((&borrower, host("other"))));
+    let error = Connection::connect(elsewhere, PATIENCE).unwrap_err();
+    assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
+    assert_eq!(lender.shelf.connections.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_server_that_shuts_down_is_a_lost_connection() {
+    let lender = Lender::start(unix, None);
+    let target = lender.target(None);
+    let mut connection = Connection::connect(target.clone(), PATIENCE).unwrap();
+    connection.flush().unwrap();
+    lender.server.shutdown();
+    assert!(connection.flush().unwrap_err().ends_connection());
+    let error = Connection::connect(target, PATIENCE).unwrap_err();
+    assert!(matches!(error.failure, Failure::Connect(_)), "{error}");
+}

@@ -1,0 +1,9 @@
+//! The NBD server against real clients, hand-made ones, and broken ones.
+
+mod allocations;
+mod broken;
+mod harness;
+mod protocol;
+mod server;
+mod tls;
+mod tools;

@@ -1,0 +1,88 @@
+//! Who gets in, and what those are told who do not.
+
+use std::sync::Arc;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::auth::{Secret, Secrets};
+use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Target};
+use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_page::{Bytes, PAGE_SIZE};
+
+use super::{read, target};
+use crate::common::{PATIENCE, eventually, pattern};
+use crate::nvme_target::harness::{STRANGER, Served};
+
+const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+/// The same key, bound to its owner's name.
+const CONTROLLER: &str = "DHHC-1:02:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+fn secrets(host: &str, controller: Option<&str>) -> Option<Secrets> {
+    let secret = |text: &str| text.parse::<Secret>().unwrap();
+    Some(Secrets { host: secret(host), controller: controller.map(secret) })
+}
+
+fn refused(target: Target) -> NvmeError {
+    Connection::connect(Arc::new(target), PATIENCE).unwrap_err()
+}
+
+#[test]
+fn hosts_that_prove_themselves_get_in_and_controllers_must_too() {
+    let served = Served::new(Bytes::mib(4));
+    *served.shelf.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
+    for controller in [None, Some(CONTROLLER)] {
+        for digests in [false, true] {
+            let target = Target {
+                secrets: secrets(HOST, controller),
+                header_digest: digests,
+                data_digest: digests,
+                ..target(&served)
+            };
+            let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
+            connection.write(0, &pattern(PAGE_SIZE, 1)).unwrap();
+            assert!(read(&mut connection, 0, PAGE_SIZE) == pattern(PAGE_SIZE, 1));
+        }
+    }
+}
+
+#[test]
+fn whoever_lacks_the_right_secret_is_told_so() {
+    let served = Served::new(Bytes::mib(4));
+    *served.shelf.secrets.lock().unwrap() = secrets(HOST, None);
+    let with = |secrets| refused(Target { secrets, ..target(&served) });
+    for (error, why) in [
+        (with(None), "give the secret of host"),
+        (with(secrets(CONTROLLER, None)), "does not take this host's secret"),
+        // It has no secret, so it cannot prove anything.
+        (with(secrets(HOST, Some(CONTROLLER))), "does not take"),
+    ] {
+        assert!(matches!(error.failure, Failure::Authentication(_)), "{error}");
+        assert!(error.to_string().contains(why) && error.ends_connection(), "{error}");
+    }
+    *served.shelf.secrets.lock().unwrap() = secrets(HOST, Some(CONTROLLER));
+    let error = with(secrets(HOST, Some(HOST)));
+    assert!(error.to_string().contains("not the one it should be"), "{error}");
+    *served.shelf.secrets.lock().unwrap() = None;
+    let error = with(secrets(HOST, Some(CONTROLLER)));
+    assert!(error.to_string().contains("does not authenticate"), "{error}");
+    eventually("all of them are gone", || served.queues() == 0);
+}
+
+#[test]
+fn what_is_not_there_or_not_for_this_host_is_refused_by_name() {
+    let served = Served::new(Bytes::mib(4));
+    let other: Nqn = "nqn.2014-08.org.example:other".parse().unwrap();
+    let host: Nqn = STRANGER.parse().unwrap();
+    let nobody = Address::Unix(served.dir.path().join("nobody"));
+    for (target, why) in [
+        (Target { subsystem: other.clone(), ..target(&served) }, "no such subsystem"),
+        (Target { host, ..target(&served) }, "is not allowed"),
+        (Target { namespace: 2, ..target(&served) }, "no namespace 2"),
+        (Target { subsystem: Nqn::discovery(), ..target(&served) }, "discovery"),
+        (Target { address: nobody, ..target(&served) }, "cannot connect"),
+    ] {
+        let name = target.subsystem.to_string();
+        let error = refused(target).to_string();
+        assert!(error.contains(why) && error.contains(&name) && error.contains("nvme+unix://"), "{error}");
+    }
+    eventually("all of them are gone", || served.queues() == 0);
+}

@@ -1,0 +1,32 @@
+//! The NVMe/TCP initiator, against our target and against targets that break the rules.
+
+mod access;
+mod allocations;
+mod broken;
+mod content;
+mod controller;
+mod middle;
+
+use std::sync::Arc;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nvme::initiator::{Connection, Target};
+
+use crate::common::PATIENCE;
+use crate::nvme_target::harness::Served;
+use crate::nvme_target::host::HOST;
+
+/// What leads to the subsystem that is served.
+fn target(served: &Served) -> Target {
+    Target::new(Address::Unix(served.socket()), served.subsystem.clone(), HOST.parse().unwrap())
+}
+
+fn connect(served: &Served) -> Connection {
+    Connection::connect(Arc::new(target(served)), PATIENCE).unwrap()
+}
+
+fn read(connection: &mut Connection, offset: u64, length: usize) -> Vec<u8> {
+    let mut data = vec![0xee; length];
+    connection.read(offset, &mut data).unwrap();
+    data
+}

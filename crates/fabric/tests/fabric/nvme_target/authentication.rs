@@ -1,0 +1,228 @@
+//! Hosts that must prove who they are.
+
+use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Secret, Secrets, Side};
+use aquifer_fabric::nvme::proto::auth::{
+    Challenge, DH_HMAC_CHAP, Failure, Negotiate, Protocol, Reply, Success, failure, message,
+};
+use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, io};
+use aquifer_fabric::nvme::proto::fabrics::{
+    ANY_CONTROLLER, AUTHENTICATION_PROTOCOL, configuration, connect, kind, property,
+};
+use aquifer_fabric::nvme::proto::{Command, Status};
+use aquifer_page::Bytes;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::harness::Served;
+use super::host::Host;
+use crate::common::{Raw, eventually, pattern};
+
+const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+/// The same key, bound to its owner's name.
+const CONTROLLER: &str = "DHHC-1:02:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const TRANSACTION: u16 = 0x1234;
+
+fn secret(text: &str) -> Secret {
+    text.parse().unwrap()
+}
+
+fn served(controller: bool) -> Served {
+    let served = Served::new(Bytes::mib(4));
+    let controller = controller.then(|| secret(CONTROLLER));
+    *served.shelf.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller });
+    served
+}
+
+fn send(host: &mut Host, message: &[u8]) -> Status {
+    let id = host.id();
+    let sgl = Sgl::in_capsule(message.len() as u32);
+    let command = Command::new(FABRICS, id, kind::AUTHENTICATION_SEND.into(), sgl);
+    let command = command.with(10, AUTHENTICATION_PROTOCOL).with(11, message.len() as u32);
+    host.status(&command, message)
+}
+
+fn receive(host: &mut Host) -> Vec<u8> {
+    let id = host.id();
+    let command = Command::new(FABRICS, id, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(4096));
+    host.fetch(&command.with(10, AUTHENTICATION_PROTOCOL).with(11, 4096), 4096).unwrap()
+}
+
+fn negotiation(hashes: &[u8], groups: &[u8]) -> Vec<u8> {
+    let mut negotiate = Negotiate::new_zeroed();
+    negotiate.message = message::NEGOTIATE;
+    negotiate.transaction = TRANSACTION.into();
+    negotiate.protocols = 1;
+    let mut protocol = Protocol::new_zeroed();
+    protocol.id = DH_HMAC_CHAP;
+    (protocol.hash_count, protocol.group_count) = (hashes.len() as u8, groups.len() as u8);
+    protocol.hashes[..hashes.len()].copy_from_slice(hashes);
+    protocol.groups[..groups.len()].copy_from_slice(groups);
+    [negotiate.as_bytes(), protocol.as_bytes()].concat()
+}
+
+/// Negotiates, and answers the challenge by this secret and with this challenge for the controller. Returns the controller's
+/// last message, and the response that it should contain.
+fn prove(
+    served: &Served,
+    host: &mut Host,
+    (hash, group): (Hash, Group),
+    proof: &Secret,
+    challenge: Option<&[u8]>,
+) -> (Vec<u8>, Vec<u8>) {
+    assert_eq!(send(host, &negotiation(&[hash.id()], &[group.id()])), Status::SUCCESS);
+    let asked = receive(host);
+    let (head, rest) = Challenge::read_from_prefix(&asked).unwrap();
+    assert_eq!((head.message, head.transaction.get()), (message::CHALLENGE, TRANSACTION));
+    assert_eq!((head.hash, head.group), (hash.id(), group.id()));
+    let exchange = Exchange::begin(group);
+    let exponential = exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
+    let theirs = &rest[hash.length()..][..head.exponential.get().into()];
+    let key = exchange.map(|exchange| exchange.key(theirs).unwrap());
+    let mut response = Response {
+        side: Side::Host,
+        hash,
+        secret: proof,
+        challenge: &rest[..hash.length()],
+        key: key.as_deref(),
+        sequence: head.sequence.get(),
+        transaction: TRANSACTION,
+        secure_channel: 0,
+        host: &host.nqn.clone(),
+        subsystem: &served.subsystem,
+    };
+    let mut reply = Reply::new_zeroed();
+    reply.message = message::REPLY;
+    reply.transaction = TRANSACTION.into();
+    reply.hash_length = hash.length() as u8;
+    reply.challenged = challenge.is_some().into();
+    reply.exponential = (exponential.len() as u16).into();
+    reply.sequence = 77.into();
+    let nothing = vec![0; hash.length()];
+    let bytes = [reply.as_bytes(), &response.value(), challenge.unwrap_or(&nothing), &exponential].concat();
+    assert_eq!(send(host, &bytes), Status::SUCCESS);
+    let controller = secret(CONTROLLER);
+    (response.side, response.secret, response.sequence) = (Side::Controller, &controller, 77);
+    response.challenge = challenge.unwrap_or(&nothing);
+    (receive(host), response.value())
+}
+
+/// Proves itself by the right secret.
+fn authenticate(served: &Served, host: &mut Host) {
+    let (success, _) = prove(served, host, (Hash::Sha256, Group::Null), &secret(HOST), None);
+    assert_eq!(success[..2], message::SUCCESS1);
+}
+
+fn connected(served: &Served) -> (Host, u16) {
+    let mut host = Host::connect(&served.socket(), 0);
+    let completion = host.try_connect(&served.subsystem, ANY_CONTROLLER, 0, 0);
+    let result = completion.result.get() as u32;
+    assert!(result & connect::AUTHENTICATION_REQUIRED != 0);
+    (host, result as u16)
+}
+
+#[test]
+fn hosts_get_in_by_every_hash_and_group_and_controllers_prove_themselves() {
+    let served = served(true);
+    let all = Hash::ALL.map(|hash| (hash, Group::Null)).into_iter();
+    let all = all.chain(Group::ALL.map(|group| (Hash::Sha384, group)));
+    for (hash, group) in all {
+        for bidirectional in [false, true] {
+            let (mut host, _) = connected(&served);
+            let challenge = pattern(hash.length(), 5);
+            let challenge = bidirectional.then_some(&challenge[..]);
+            let (last, proof) = prove(&served, &mut host, (hash, group), &secret(HOST), challenge);
+            let (success, rest) = Success::read_from_prefix(&last).unwrap();
+            assert_eq!(success.message, message::SUCCESS1, "{hash:?} {group:?}");
+            assert_eq!(success.responded == 1, bidirectional);
+            if bidirectional {
+                assert_eq!(rest[..hash.length()], proof, "{hash:?} {group:?}");
+                let mut done = Success::new_zeroed();
+                done.message = message::SUCCESS2;
+                done.transaction = TRANSACTION.into();
+                assert_eq!(send(&mut host, done.as_bytes()), Status::SUCCESS);
+            }
+            host.enable();
+        }
+    }
+}
+
+#[test]
+fn every_queue_must_be_authenticated_before_it_is_of_use() {
+    let served = served(false);
+    let (mut admin, controller) = connected(&served);
+    let start = configuration::START;
+    assert_eq!(admin.set_property(property::CONFIGURATION, start), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(admin.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
+    authenticate(&served, &mut admin);
+    admin.enable();
+    let mut io = Host::connect(&served.socket(), 0);
+    let completion = io.try_connect(&served.subsystem, controller, 1, 0);
+    assert!(completion.result.get() as u32 & connect::AUTHENTICATION_REQUIRED != 0);
+    let write = io.command(io::WRITE, Sgl::in_capsule(4096)).with_blocks(0, 1);
+    assert_eq!(io.status(&write, &pattern(4096, 1)), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(served.lease.stored(), Bytes::ZERO);
+    authenticate(&served, &mut io);
+    io.write(0, &pattern(4096, 1));
+    assert!(io.read(0, 1) == pattern(4096, 1));
+}
+
+fn assert_failed(mut host: Host, last: &[u8], explanation: u8) {
+    let (told, _) = Failure::read_from_prefix(last).unwrap();
+    assert_eq!((told.message, told.explanation), (message::FAILURE1, explanation));
+    assert!(host.is_closed());
+}
+
+#[test]
+fn who_cannot_prove_itself_is_told_so_and_stays_out() {
+    let served = served(false);
+    let chap = (Hash::Sha256, Group::Null);
+    let (mut host, _) = connected(&served);
+    let (last, _) = prove(&served, &mut host, chap, &secret(CONTROLLER), None);
+    assert_failed(host, &last, failure::FAILED);
+    let (mut host, _) = connected(&served);
+    let (last, _) = prove(&served, &mut host, chap, &secret(HOST), Some(&[1; 32]));
+    assert_failed(host, &last, failure::FAILED);
+
+    let success = [&message::SUCCESS2[..], &[0; 14]].concat();
+    let reply = [&message::REPLY[..], &[0; 14]].concat();
+    let none = negotiation(&[], &[0]);
+    let unknown = negotiation(&[1], &[99]);
+    let mut secure = negotiation(&[1], &[0]);
+    secure[6] = 1;
+    for (what, message, explanation) in [
+        ("success at once", &success, failure::MESSAGE),
+        ("a reply to no challenge", &reply, failure::MESSAGE),
+        ("no hash", &none, failure::NO_HASH),
+        ("no group", &unknown, failure::NO_GROUP),
+        ("a secure channel", &secure, failure::NO_SECURE_CHANNEL),
+        ("a negotiation that is cut", &secure[..5].to_vec(), failure::PAYLOAD),
+        ("nonsense", &vec![0x55; 8000], failure::MESSAGE),
+    ] {
+        let (mut host, _) = connected(&served);
+        assert_eq!(send(&mut host, message), Status::SUCCESS, "{what}");
+        let last = receive(&mut host);
+        assert_failed(host, &last, explanation);
+    }
+    eventually("all of them are gone", || served.queues() == 0);
+}
+
+#[test]
+fn no_detour_leads_past_the_proof() {
+    let served = served(true);
+    // A challenge fetched into too little room, or never.
+    let (mut host, _) = connected(&served);
+    assert_eq!(send(&mut host, &negotiation(&[1], &[0])), Status::SUCCESS);
+    let id = host.id();
+    let short = Command::new(FABRICS, id, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(20));
+    let short = short.with(10, AUTHENTICATION_PROTOCOL).with(11, 20);
+    assert_eq!(host.status(&short, &[]), Status::INVALID_FIELD);
+    assert_eq!(host.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
+    assert_eq!(host.status(&short, &[]), Status::COMMAND_SEQUENCE);
+    let success = [&message::SUCCESS2[..], &[0; 14]].concat();
+    assert_eq!(send(&mut host, &success), Status::SUCCESS);
+    assert_eq!(host.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
+    // A host that gives up.
+    let (mut host, _) = connected(&served);
+    let failure = [&message::FAILURE2[..], &[0; 6]].concat();
+    assert_eq!(send(&mut host, &failure), Status::SUCCESS);
+    assert!(host.is_closed());
+}

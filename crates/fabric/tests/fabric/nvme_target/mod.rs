@@ -1,0 +1,11 @@
+//! The NVMe/TCP target against hosts made by hand, good and broken ones.
+
+mod admin;
+mod allocations;
+mod authentication;
+mod broken;
+mod connect;
+mod events;
+pub mod harness;
+pub mod host;
+mod io;

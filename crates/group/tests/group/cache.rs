@@ -1,0 +1,160 @@
+//! A cache of disks as its clients find it: what was written is what is read, byte by byte, while the cache grows and shrinks all the time.
+//!
+//! Needs root. `AQUIFER_SECONDS` says how long clients work (4 unless told).
+
+use std::fs::{self, File};
+
+use aquifer_group::cache::{self, CacheError, Options, READ_ONLY, Service};
+use aquifer_page::{Bytes, Group};
+
+use crate::common::{Here, is_root, seconds, until, work};
+
+#[test]
+fn what_clients_write_is_what_they_read_while_the_cache_changes_its_size_all_the_time() {
+    if !is_root() {
+        return;
+    }
+    let here = Here::new(Bytes::mib(4));
+    work(&here, seconds(), |chance| {
+        let size = if chance.below(4) == 0 { 0 } else { chance.below(8 << 20) };
+        here.resize(Bytes(size));
+    });
+}
+
+#[test]
+fn what_was_read_is_cached_until_nobody_has_the_disk_any_more() {
+    if !is_root() {
+        return;
+    }
+    let here = Here::new(Bytes::mib(8));
+    let (path, content) = here.disk("disk", 1 << 20);
+    let mut one = here.connect(&path);
+    let mut read = vec![0; content.len()];
+    for _ in 0..2 {
+        one.read(0, &mut read).unwrap();
+        assert!(read == content);
+    }
+    let status = here.status();
+    assert_eq!((status.hits, status.misses, status.used), (256, 256, Bytes::mib(1)));
+    assert_eq!(status.read_bytes, Bytes::mib(2));
+    drop(one);
+    until(|| here.status().disks.is_empty());
+    assert_eq!(here.status().used, Bytes::ZERO);
+    // Whatever it is now is what is read.
+    fs::write(&path, vec![7; 1 << 20]).unwrap();
+    here.connect(&path).read(0, &mut read).unwrap();
+    assert!(read.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_disk_is_read_by_all_or_written_by_one() {
+    if !is_root() {
+        return;
+    }
+    let here = Here::new(Bytes::mib(8));
+    let (path, content) = here.disk("disk", 1 << 20);
+    let to_read = format!("{READ_ONLY}{}", path.display());
+    let (mut one, mut other) = (here.export(&to_read).unwrap(), here.export(&to_read).unwrap());
+    assert!(one.is_read_only() && !one.can_trim());
+    let mut read = vec![0; content.len()];
+    for reader in [&mut one, &mut other] {
+        reader.read(0, &mut read).unwrap();
+        assert!(read == content);
+    }
+    assert_eq!(here.status().hits, 256);
+    assert!(one.write(0, &[1]).unwrap_err().to_string().contains("not permitted"));
+    one.read(0, &mut read).unwrap();
+    assert!(read == content);
+    let refused = here.export(path.to_str().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("read by others"), "{refused}");
+    drop((one, other));
+    let mut writer = None;
+    until(|| {
+        writer = here.export(path.to_str().unwrap()).ok();
+        writer.is_some()
+    });
+    let mut writer = writer.unwrap();
+    assert!(!writer.is_read_only() && writer.can_multi_conn());
+    writer.write(0, &[1]).unwrap();
+    // By another name it is the same disk.
+    let link = here.dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    here.connect(&link).read(0, &mut read).unwrap();
+    assert_eq!(read[..2], [1, content[1]]);
+    let refused = here.export(&to_read).unwrap_err().to_string();
+    assert!(refused.contains(&format!("written by process {}", std::process::id())), "{refused}");
+    for (name, why) in [
+        ("/no/such/file", "No such file"),
+        ("disk", "no export"),
+        ("", "no export"),
+        ("/dev/null", "neither a file nor a block device"),
+    ] {
+        let refused = here.export(name).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[test]
+fn an_error_of_the_disk_is_one_of_its_client_and_of_nobody_else() {
+    if !is_root() {
+        return;
+    }
+    let here = Here::new(Bytes::mib(8));
+    let (path, content) = here.disk("disk", 1 << 20);
+    let mut client = here.connect(&path);
+    let mut read = vec![0; 64 << 10];
+    client.read(0, &mut read).unwrap();
+    // What is not there any more cannot be read, what is cached can.
+    File::options().write(true).open(&path).unwrap().set_len(512 << 10).unwrap();
+    let mut large = vec![0; 1 << 20];
+    assert!(client.read(0, &mut large).unwrap_err().to_string().contains("error 5"));
+    assert!(client.read(1020 << 10, &mut read[..4096]).is_err());
+    client.read(0, &mut read).unwrap();
+    assert!(read == content[..64 << 10]);
+    assert!(client.read(1 << 20, &mut read[..1]).is_err());
+    assert!(client.write(1 << 20, &[1]).is_err());
+    client.flush().unwrap();
+}
+
+#[test]
+fn an_image_that_grows_has_room_to() {
+    if !is_root() {
+        return;
+    }
+    let here = Here::new(Bytes::mib(8));
+    // What the head of an image says, of a guest's disk of 100 MiB.
+    let mut head = b"QFI\xfb\0\0\0\x03".to_vec();
+    head.resize(24, 0);
+    head.extend((100_u64 << 20).to_be_bytes());
+    head.resize(5000, 1);
+    let path = here.dir.path().join("image.qcow2");
+    fs::write(&path, &head).unwrap();
+    let mut client = here.connect(&path);
+    assert!(client.size() > Bytes::mib(200), "{}", client.size());
+    let mut read = vec![9; 10_000];
+    client.read(0, &mut read).unwrap();
+    assert!(read[..5000] == head && read[5000..].iter().all(|byte| *byte == 0));
+    client.write(150 << 20, &[8; 600]).unwrap();
+    client.flush().unwrap();
+    here.resize(Bytes::ZERO);
+    client.read((150 << 20) - 100, &mut read).unwrap();
+    assert!(read[..100].iter().all(|byte| *byte == 0) && read[100..700] == [8; 600] && read[700] == 0);
+}
+
+#[test]
+fn there_is_one_cache_of_a_group_and_nothing_is_left_of_it() {
+    if !is_root() {
+        return;
+    }
+    let mut here = Here::new(Bytes::ZERO);
+    let again = Service::start(&here.regions(), here.group.clone(), Options::default());
+    assert!(matches!(again, Err(CacheError::Busy(_))), "{again:?}");
+    let red: Group = "red".parse().unwrap();
+    assert_eq!(cache::status(&here.regions(), &red).unwrap(), None);
+    assert_eq!(cache::resize(&here.regions(), &red, Bytes::mib(1)).unwrap(), None);
+    drop(Service::start(&here.regions(), red, Options::default()).unwrap());
+    assert!(here.has_mounts());
+    here.service = None;
+    assert_eq!(cache::status(&here.regions(), &here.group).unwrap(), None);
+    assert!(!here.has_mounts());
+}

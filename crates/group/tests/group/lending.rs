@@ -1,0 +1,224 @@
+//! Caches of a group that lend to each other: what a client reads is what it wrote, whatever the lender does, and a lender can tell nothing of it.
+//!
+//! Needs root. `AQUIFER_SECONDS` says how long clients work (4 unless told).
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use aquifer_fabric::Address;
+use aquifer_fabric::nbd::client::{Connection, Target};
+use aquifer_fabric::nbd::server::{Disk, Export, Exports, Peer, Refused, Security, Server, Zeroes};
+use aquifer_group::cache::{LenderStatus, Options};
+use aquifer_page::{Bytes, PAGE_SIZE};
+
+use crate::common::{Here, PAGE, PATIENCE, is_root, seconds, until, work};
+
+fn target(address: &Address, export: &str) -> Target {
+    Target { address: address.clone(), export: export.to_owned(), tls: None }
+}
+
+fn connect(address: &Address, export: &str) -> Result<Connection, String> {
+    Connection::connect(Arc::new(target(address, export)), PATIENCE).map_err(|error| error.to_string())
+}
+
+/// One that lends on this port of the loopback interface, or on any if that is 0.
+fn lending(port: u16, size: Bytes) -> Options {
+    let address = Address::Tcp { host: "127.0.0.1".to_owned(), port };
+    Options { size, lends: vec![(address, Security::Plain)], ..Options::default() }
+}
+
+fn borrowing(from: &Address, size: Bytes) -> Here {
+    let here = Here::with(Options { size, lenders: vec![target(from, "")], ..Options::default() });
+    until(|| lender(&here).answers);
+    here
+}
+
+fn lender(here: &Here) -> LenderStatus {
+    here.status().lenders.remove(0)
+}
+
+#[test]
+fn what_leaves_the_memory_here_is_read_from_a_lender_that_shrinks_and_dies_and_comes_again() {
+    if !is_root() {
+        return;
+    }
+    let mut there = Here::with(lending(0, Bytes::mib(16)));
+    let address = there.status().lends.remove(0);
+    let Address::Tcp { port, .. } = address else { panic!("{address}") };
+    let here = borrowing(&address, Bytes::mib(2));
+    work(&here, seconds() / 2, |_| {});
+    let calm = lender(&here);
+    assert!(calm.read_bytes > Bytes::mib(1) && calm.wrong_bytes == Bytes::ZERO, "{calm:?}");
+    let (mut killed, mut last) = (0, Instant::now());
+    work(&here, seconds(), |chance| {
+        if last.elapsed() > seconds() / 4 && lender(&here).answers {
+            // With all that it has, and in the middle of whatever it does.
+            there.service = None;
+            there.start(lending(port, Bytes::mib(16)));
+            (killed, last) = (killed + 1, Instant::now());
+        }
+        there.resize(Bytes(if chance.below(4) == 0 { 0 } else { chance.below(16 << 20) }));
+        here.resize(Bytes(if chance.below(4) == 0 { 0 } else { chance.below(4 << 20) }));
+    });
+    let wild = lender(&here);
+    assert!(killed > 0 && wild.read_bytes > calm.read_bytes, "{wild:?}");
+    assert!(wild.dropped_bytes > Bytes::ZERO && wild.wrong_bytes == Bytes::ZERO, "{wild:?}");
+
+    // Nothing stays with it of a disk that nobody has, or of a borrower that is gone.
+    there.resize(Bytes::mib(16));
+    here.resize(Bytes::ZERO);
+    let (path, _) = here.disk("other", 4 << 20);
+    let mut client = here.connect(&path);
+    let mut all = vec![0; 4 << 20];
+    until(|| {
+        client.read(0, &mut all).unwrap();
+        there.status().lent > Bytes::mib(1)
+    });
+    assert_eq!(there.status().borrowers.len(), 1);
+    drop(client);
+    until(|| there.status().lent == Bytes::ZERO);
+    let mut client = here.connect(&path);
+    until(|| {
+        client.read(0, &mut all).unwrap();
+        there.status().lent > Bytes::mib(1)
+    });
+    drop(here);
+    until(|| there.status().borrowers.is_empty() && there.status().used == Bytes::ZERO);
+}
+
+#[test]
+fn a_lender_serves_its_group_and_keeps_borrowers_apart() {
+    if !is_root() {
+        return;
+    }
+    let there = Here::with(lending(0, Bytes::mib(1)));
+    let address = there.status().lends.remove(0);
+    for name in ["", "blue", "blue/", "red/one", "/etc/passwd"] {
+        assert!(connect(&address, name).unwrap_err().contains("no export"), "{name}");
+    }
+    let (mut one, mut other) =
+        (connect(&address, "blue/one").unwrap(), connect(&address, "blue/other").unwrap());
+    let mut page = vec![1; PAGE_SIZE];
+    one.write(7 * PAGE, &page).unwrap();
+    other.read(7 * PAGE, &mut page).unwrap();
+    assert_eq!(page, [0; PAGE_SIZE]);
+    // Of one borrower, all connections have the same.
+    connect(&address, "blue/one").unwrap().read(7 * PAGE, &mut page).unwrap();
+    assert_eq!(page, [1; PAGE_SIZE]);
+    other.write(7 * PAGE, &[2; PAGE_SIZE]).unwrap();
+    assert_eq!((there.status().lent, there.status().used), (Bytes(2 * PAGE), Bytes(2 * PAGE)));
+    other.trim(0, 64 << 20).unwrap();
+    one.read(7 * PAGE, &mut page).unwrap();
+    assert_eq!((page, there.status().lent), (vec![1; PAGE_SIZE], Bytes(PAGE)));
+    assert!(one.write(1, &[0; PAGE_SIZE]).is_err() && one.read(0, &mut [0; 100]).is_err());
+    there.resize(Bytes::ZERO);
+    assert!(one.write(0, &[3; PAGE_SIZE]).unwrap_err().is_no_space());
+}
+
+/// A lender that gives what it likes, and looks at what it gets.
+#[derive(Debug, Default)]
+struct Liar {
+    pages: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
+    asked: AtomicU64,
+    /// Pages in which there is something of what is on the borrower's disk.
+    readable: AtomicU64,
+}
+
+/// A disk of which every word has this in it.
+const MARK: u64 = 0x5ec2_e75e_c2e7_0000;
+
+impl Disk for Liar {
+    fn size(&self) -> Bytes {
+        Bytes(1 << 62)
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let pages = self.pages.lock().unwrap();
+        for (number, page) in (offset / PAGE..).zip(into.chunks_exact_mut(PAGE_SIZE)) {
+            let versions = pages.get(&number).cloned().unwrap_or_else(|| vec![vec![0; PAGE_SIZE]]);
+            let newest = versions.last().unwrap();
+            page.copy_from_slice(newest);
+            match self.asked.fetch_add(1, Ordering::Relaxed) % 7 {
+                0 => page[1234] ^= 4,
+                1 => page.copy_from_slice(&versions[0]),
+                2 => page
+                    .copy_from_slice(pages.values().next().and_then(|other| other.last()).unwrap_or(newest)),
+                3 => page.fill(0),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        for (number, page) in (offset / PAGE..).zip(from.chunks_exact(PAGE_SIZE)) {
+            let is_ours = |word: &[u8]| word[2..] == MARK.to_le_bytes()[2..];
+            if page.chunks_exact(8).any(is_ours) {
+                self.readable.fetch_add(1, Ordering::Relaxed);
+            }
+            self.pages.lock().unwrap().entry(number).or_default().push(page.to_vec());
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn trim(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_zeroes(&self, _: u64, _: u64, _: Zeroes) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Lying(Arc<Liar>);
+
+impl Exports for Lying {
+    fn open(&self, _: &str, _: &Peer) -> Result<Export, Refused> {
+        Ok(Export::Disk(self.0.clone()))
+    }
+
+    fn list(&self, _: &Peer) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
+    if !is_root() {
+        return;
+    }
+    let liar = Arc::new(Liar::default());
+    let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
+    let server = Server::bind(&address, Security::Plain, Arc::new(Lying(liar.clone()))).unwrap();
+    let here = borrowing(server.address(), Bytes::mib(1));
+    work(&here, seconds(), |_| {});
+    let is = lender(&here);
+    assert!(is.wrong_bytes > Bytes(10 * PAGE) && is.dropped_bytes > Bytes(10 * PAGE), "{is:?}");
+    assert!(is.read_bytes > Bytes(10 * PAGE), "{is:?}");
+
+    // What guests write is not for it to see.
+    let path = here.dir.path().join("secret");
+    std::fs::write(&path, vec![0; 4 << 20]).unwrap();
+    let mut client = here.connect(&path);
+    let secret: Vec<u8> = (0..PAGE_SIZE as u64 / 8).flat_map(|word| (MARK | word).to_le_bytes()).collect();
+    let before = lender(&here).sent_bytes;
+    (0..1024).for_each(|page| client.write(page * PAGE, &secret).unwrap());
+    let mut read = vec![0; PAGE_SIZE];
+    until(|| {
+        (0..1024).for_each(|page| client.read(page * PAGE, &mut read).unwrap());
+        lender(&here).sent_bytes.0 > before.0 + (1 << 20)
+    });
+    assert!(read == secret);
+    assert_eq!(liar.readable.load(Ordering::Relaxed), 0);
+}

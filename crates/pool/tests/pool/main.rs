@@ -1,0 +1,13 @@
+//! Volumes over real lenders, that die, lie and come back.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod allocation;
+mod common;
+#[path = "../../../fabric/tests/fabric/counting/mod.rs"]
+mod counting;
+mod evacuate;
+mod failures;
+mod model;
+mod our_lender;
+mod volume;

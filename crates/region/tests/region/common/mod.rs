@@ -1,0 +1,129 @@
+//! A region with its engine in this process, over a lender of ours.
+
+// Each test program uses the part of it that it needs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+#[path = "../../../../pool/tests/pool/common/mod.rs"]
+pub mod pool;
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use aquifer_mapping::{Listener, Region, Reply, Request};
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_pool::VolumeConfig;
+use aquifer_region::{Engine, EngineConfig, PolicyKind, PrefetchKind, Scheme};
+use pool::OurLender;
+use tempfile::TempDir;
+
+pub const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A region's files and its lender.
+pub struct Setting {
+    pub lender: Arc<OurLender>,
+    pub directory: TempDir,
+    pages: u64,
+}
+
+/// An engine in this process.
+pub struct Serving {
+    pub engine: Arc<Engine>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Setting {
+    pub fn new(pages: u64) -> Self {
+        let extents = (pages * PAGE).div_ceil(aquifer_page::EXTENT_SIZE);
+        Self::with(Arc::new(OurLender::start(extents)), pages)
+    }
+
+    /// A region with the same lender.
+    pub fn with(lender: Arc<OurLender>, pages: u64) -> Self {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::create_dir(directory.path().join(".region")).unwrap();
+        Self { lender, directory, pages }
+    }
+
+    pub fn region(&self) -> PathBuf {
+        self.directory.path().join("region")
+    }
+
+    /// What its group has in common.
+    pub fn frames(&self) -> PathBuf {
+        self.directory.path().join("frames")
+    }
+
+    pub fn map(&self) -> Region {
+        Region::map(&self.region()).unwrap()
+    }
+
+    pub fn serve(&self, frames: u64, policy: PolicyKind, scheme: Scheme) -> Serving {
+        self.serve_as(frames, policy, scheme, false)
+    }
+
+    /// The same with an engine to which another one will hand its region over, if that is so.
+    pub fn serve_as(&self, frames: u64, policy: PolicyKind, scheme: Scheme, foreign: bool) -> Serving {
+        let beside = |name: &str| self.directory.path().join(".region").join(name);
+        let open = |path: &Path, size: u64| {
+            let file =
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+            // What an engine before this one left is not cut off.
+            file.set_len(size.max(file.metadata().unwrap().len())).unwrap();
+            file
+        };
+        let config = EngineConfig {
+            cache: Bytes(frames * PAGE),
+            policy,
+            scheme,
+            prefetch: PrefetchKind::Auto,
+            link: None,
+            give_up: None,
+            workers: 2,
+            foreign,
+        };
+        let volume = VolumeConfig { capacity: Bytes(self.pages * PAGE), ..pool::config(1) };
+        let paths = [self.region(), beside("table"), beside("places"), beside("sharers")];
+        let sizes = [self.pages * PAGE, self.pages, 0, 0];
+        let files = std::array::from_fn(|at| (paths[at].as_path(), open(&paths[at], sizes[at])));
+        let leases = [self.lender.lease(1)];
+        let beside = [beside("mapped"), self.frames()];
+        let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside).unwrap());
+        let threads = engine.start().unwrap();
+        let listener = Listener::bind(&self.directory.path().join(".region/programs")).unwrap();
+        let programs = engine.clone();
+        // Ends with the test.
+        thread::spawn(move || {
+            while let Ok(connection) = listener.accept() {
+                let engine = programs.clone();
+                thread::spawn(move || converse(&engine, connection));
+            }
+        });
+        Serving { engine, threads }
+    }
+}
+
+fn converse(engine: &Engine, connection: aquifer_mapping::Connection) {
+    while let Ok(Some((request, descriptors))) = connection.receive() {
+        match request {
+            Request::Attach(attach) => {
+                engine.attend(&attach, descriptors.try_into().unwrap(), connection).unwrap();
+                return;
+            }
+            Request::Discard(pages) => {
+                engine.discard(pages).unwrap();
+                connection.send(&Reply::Done, &[]).unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.engine.end();
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A region goes from one engine to another while it is written to, and none of it is lost.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use aquifer_mapping::{Region, Run};
+use aquifer_page::PAGE_SIZE;
+use aquifer_region::handover::{Frame, Round, Sent};
+use aquifer_region::{Engine, Incoming, PolicyKind, Scheme};
+
+use crate::common::Setting;
+
+const PAGES: u64 = 4096;
+const FRAMES: u64 = 1024;
+const WORDS: usize = PAGE_SIZE / 8;
+
+/// The whole page holds its version.
+fn write(region: &Region, page: u64, version: u64) {
+    let words = &region.words()[page as usize * WORDS..][..WORDS];
+    words.iter().for_each(|is| is.store(version << 16 | page, Ordering::Relaxed));
+}
+
+fn check(region: &Region, page: u64, version: u64) {
+    let should = if version == 0 { 0 } else { version << 16 | page };
+    for is in &region.words()[page as usize * WORDS..][..WORDS] {
+        assert_eq!(is.load(Ordering::Relaxed), should, "page {page}, version {version}");
+    }
+}
+
+/// Frames as they travel.
+fn round(from: &Engine, to: &Engine, incoming: &mut Incoming, round: Round) -> Sent {
+    let mut wire = Vec::new();
+    let sent = from.round(round, &mut |frame, data| frame.send(&mut wire, data)).unwrap();
+    let (mut wire, mut data) = (wire.as_slice(), Vec::new());
+    while let Some(frame) = Frame::receive(&mut wire, &mut data).unwrap() {
+        to.take_in(incoming, &frame, &data).unwrap();
+    }
+    sent
+}
+
+/// Writes to pages, some of them more often than others, reads others, and discards a few, until told to stop.
+fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
+    let mut random = seed | 1;
+    while !stop.load(Ordering::Relaxed) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let page = if random & 7 == 0 { random >> 16 } else { (random >> 16) % (PAGES / 16) } % PAGES;
+        let version = versions[page as usize].load(Ordering::Relaxed);
+        match random >> 8 & 15 {
+            0 => {
+                region.discard(page..page + 1).unwrap();
+                versions[page as usize].store(0, Ordering::Relaxed);
+            }
+            1..=8 => {
+                write(region, page, version + 1);
+                versions[page as usize].store(version + 1, Ordering::Relaxed);
+            }
+            _ => check(region, page, version),
+        }
+    }
+}
+
+/// Has the one engine get what it wants of what was left behind with the other, until it has all.
+fn fetch_left(from: &Engine, to: &Engine) -> u64 {
+    let (mut cursor, mut fetched) = (0, 0);
+    loop {
+        let wanted = to.next_left(Some(&mut cursor)).unwrap();
+        if wanted.is_empty() {
+            return fetched;
+        }
+        fetched += wanted.iter().map(|run| run.count).sum::<u64>();
+        // It comes twice, as it may when a connection breaks.
+        let mut take = |frame: &Frame, data: &[u8]| {
+            to.take_in(&mut Incoming::default(), frame, data).unwrap();
+            to.take_in(&mut Incoming::default(), frame, data).unwrap();
+            Ok(())
+        };
+        from.send_left(&wanted, &mut take).unwrap();
+    }
+}
+
+fn goes_to_and_fro(rounds: &[Round], last: Round) {
+    let mut here = Setting::new(PAGES);
+    let mut serving = here.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let versions: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+    for journey in 0..6 {
+        let there = Setting::with(here.lender.clone(), PAGES);
+        let next = there.serve_as(FRAMES, PolicyKind::Clock, Scheme::PreEvict, true);
+        let (region, stop) = (here.map(), AtomicBool::new(false));
+        let (from, to) = (&serving.engine, &next.engine);
+        let mut incoming = Incoming::default();
+        from.begin_outgoing().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| work(&region, &versions, journey * 77 + 5, &stop));
+            for kind in rounds {
+                thread::sleep(std::time::Duration::from_millis(60));
+                let sent = round(from, to, &mut incoming, *kind);
+                eprintln!("{kind:?}: {sent:?}");
+                assert!(to.usage().resident.pages() <= FRAMES + 64, "{:?}", to.usage());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let last = round(from, to, &mut incoming, last);
+        eprintln!("last: {last:?}");
+        // A device is saved, which writes to memory.
+        write(&region, 7, 1 << 40);
+        versions[7].store(1 << 40, Ordering::Relaxed);
+        round(from, to, &mut incoming, Round::Rest);
+        if last.left > 0 {
+            // The page that was written to since may have been one of them.
+            let coming = to.usage().coming.pages();
+            assert!(coming == last.left || coming + 1 == last.left, "{coming} of {} are left", last.left);
+            assert!(from.send_left(&[Run { first: PAGES, count: 1 }], &mut |_, _| Ok(())).is_err());
+        }
+        to.own();
+        // The one before must not write to the volume any more.
+        drop(region);
+        let region = there.map();
+        if last.left > 0 {
+            assert!(to.begin_outgoing().is_err(), "it is not all there");
+            let stop = AtomicBool::new(false);
+            let fetched = thread::scope(|scope| {
+                scope.spawn(|| work(&region, &versions, journey * 99 + 1, &stop));
+                let fetching = scope.spawn(|| fetch_left(from, to));
+                let fetched = fetching.join();
+                stop.store(true, Ordering::Relaxed);
+                fetched
+            });
+            assert!(fetched.unwrap() > last.left / 2, "most was not discarded meanwhile");
+            assert_eq!(to.usage().coming.pages(), 0);
+        }
+        drop(serving);
+        (0..PAGES).for_each(|page| check(&region, page, versions[page as usize].load(Ordering::Relaxed)));
+        drop(region);
+        crate::common::pool::wait_until("the engine knows", || next.engine.mapped_by().is_empty());
+        (here, serving) = (there, next);
+    }
+}
+
+#[test]
+fn what_is_here_and_dirty_is_sent_while_a_program_goes_on() {
+    goes_to_and_fro(&[Round::Copy, Round::Copy, Round::Copy], Round::Last);
+}
+
+#[test]
+fn what_is_dirty_goes_to_the_pool_while_a_program_goes_on() {
+    goes_to_and_fro(&[Round::Clean, Round::Clean], Round::Last);
+}
+
+#[test]
+fn what_stands_still_goes_at_once() {
+    goes_to_and_fro(&[], Round::Last);
+}
+
+#[test]
+fn what_is_left_behind_comes_when_the_program_goes_on() {
+    goes_to_and_fro(&[], Round::Leave);
+}
+
+#[test]
+fn what_was_sent_before_and_is_old_is_left_behind() {
+    goes_to_and_fro(&[Round::Copy, Round::Copy], Round::Leave);
+}
+
+#[test]
+fn a_region_that_was_not_given_away_goes_on() {
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let region = setting.map();
+    (0..PAGES).for_each(|page| write(&region, page, 1));
+    serving.engine.begin_outgoing().unwrap();
+    assert!(serving.engine.begin_outgoing().is_err());
+    serving.engine.round(Round::Last, &mut |_, _| Ok(())).unwrap();
+    // More than there is room for can be touched meanwhile, but nothing leaves or changes.
+    let written = serving.engine.counts().written_back;
+    (0..PAGES).for_each(|page| check(&region, page, 1));
+    assert_eq!(serving.engine.counts().written_back, written);
+    assert!(serving.engine.discard(Run { first: 0, count: 1 }).is_err());
+    assert!(serving.engine.persist().is_err());
+    serving.engine.own();
+    (0..PAGES).for_each(|page| write(&region, page, 2));
+    (0..PAGES).for_each(|page| check(&region, page, 2));
+    assert!(serving.engine.usage().resident.pages() <= FRAMES + 64);
+}

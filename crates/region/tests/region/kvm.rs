@@ -1,0 +1,155 @@
+//! A guest under KVM whose memory is a region: faults that the kernel raises on a virtual processor's behalf, by two processors at once, while
+//! pages leave. The guest needs no kernel of its own: forty bytes of code. Skipped where `/dev/kvm` cannot be opened.
+
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use aquifer_mapping::Region;
+use aquifer_page::PAGE_SIZE;
+use aquifer_region::{PolicyKind, Scheme};
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+
+use crate::common::{PAGE, Setting};
+
+const PAGES: u64 = 4096;
+const PROCESSORS: u64 = 2;
+const ROUNDS: u32 = 6;
+
+/// Where the guest finds its code, and the region.
+const CODE_AT: u64 = 0x1000;
+const REGION_AT: u64 = 0x1000_0000;
+
+/// For each page from ESI on, in steps of EDI, to before EBX: its first and its last four bytes must be its address, exclusive-or ECX; they
+/// become its address, exclusive-or EDX. Halts at the end, and writes to port 0x10 where they are not.
+#[rustfmt::skip]
+const CODE: [u8; 40] = [
+    0x8b, 0x06,                         // next: mov eax, [esi]
+    0x89, 0xf5,                         //       mov ebp, esi
+    0x31, 0xcd,                         //       xor ebp, ecx
+    0x39, 0xe8,                         //       cmp eax, ebp
+    0x75, 0x1b,                         //       jne wrong
+    0x39, 0x86, 0xfc, 0x0f, 0x00, 0x00, //       cmp [esi + 4092], eax
+    0x75, 0x13,                         //       jne wrong
+    0x89, 0xf0,                         //       mov eax, esi
+    0x31, 0xd0,                         //       xor eax, edx
+    0x89, 0x06,                         //       mov [esi], eax
+    0x89, 0x86, 0xfc, 0x0f, 0x00, 0x00, //       mov [esi + 4092], eax
+    0x01, 0xfe,                         //       add esi, edi
+    0x39, 0xde,                         //       cmp esi, ebx
+    0x72, 0xdc,                         //       jb next
+    0xf4,                               //       hlt
+    0xe6, 0x10,                         // wrong: out 0x10, al
+    0xf4,                               //       hlt
+];
+
+/// What is exclusive-ored in this round.
+fn key(round: u32) -> u32 {
+    (round + 1).wrapping_mul(0x9e37_79b9)
+}
+
+fn content(page: u64, round: u32) -> u64 {
+    u64::from((REGION_AT + page * PAGE) as u32 ^ key(round))
+}
+
+/// The first and the last word of a page, as far as the guest uses them.
+fn ends(region: &Region, page: u64) -> [u64; 2] {
+    let words = &region.words()[(page * PAGE) as usize / 8..][..PAGE_SIZE / 8];
+    [words[0].load(Ordering::Relaxed), words[words.len() - 1].load(Ordering::Relaxed) >> 32]
+}
+
+fn machine(kvm: &Kvm, memory: &[(u64, u64, u64)]) -> VmFd {
+    let machine = kvm.create_vm().unwrap();
+    for (slot, (at, address, length)) in memory.iter().enumerate() {
+        let slot = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: *at,
+            memory_size: *length,
+            userspace_addr: *address,
+        };
+        // SAFETY: both stay mapped for longer than the machine lives, and are accessed as atomics only.
+        unsafe { machine.set_user_memory_region(slot) }.unwrap();
+    }
+    machine
+}
+
+/// Flat 32-bit code and data, without tables: segments are as they are loaded here.
+fn processor(machine: &VmFd, number: u64) -> VcpuFd {
+    let processor = machine.create_vcpu(number).unwrap();
+    let mut state = processor.get_sregs().unwrap();
+    let flat = |kind| kvm_segment {
+        base: 0,
+        limit: 0xffff_ffff,
+        selector: 8,
+        type_: kind,
+        present: 1,
+        db: 1,
+        s: 1,
+        g: 1,
+        ..kvm_segment::default()
+    };
+    state.cs = flat(0xb);
+    [&mut state.ds, &mut state.es, &mut state.ss].into_iter().for_each(|segment| *segment = flat(0x3));
+    state.cr0 |= 1;
+    processor.set_sregs(&state).unwrap();
+    processor
+}
+
+/// Has a processor check and change its pages, round after round.
+fn work(processor: &mut VcpuFd, number: u64) {
+    for round in 0..ROUNDS {
+        let registers = kvm_regs {
+            rip: CODE_AT,
+            rflags: 2,
+            rsi: REGION_AT + number * PAGE,
+            rdi: PROCESSORS * PAGE,
+            rbx: REGION_AT + PAGES * PAGE,
+            rcx: key(round).into(),
+            rdx: key(round + 1).into(),
+            ..kvm_regs::default()
+        };
+        processor.set_regs(&registers).unwrap();
+        match processor.run().unwrap() {
+            VcpuExit::Hlt => {}
+            exit => {
+                let exit = format!("{exit:?}");
+                let at = processor.get_regs().unwrap().rsi;
+                panic!("processor {number}, round {round}, address {at:#x}: {exit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_processors_read_and_write_all_of_a_region_that_is_four_times_its_cache() {
+    let Ok(kvm) = Kvm::new() else {
+        eprintln!("skipped: /dev/kvm cannot be opened");
+        return;
+    };
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(PAGES / 4, PolicyKind::Clock, Scheme::PreEvict);
+    let region = setting.map();
+    for page in 0..PAGES {
+        let words = &region.words()[(page * PAGE) as usize / 8..][..PAGE_SIZE / 8];
+        words[0].store(content(page, 0), Ordering::Relaxed);
+        words[words.len() - 1].store(content(page, 0) << 32, Ordering::Relaxed);
+    }
+    let mut code = vec![0_u8; 2 * PAGE_SIZE];
+    let start = code.as_ptr().align_offset(PAGE_SIZE);
+    code[start..][..CODE.len()].copy_from_slice(&CODE);
+    let addresses = [code[start..].as_ptr().expose_provenance(), region.bytes().as_ptr().expose_provenance()];
+    let [code_here, region_here] = addresses.map(|address| address as u64);
+    let machine = machine(&kvm, &[(CODE_AT, code_here, PAGE), (REGION_AT, region_here, PAGES * PAGE)]);
+    let mut processors: Vec<_> = (0..PROCESSORS).map(|number| processor(&machine, number)).collect();
+    thread::scope(|scope| {
+        for (processor, number) in processors.iter_mut().zip(0..) {
+            scope.spawn(move || work(processor, number));
+        }
+    });
+    let counts = serving.engine.counts();
+    assert!(counts.evicted > PAGES * 3, "{counts:?}");
+    for page in 0..PAGES {
+        assert_eq!(ends(&region, page), [content(page, ROUNDS); 2], "page {page}");
+    }
+}

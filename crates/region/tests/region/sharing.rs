@@ -1,0 +1,226 @@
+//! Pages that are equal to frames of the group: shared, written to, evicted and discarded, while programs use them.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use aquifer_mapping::Region;
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region::{Merged, PolicyKind, Proposal, Scheme};
+
+use crate::common::{PAGE, Serving, Setting};
+
+const WORDS: usize = PAGE_SIZE / 8;
+
+/// Every word of every frame.
+fn of_frame(frame: u64, word: usize) -> u64 {
+    (frame + 1) * 1_000_003 + word as u64
+}
+
+fn frames(setting: &Setting, count: u64) {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).truncate(false).open(setting.frames()).unwrap();
+    file.set_len(count * PAGE).unwrap();
+    for frame in 0..count {
+        let page: Vec<u8> = (0..WORDS).flat_map(|word| of_frame(frame, word).to_ne_bytes()).collect();
+        file.write_all_at(&page, frame * PAGE).unwrap();
+    }
+}
+
+fn write(region: &Region, page: u64, content: impl Fn(usize) -> u64) {
+    for word in 0..WORDS {
+        region.words()[page as usize * WORDS + word].store(content(word), Ordering::Relaxed);
+    }
+}
+
+#[track_caller]
+fn check(region: &Region, page: u64, content: impl Fn(usize) -> u64) {
+    for word in 0..WORDS {
+        let is = region.words()[page as usize * WORDS + word].load(Ordering::Relaxed);
+        assert_eq!(is, content(word), "page {page}, word {word}");
+    }
+}
+
+fn serve(setting: &Setting, frames: u64) -> Serving {
+    setting.serve(frames, PolicyKind::default(), Scheme::PreEvict)
+}
+
+fn proposals(pages: impl Iterator<Item = u64>, frame: impl Fn(u64) -> Option<u64>) -> Vec<Proposal> {
+    pages.map(|page| Proposal { page, frame: frame(page) }).collect()
+}
+
+fn pages(bytes: Bytes) -> u64 {
+    bytes.pages()
+}
+
+/// Waits until no page is on its way: a program goes on a moment before the engine has noted that its page is there.
+fn settled(serving: &Serving) {
+    serving.engine.persist().unwrap();
+}
+
+#[test]
+fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
+    let setting = Setting::new(256);
+    frames(&setting, 64);
+    let serving = serve(&setting, 200);
+    let region = setting.map();
+    (0..64).for_each(|page| write(&region, page, |word| of_frame(page, word)));
+    (64..80).for_each(|page| write(&region, page, |_| 0));
+    write(&region, 80, |_| 7);
+    settled(&serving);
+    let blocks = || std::fs::metadata(setting.region()).unwrap().blocks() / 8;
+    let before = blocks();
+    let equal = |page: u64| (page < 64).then_some(page);
+    let wanted =
+        proposals((0..80).chain([80, 250, 999]), |page| if page == 80 { Some(1) } else { equal(page) });
+    let merged = serving.engine.share(&wanted).unwrap();
+    assert_eq!(merged, Merged { shared: 64, zero: 16, differ: 1, busy: 2 });
+    assert_eq!(before - blocks(), 80);
+    assert_eq!(pages(serving.engine.usage().shared), 64);
+    // Reading breaks nothing.
+    (0..64).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+    (64..80).for_each(|page| check(&region, page, |_| 0));
+    assert_eq!(serving.engine.counts().broken, 0);
+    // A write is this region's alone.
+    region.words()[3 * WORDS + 5].store(42, Ordering::Relaxed);
+    check(&region, 3, |word| if word == 5 { 42 } else { of_frame(3, word) });
+    assert_eq!((serving.engine.counts().broken, pages(serving.engine.usage().shared)), (1, 63));
+    settled(&serving);
+    let again = serving.engine.share(&proposals(0..64, Some)).unwrap();
+    assert_eq!(again, Merged { shared: 0, zero: 0, differ: 1, busy: 63 });
+    region.words()[3 * WORDS + 5].store(of_frame(3, 5), Ordering::Relaxed);
+    settled(&serving);
+    assert_eq!(serving.engine.share(&proposals(3..4, Some)).unwrap().shared, 1);
+    // Discarded, it is nobody's.
+    region.discard(0..8).unwrap();
+    (0..8).for_each(|page| check(&region, page, |_| 0));
+    (8..64).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+    assert_eq!(pages(serving.engine.usage().shared), 56);
+}
+
+#[test]
+fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
+    let setting = Setting::new(256);
+    frames(&setting, 32);
+    let serving = serve(&setting, 200);
+    let region = setting.map();
+    (0..48).for_each(|page| write(&region, page, |word| of_frame(page % 32, word)));
+    // (One may be on its way still, when its program has gone on already.)
+    let mut shared = 0;
+    while shared < 48 {
+        shared += serving.engine.share(&proposals(0..48, |page| Some(page % 32))).unwrap().shared;
+    }
+    serving.engine.persist().unwrap();
+    assert_eq!(pages(serving.engine.usage().shared), 48);
+    (0..48).for_each(|page| check(&region, page, |word| of_frame(page % 32, word)));
+    region.words()[40 * WORDS].store(1, Ordering::Relaxed);
+    check(&region, 40, |word| if word == 0 { 1 } else { of_frame(8, word) });
+    // Another program sees the same, and what it writes.
+    drop(region);
+    crate::common::pool::wait_until("the engine knows", || serving.engine.mapped_by().is_empty());
+    assert_eq!(pages(serving.engine.usage().shared), 47);
+    let region = setting.map();
+    check(&region, 40, |word| if word == 0 { 1 } else { of_frame(8, word) });
+    (0..40).for_each(|page| check(&region, page, |word| of_frame(page % 32, word)));
+    let another = setting.map();
+    another.words()[2 * WORDS].store(2, Ordering::Relaxed);
+    check(&region, 2, |word| if word == 0 { 2 } else { of_frame(2, word) });
+    assert_eq!(
+        serving.engine.share(&proposals(3..4, Some)).unwrap(),
+        Merged { busy: 1, ..Merged::default() }
+    );
+}
+
+#[test]
+fn what_moves_to_another_host_shares_nothing_meanwhile() {
+    let setting = Setting::new(64);
+    frames(&setting, 32);
+    let serving = serve(&setting, 128);
+    let region = setting.map();
+    (0..32).for_each(|page| write(&region, page, |word| of_frame(page, word)));
+    settled(&serving);
+    assert_eq!(serving.engine.share(&proposals(0..32, Some)).unwrap().shared, 32);
+    serving.engine.begin_outgoing().unwrap();
+    assert_eq!(pages(serving.engine.usage().shared), 0);
+    assert_eq!(serving.engine.share(&proposals(0..32, Some)).unwrap().busy, 32);
+    region.words()[0].store(9, Ordering::Relaxed);
+    check(&region, 0, |word| if word == 0 { 9 } else { of_frame(0, word) });
+    (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+    // It stays here after all.
+    serving.engine.own();
+    settled(&serving);
+    assert_eq!(
+        serving.engine.share(&proposals(0..32, Some)).unwrap(),
+        Merged { shared: 31, differ: 1, ..Merged::default() }
+    );
+    (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
+}
+
+#[test]
+fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again() {
+    const PAGES: u64 = 512;
+    const FRAMES: u64 = 16;
+    const THREADS: u64 = 4;
+    let rounds = std::env::var("AQUIFER_ROUNDS").map_or(40, |rounds| rounds.parse().unwrap());
+    let setting = Setting::new(PAGES);
+    frames(&setting, FRAMES);
+    let serving = serve(&setting, 160);
+    let region = setting.map();
+    let done = AtomicBool::new(false);
+    let (merged, written) = thread::scope(|scope| {
+        let sharing = scope.spawn(|| {
+            let mut all = Merged::default();
+            let mut first = 0;
+            while !done.load(Ordering::Relaxed) {
+                let some = (first..first + 64).map(|page| page % PAGES);
+                let merged = serving.engine.share(&proposals(some, |page| Some(page % FRAMES))).unwrap();
+                all.shared += merged.shared;
+                all.differ += merged.differ;
+                let some = (first..first + 16).map(|page| page % PAGES);
+                all.zero += serving.engine.share(&proposals(some, |_| None)).unwrap().zero;
+                first = (first + 64) % PAGES;
+            }
+            all
+        });
+        let writers = (0..THREADS).map(|thread| {
+            let region = &region;
+            scope.spawn(move || {
+                let mut versions = vec![0_u64; PAGES as usize];
+                let own = || (thread..PAGES).step_by(THREADS as usize);
+                // What a page is in a version: of zeroes, the frame, the frame but for a word, or something else.
+                let content = |page: u64, version: u64, word: usize| match version % 4 {
+                    0 => 0,
+                    1 => of_frame(page % FRAMES, word),
+                    2 if word == 99 => version,
+                    2 => of_frame(page % FRAMES, word),
+                    _ => version << 32 | page << 12 | word as u64,
+                };
+                let mut written = 0_u64;
+                for round in 0..rounds {
+                    for page in own().filter(|page| !(page / THREADS + round).is_multiple_of(3)) {
+                        let version = versions[page as usize];
+                        check(region, page, |word| content(page, version, word));
+                        versions[page as usize] += 1 + (page + round) % 2;
+                        let version = versions[page as usize];
+                        write(region, page, |word| content(page, version, word));
+                        written += 1;
+                    }
+                }
+                own().for_each(|page| {
+                    check(region, page, |word| content(page, versions[page as usize], word))
+                });
+                written
+            })
+        });
+        let writers: Vec<_> = writers.collect();
+        let written: u64 = writers.into_iter().map(|writer| writer.join().unwrap()).sum();
+        done.store(true, Ordering::Relaxed);
+        (sharing.join().unwrap(), written)
+    });
+    let counts = serving.engine.counts();
+    assert!(written > 0 && merged.shared > 0 && counts.broken > 0, "{merged:?} {counts:?}");
+    assert_eq!(counts.merged, merged.shared);
+    let is = pages(serving.engine.usage().shared);
+    assert!(is <= PAGES && is >= counts.merged.saturating_sub(counts.broken), "{is}: {counts:?}");
+}

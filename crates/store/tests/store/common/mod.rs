@@ -1,0 +1,90 @@
+//! What the store's tests share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use aquifer_page::Bytes;
+use aquifer_store::{Lease, LeaseRecord, Store};
+
+/// A directory on a tmpfs that is gone at the end of the test, however that comes.
+pub fn shm_dir() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap()
+}
+
+pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
+    let group = "tenant".parse().unwrap();
+    LeaseRecord { group, quota, ..LeaseRecord::new("borrower".parse().unwrap(), capacity) }
+}
+
+/// A record of a lease that shares with its group.
+pub fn shared_record(group: &str, capacity: Bytes) -> LeaseRecord {
+    LeaseRecord { group: group.parse().unwrap(), shared: true, ..record(capacity, capacity) }
+}
+
+/// A store with one lease of `capacity` that shares.
+pub fn one_shared_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
+    let dir = shm_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let lease = store.create(shared_record("tenant", capacity)).unwrap();
+    (dir, store, lease)
+}
+
+/// A store with one lease of `capacity`.
+pub fn one_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
+    let dir = shm_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let lease = store.create(record(capacity, capacity)).unwrap();
+    (dir, store, lease)
+}
+
+/// What the kernel says the lease's file takes, or the frames of its group.
+pub fn taken(dir: &Path, lease: &Lease) -> u64 {
+    if lease.is_shared() {
+        return frames_taken(dir, lease.group().as_str()).0;
+    }
+    fs::metadata(dir.join(format!("{}.pages", lease.id()))).unwrap().blocks() * 512
+}
+
+/// What the kernel says the frames of a group take.
+pub fn frames_taken(dir: &Path, group: &str) -> Bytes {
+    Bytes(fs::metadata(dir.join(format!("{group}.frames"))).unwrap().blocks() * 512)
+}
+
+/// A small fast generator of random numbers (splitmix64), so that a failure can be repeated from its seed.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn fill(&mut self, buf: &mut [u8]) {
+        for part in buf.chunks_mut(8) {
+            part.copy_from_slice(&self.next().to_le_bytes()[..part.len()]);
+        }
+    }
+}
+
+/// A line of this process's memory as the kernel accounts it (`Pss` counts each page once).
+pub fn rollup(field: &str) -> Bytes {
+    let text = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    Bytes::kib(line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap())
+}
+
+/// What this process's heap and leases take. Its code is left out: how much of a library counts here depends on how many others use it.
+pub fn own_memory() -> Bytes {
+    rollup("Pss_Anon") + rollup("Pss_Shmem")
+}

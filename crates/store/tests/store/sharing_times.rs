@@ -1,0 +1,74 @@
+//! How long it takes to write a page tells whether one's own group has it, and nothing of another group.
+
+use std::time::Instant;
+
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_store::{Lease, Store};
+
+use crate::common::{Random, shared_record, shm_dir};
+use crate::rank::{CHANCE, at_best, auc, by_chance};
+
+/// Of each kind.
+const PAGES: u64 = 3000;
+/// Pages are as another group has them, as nobody has them, as the own group has them.
+const KINDS: u64 = 3;
+
+fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
+    let mut content = [0; PAGE_SIZE];
+    Random(seed << 32 | number).fill(&mut content);
+    content
+}
+
+/// All pages of all kinds in an order by chance: the nanoseconds that `what` took for each kind.
+fn timed(seed: u64, mut what: impl FnMut(u64) -> u64) -> [Vec<u64>; KINDS as usize] {
+    let mut times = [const { Vec::new() }; KINDS as usize];
+    for number in by_chance(PAGES * KINDS, seed) {
+        times[(number % KINDS) as usize].push(what(number));
+    }
+    times
+}
+
+fn write(lease: &Lease, number: u64, content: &[u8]) -> u64 {
+    let began = Instant::now();
+    lease.write(number * PAGE_SIZE as u64, content).unwrap();
+    began.elapsed().as_nanos() as u64
+}
+
+/// How pages of another group, and of the own one, compare with pages that nobody has: written, read, and written again.
+fn compared(round: u64) -> [(f64, f64); 3] {
+    let dir = shm_dir();
+    let store = Store::open(dir.path()).unwrap();
+    let lease = |group: &str| store.create(shared_record(group, Bytes::mib(64))).unwrap();
+    let (victim, mate, attacker) = (lease("blue"), lease("red"), lease("red"));
+    for number in 0..PAGES * KINDS {
+        match number % KINDS {
+            0 => drop(write(&victim, number, &content(1, number))),
+            2 => drop(write(&mate, number, &content(1, number))),
+            _ => {}
+        }
+    }
+    let saved = |group: &str| store.usage().groups[&group.parse().unwrap()].shared.saved.pages();
+    let written = timed(round, |number| write(&attacker, number, &content(1, number)));
+    assert_eq!((saved("red"), saved("blue")), (PAGES, 0));
+    let mut page = [0; PAGE_SIZE];
+    let read = timed(round, |number| {
+        let began = Instant::now();
+        attacker.read(number * PAGE_SIZE as u64, &mut page).unwrap();
+        let took = began.elapsed().as_nanos() as u64;
+        assert!(page == content(1, number));
+        took
+    });
+    let again = timed(round, |number| write(&attacker, number, &content(2, number)));
+    assert_eq!((saved("red"), saved("blue")), (0, 0));
+    store.audit().unwrap();
+    [written, read, again].map(|[other, nobody, own]| (auc(&other, &nobody), auc(&own, &nobody)))
+}
+
+#[test]
+fn times_tell_what_the_own_group_has_and_nothing_of_another() {
+    at_best(compared, |found| {
+        let same = found.iter().all(|(other, _)| (other - 0.5).abs() < CHANCE);
+        // What the group has need not be stored: that the test could see.
+        same && (found[0].1 - 0.5).abs() > 0.15
+    });
+}
