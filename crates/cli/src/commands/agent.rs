@@ -1,14 +1,19 @@
 //! `aquifer agent`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use aquifer_agent::config::Config;
 use clap::Args;
 
+use super::Common;
+use super::doctor::listed;
+use crate::doctor::Report;
+use crate::doctor::agent::checks;
 use crate::failure::{Failure, OrFail, Result};
 use crate::logging;
 use crate::manual::Manual;
+use crate::output;
 
 /// Watches this host's memory, borrows for it and lends of it
 ///
@@ -20,7 +25,10 @@ pub struct Agent {
     /// The configuration, as 'aquifer init' writes it
     #[arg(long, value_name = "FILE", default_value = "/etc/aquifer/agent.toml")]
     config: PathBuf,
-    /// Reads and checks the configuration, and does nothing else
+    /// Checks the configuration and all that it names, says what it found, and does nothing else
+    ///
+    /// Checks certificate and key, cgroup, addresses, directories, peers and groups. Each fault is listed; the exit
+    /// status is 1 if the agent could not do its work.
     #[arg(long)]
     check: bool,
 }
@@ -28,7 +36,7 @@ pub struct Agent {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer agent", "With the configuration in /etc/aquifer"),
-        ("aquifer agent --config a.toml --check", "Only says whether the configuration is right"),
+        ("aquifer agent --config a.toml --check", "Only check the configuration and all that it names"),
         ("AQUIFER_LOG=debug aquifer agent", "Tells more"),
     ],
     notes: &[(
@@ -52,17 +60,27 @@ impl Agent {
     ///
     /// # Errors
     /// If the configuration is refused, or the agent cannot start.
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self, common: &Common) -> Result<ExitCode> {
         let config = Config::load(&self.config).map_err(|error| {
             let failure = Failure::new("starting the agent", error);
             if self.config.exists() { failure } else { failure.help("make one with 'aquifer init'") }
         })?;
         if self.check {
-            return Ok(ExitCode::SUCCESS);
+            let report = Report::of(checks(&config));
+            output::answer(common.json, &report, |report| text(&self.config, report))?;
+            return Ok(if report.able { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         logging::start()?;
         let exe = std::env::current_exe().or_fail(|| "finding this program")?;
         aquifer_agent::run(config, exe).map_err(|error| Failure::new("running the agent", error))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn text(config: &Path, report: &Report) -> String {
+    let verdict = match report.able {
+        true => format!("An agent can run with {}.", config.display()),
+        false => format!("No agent can do its work with {}.", config.display()),
+    };
+    format!("{}\n{verdict}", listed(report, output::colours()))
 }

@@ -43,7 +43,17 @@ impl Doctor {
     }
 }
 
+/// A report as text, with the sentence that it comes to.
 fn text(report: &Report, colours: bool) -> String {
+    let verdict = match report.able {
+        true => "This host can lend and borrow.",
+        false => "This host cannot do Aquifer's work: something essential is missing.",
+    };
+    format!("{}\n{verdict}", listed(report, colours))
+}
+
+/// The checks of a report, a line each.
+pub(super) fn listed(report: &Report, colours: bool) -> String {
     let width = report.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let mut lines = Vec::new();
     for check in &report.checks {
@@ -56,9 +66,5 @@ fn text(report: &Report, colours: bool) -> String {
         lines.push(format!("{verdict}  {:width$}  {}", check.name, check.found));
         lines.extend(check.help.iter().map(|help| format!("{:7}  {:width$}  help: {help}", "", "")));
     }
-    lines.push(match report.able {
-        true => "This host can lend and borrow.".to_owned(),
-        false => "This host cannot do Aquifer's work: something essential is missing.".to_owned(),
-    });
     lines.join("\n")
 }

@@ -111,7 +111,7 @@ impl Cli {
             Command::Export(command) => command.run(common),
             Command::Attach(command) => command.run(common),
             Command::Detach(command) => command.run(common),
-            Command::Agent(command) => command.run(),
+            Command::Agent(command) => command.run(common),
             Command::Status(command) => command.run(common),
             Command::Borrow(command) => command.run(common),
             Command::Return(command) => command.run(common),

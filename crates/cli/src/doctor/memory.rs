@@ -63,7 +63,7 @@ fn pressure() -> Check {
 }
 
 /// tmpfs's magic number in statfs(2), which the kernel's own /dev has too.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
+pub(super) const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 fn shm() -> Check {
     const NAME: &str = "/dev/shm";

@@ -1,5 +1,6 @@
 //! What this host can do for Aquifer and what is missing: one [`Check`] a thing, each with the reason and the way out.
 
+pub mod agent;
 mod devices;
 mod host;
 mod memory;
@@ -73,7 +74,8 @@ impl Report {
         Self::of([host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat())
     }
 
-    fn of(checks: Vec<Check>) -> Self {
+    /// What such checks come to.
+    pub fn of(checks: Vec<Check>) -> Self {
         let able = !checks.iter().any(|check| check.essential && check.verdict == Verdict::Missing);
         Self { able, checks }
     }

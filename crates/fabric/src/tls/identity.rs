@@ -9,7 +9,7 @@ use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -74,6 +74,25 @@ impl Identity {
         client.resumption = Resumption::disabled();
         client.enable_secret_extraction = true;
         Ok(Self { host, server: Arc::new(server), client: Arc::new(client) })
+    }
+
+    /// Whether the certificate in `dir` is of the authority beside it: hosts that trust the one must trust the other.
+    ///
+    /// # Errors
+    /// As [`Identity::load`], or [`TlsError::Certificate`] naming the certificate and what is wrong with it.
+    pub fn verify_own(dir: &Path) -> Result<(), TlsError> {
+        let (path, authority) = (dir.join(HOST_CERTIFICATE), dir.join(CA_CERTIFICATE));
+        let chain = certificates(&path)?;
+        let roots = Arc::new(roots(&authority)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider())).build();
+        let verifier = verifier.map_err(|error| TlsError::certificate(&authority, error))?;
+        match verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now()) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(TlsError::certificate(
+                &path,
+                format!("no peer would trust it: {error}; give this host a new one by 'aquifer init'"),
+            )),
+        }
     }
 
     /// The name in this host's certificate.

@@ -1,0 +1,244 @@
+//! Whether an agent can do its work with a configuration: all that it names is looked at, and nothing is changed.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::fs;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use aquifer_agent::config::{Attach, Config, LeaseBackend};
+use aquifer_agent::monitor::Source;
+use aquifer_agent::monitor::gate::SwapGate;
+use aquifer_device::backend;
+use aquifer_fabric::tls::Identity;
+use aquifer_group::Agreements;
+use rustix::fs::{Access, access};
+
+use super::Check;
+use super::memory::TMPFS_MAGIC;
+
+/// One check for each thing that a configuration names.
+pub fn checks(config: &Config) -> Vec<Check> {
+    let mut checks = vec![certificate(config), memory(config)];
+    checks.extend(addresses(config));
+    checks.extend([directory("socket", config.socket.parent()), directory("state", Some(&config.state))]);
+    if config.lend.backend == LeaseBackend::Store {
+        checks.push(store(config));
+    }
+    if config.borrow.attach == Attach::Pool {
+        checks.extend([spill(&config.borrow.spill), device(config)]);
+    }
+    checks.push(peers(config));
+    if config.vms.accept {
+        checks.push(qemu(&config.vms.qemu));
+    }
+    checks.push(groups(config));
+    checks
+}
+
+/// Without what is wrong here an agent does not start, or does not do what it is for.
+fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
+    Check::missing(name, found.to_string(), help).essential()
+}
+
+fn certificate(config: &Config) -> Check {
+    const NAME: &str = "certificate";
+    const HELP: &str = "copy DIR/HOST/tls as 'aquifer init' made it, or make it again with --force";
+    let checked = Identity::load(&config.tls).and_then(|identity| {
+        Identity::verify_own(&config.tls)?;
+        Ok(identity)
+    });
+    match checked {
+        Err(error) => fault(NAME, error, HELP),
+        Ok(identity) if *identity.host() != config.host => {
+            let found = format!(
+                "{} holds the certificate of '{}', and the configuration is for '{}'",
+                config.tls.display(),
+                identity.host(),
+                config.host
+            );
+            fault(NAME, found, HELP)
+        }
+        Ok(identity) => {
+            let found =
+                format!("of {}, with its key, by the authority in {}", identity.host(), config.tls.display());
+            Check::ok(NAME, found)
+        }
+    }
+}
+
+fn memory(config: &Config) -> Check {
+    const NAME: &str = "memory";
+    let cgroup = config.memory.cgroup.as_deref();
+    let read = Source::open(cgroup).and_then(|source| {
+        cgroup.filter(|_| config.memory.gate_swap).map(SwapGate::new).transpose()?;
+        source.read().map(|reading| (source.name(), reading))
+    });
+    match read {
+        Ok((name, reading)) => {
+            Check::ok(NAME, format!("of {name}: {} of {} used", reading.used, reading.total))
+        }
+        Err(error) => {
+            fault(NAME, error, "name a memory cgroup that exists by memory.cgroup, or leave that out")
+        }
+    }
+}
+
+/// Where it listens. What the agent that runs has is no fault.
+fn addresses(config: &Config) -> Vec<Check> {
+    let is_running = UnixStream::connect(&config.socket).is_ok();
+    let store = config.lend.backend == LeaseBackend::Store;
+    let pages = store.then_some(("pages", config.pages));
+    // The kernel's own target may be there already, for leases of an agent before this one.
+    let nvme = config.lend.nvme.filter(|_| store).map(|at| ("lend.nvme", at));
+    let all = [Some(("listen", config.listen)), pages, nvme];
+    let mut seen = BTreeMap::new();
+    all.into_iter()
+        .flatten()
+        .map(|(key, at)| {
+            let other = if at.port() == 0 { None } else { seen.insert(at, key) };
+            other.map_or_else(
+                || address(key, at, is_running),
+                |other| fault(key, format!("{at} is also that of {other}"), "give each a port of its own"),
+            )
+        })
+        .collect()
+}
+
+fn address(key: &str, at: SocketAddr, is_running: bool) -> Check {
+    match TcpListener::bind(at) {
+        Ok(_) => Check::ok(key, format!("{at} is free")),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && is_running => {
+            Check::ok(key, format!("{at} is in use, while an agent runs here"))
+        }
+        Err(error) => fault(
+            key,
+            format!("nobody can listen on {at}: {error}"),
+            "give an address of this host, with a free port",
+        ),
+    }
+}
+
+/// The path itself, or the nearest above it that is there.
+fn nearest(path: &Path) -> PathBuf {
+    path.ancestors().find(|path| path.exists()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
+}
+
+/// Why files cannot be made in a directory that is there, or can be made.
+fn unwritable(path: &Path) -> Option<String> {
+    let nearest = nearest(path);
+    if !nearest.is_dir() {
+        return Some(format!("{} is no directory", nearest.display()));
+    }
+    let refused = access(&nearest, Access::WRITE_OK | Access::EXEC_OK).err();
+    refused.map(|error| format!("{} cannot be written to: {error}", nearest.display()))
+}
+
+fn directory(key: &str, path: Option<&Path>) -> Check {
+    let path = path.filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match unwritable(path) {
+        Some(why) => fault(key, why, "run as root, or name another directory"),
+        None if path.exists() => Check::ok(key, format!("{} can be written to", path.display())),
+        None => Check::ok(key, format!("{} is made when the agent starts", path.display())),
+    }
+}
+
+fn store(config: &Config) -> Check {
+    const NAME: &str = "store";
+    const HELP: &str = "name a directory on a tmpfs by store, or leave that out";
+    let dir = config.store_dir();
+    if let Some(why) = unwritable(&dir) {
+        return fault(NAME, why, HELP);
+    }
+    let on = nearest(&dir);
+    match rustix::fs::statfs(&on) {
+        Err(error) => fault(NAME, format!("{} cannot be examined: {error}", on.display()), HELP),
+        Ok(fs) if fs.f_type == TMPFS_MAGIC => Check::ok(NAME, format!("{} is on a tmpfs", dir.display())),
+        // Where nothing is said, the agent finds a place.
+        Ok(_) if config.store.is_none() && on != dir => {
+            Check::ok(NAME, format!("{} is made when the agent starts", dir.display()))
+        }
+        Ok(_) => fault(NAME, format!("{} is on no tmpfs: lent pages must be in RAM", dir.display()), HELP),
+    }
+}
+
+fn spill(dir: &Path) -> Check {
+    const NAME: &str = "borrow.spill";
+    match unwritable(dir) {
+        Some(why) => fault(NAME, why, "name a directory on a disk with room by borrow.spill"),
+        None if dir.exists() => Check::ok(NAME, format!("{} can be written to", dir.display())),
+        None => Check::warn(
+            NAME,
+            format!("{} is not there: it would be made in {}", dir.display(), nearest(dir).display()),
+            "make it, or mount what is to be there: it takes borrowed pages when no lender has room",
+        ),
+    }
+}
+
+fn device(config: &Config) -> Check {
+    const NAME: &str = "borrow.backend";
+    match backend::choose(config.borrow.backend) {
+        Ok(backend) => Check::ok(NAME, format!("volumes become block devices by {}", backend.kind())),
+        Err(error) => fault(NAME, error, "see 'aquifer doctor'"),
+    }
+}
+
+/// Names are unique, or the configuration is refused.
+fn peers(config: &Config) -> Check {
+    const NAME: &str = "peers";
+    let mut seen = BTreeMap::from([(config.listen, &config.host)]);
+    let mut faults = Vec::new();
+    for peer in &config.peers {
+        match peer.address.to_socket_addrs().map(|mut found| found.next()) {
+            Ok(Some(at)) => {
+                if let Some(other) = seen.insert(at, &peer.name) {
+                    faults.push(format!("{} has the address of {other}, {at}", peer.name));
+                }
+            }
+            Ok(None) => faults.push(format!("{} has no address behind '{}'", peer.name, peer.address)),
+            Err(error) => {
+                faults.push(format!("{} cannot be found at '{}': {error}", peer.name, peer.address))
+            }
+        }
+    }
+    match (&*faults, config.peers.len()) {
+        ([], 0) => Check::warn(
+            NAME,
+            "none: nobody to borrow from or to lend to",
+            "add a [[peer]] for each other host",
+        ),
+        ([], count) => Check::ok(NAME, format!("{count}, each with a name and an address of its own")),
+        (faults, _) => fault(NAME, faults.join("; "), "mend address of these [[peer]] sections"),
+    }
+}
+
+fn qemu(program: &Path) -> Check {
+    const NAME: &str = "vms.qemu";
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |path: &Path| access(path, Access::EXEC_OK).is_ok() && path.is_file();
+    let found = match program.components().count() {
+        1 => std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| is_there(path)),
+        _ => Some(program.to_owned()).filter(|path| is_there(path)),
+    };
+    match found {
+        Some(path) => Check::ok(NAME, format!("{} is there", path.display())),
+        None => fault(
+            NAME,
+            format!("there is no program {}", program.display()),
+            "install QEMU, or name it by vms.qemu",
+        ),
+    }
+}
+
+fn groups(config: &Config) -> Check {
+    const NAME: &str = "groups.agreements";
+    let dir = &config.groups.agreements;
+    match Agreements::of(dir).all() {
+        Ok(all) => Check::ok(NAME, format!("{} in {}", all.len(), dir.display())),
+        Err(error) if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) => {
+            fault(NAME, error, "name a directory by groups.agreements")
+        }
+        Err(error) => fault(NAME, error, "copy the group's file again from another host of it"),
+    }
+}
