@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod agent_check;
 mod agents;
 mod attach;
 mod basics;
 mod common;
 mod export;
 mod group;
+mod openapi;
 mod operator;
 #[path = "../../../store/tests/store/rank/mod.rs"]
 mod rank;

@@ -1,9 +1,5 @@
 //! The API's description: that it is valid, and that a real agent keeps to it, as public tools see both.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use common::{aquifer, eventually, stderr, stdout};
+use crate::common::{aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The repository.

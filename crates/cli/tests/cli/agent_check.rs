@@ -1,14 +1,10 @@
 //! `aquifer agent --check`: it sees every fault before an agent meets it.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
-use common::{aquifer, stderr, stdout};
+use crate::common::{aquifer, stderr, stdout};
 use serde_json::Value;
 use toml::Table;
 
