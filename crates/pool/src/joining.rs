@@ -56,9 +56,21 @@ impl Volume {
                 Box::new(SealedHolder::new(holder, sealer, self.config.workers + 1))
             }
         };
-        let lease = Lease::new(Some(target), holder, total, |index| clean[index as usize]);
-        self.leases.list_mut().push(Arc::new(lease));
+        self.add_holder(target, holder, total, |index| clean[index as usize]);
         Ok(())
+    }
+
+    /// Lays the volume over a holder that the caller made, which stands for this lease: `total` extents, of which `is_clean` tells
+    /// which are known to be all zeroes. For holders that no address leads to.
+    pub fn add_holder(
+        &self,
+        target: LeaseTarget,
+        holder: Box<dyn Holder>,
+        total: u32,
+        is_clean: impl FnMut(u32) -> bool,
+    ) {
+        let lease = Lease::new(Some(target), holder, total, is_clean);
+        self.leases.list_mut().push(Arc::new(lease));
     }
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {

@@ -9,7 +9,7 @@ use aquifer_mapping::FileMap;
 use aquifer_page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::sys;
+use crate::{effect, sys};
 
 /// The file and the engine's own view of it.
 #[derive(Debug)]
@@ -45,11 +45,13 @@ impl RegionFile {
 
     /// Puts pages there, of which none is in a page table.
     pub(crate) fn put(&self, first: u64, data: &[u8]) -> io::Result<()> {
+        effect::at("put");
         self.file.write_all_at(data, first * PAGE_SIZE as u64)
     }
 
     /// Takes pages out of the file, and out of all page tables.
     pub(crate) fn punch(&self, pages: &Range<u64>) -> io::Result<()> {
+        effect::at("punch");
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = |pages| pages * PAGE_SIZE as u64;
         Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)

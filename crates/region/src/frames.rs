@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use aquifer_mapping::FileMap;
 use aquifer_page::PAGE_SIZE;
 
-use crate::lock;
+use crate::{effect, lock};
 
 /// Which frame of the group each page of a region is mapped from, or may be: 8 bytes a page, the frame's number and one, or 0; in a file that
 /// outlives the engine.
@@ -51,6 +51,7 @@ impl Sharers {
         if frame.is_none() && !self.any.load(Ordering::Acquire) {
             return;
         }
+        effect::at("sharer");
         self.any.store(true, Ordering::Release);
         self.words.words()[page as usize].store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
     }

@@ -8,6 +8,7 @@
 mod counters;
 mod engine;
 mod error;
+mod effect;
 mod file;
 mod frames;
 pub mod handover;

@@ -8,6 +8,8 @@ use aquifer_mapping::FileMap;
 use aquifer_page::LeaseId;
 use aquifer_pool::Ledger;
 
+use crate::effect;
+
 /// One extent: which of two notes counts (1 byte; 0: neither), and from byte 8 on the two notes: the slot (4 bytes, padded to 8), the
 /// lease (16). Whoever dies while it writes a note leaves the other one.
 const ENTRY: usize = 64;
@@ -52,6 +54,7 @@ impl Ledger for Places {
             store(&note[8..], &lease.0.to_le_bytes());
             next
         });
+        effect::at("place");
         entry[0].store(counts, Ordering::Release);
     }
 }

@@ -13,10 +13,13 @@ use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Shared, Use
 use aquifer_page::PAGE_SIZE;
 
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher};
-use crate::{lock, sys};
+use crate::{effect, lock, sys};
 
 /// Runs in one order: what fits a message with room to spare.
 const RUNS_PER_ORDER: usize = 512;
+
+/// Runs of pages that one call finds.
+const SCANNED: usize = if cfg!(test) { 4 } else { 64 };
 
 /// Threads of a program that are told apart.
 const THREADS: usize = 64;
@@ -224,7 +227,10 @@ impl Program {
         }
         let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
         going_to_sleep();
-        match self.orders.send(order, &files).and_then(|()| self.orders.receive()) {
+        effect::at("order");
+        let sent = self.orders.send(order, &files);
+        effect::at("ordered");
+        match sent.and_then(|()| self.orders.receive()) {
             Ok(Some((Reply::Refused(why), _))) => Err(io::Error::other(why)),
             Ok(Some((reply, _))) => Ok(Some(reply)),
             // It ended, or let go of the mapping: both have taken the pages out.
@@ -252,9 +258,10 @@ impl Program {
     }
 
     fn scan(&self, pages: &Range<u64>, category: u64, flags: u64, into: &mut HashSet<u64>) -> io::Result<()> {
-        let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; 64];
+        let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
         let Range { mut start, end } = self.addresses(pages);
         while start < end && !self.gone.load(Ordering::Relaxed) {
+            effect::at("scan");
             let (count, walked) = sys::scan(&self.pagemap, start..end, category, flags, &mut found)?;
             for region in &found[..count] {
                 let first = self.page(region.start);
@@ -269,6 +276,7 @@ impl Program {
             }
             start = walked;
         }
+        effect::at("scanned");
         Ok(())
     }
 }

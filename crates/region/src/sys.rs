@@ -84,3 +84,83 @@ pub(crate) fn be_short() {
     // SAFETY: the structure is one that the kernel only reads, and says how long it is. Where it is refused, all is as it was.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
+
+/// Mappings of programs that tests play.
+#[cfg(test)]
+pub(crate) mod test {
+    use std::ops::Range;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::AtomicU64;
+    use std::{io, ptr, slice};
+
+    use aquifer_page::PAGE_SIZE;
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+    /// A file in the memory of a program that can end before its process does: nothing else is mapped there then.
+    #[derive(Debug)]
+    pub(crate) struct Mapping {
+        /// With a page before the file, which keeps what is left there from looking like it.
+        start: usize,
+        length: usize,
+    }
+
+    impl Mapping {
+        pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
+            let none = ProtFlags::empty();
+            // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+            let start =
+                unsafe { mmap_anonymous(ptr::null_mut(), length + PAGE_SIZE, none, MapFlags::PRIVATE) }?;
+            let mapping = Self { start: start.expose_provenance(), length };
+            let (at, both) = (mapping.pointer(), ProtFlags::READ | ProtFlags::WRITE);
+            // SAFETY: what is replaced was mapped just now.
+            unsafe { mmap(at, length, both, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
+            Ok(mapping)
+        }
+
+        pub(crate) fn address(&self) -> usize {
+            self.start + PAGE_SIZE
+        }
+
+        fn pointer(&self) -> *mut std::ffi::c_void {
+            ptr::with_exposed_provenance_mut(self.address())
+        }
+
+        pub(crate) fn words(&self) -> &[AtomicU64] {
+            // SAFETY: it is mapped until this ends, and atomics may be changed by others.
+            unsafe { slice::from_raw_parts(self.pointer().cast(), self.length / size_of::<u64>()) }
+        }
+
+        /// Takes pages out of the page table, as a program may at any time.
+        pub(crate) fn drop_entries(&self, pages: Range<u64>) {
+            let start = self.address() + pages.start as usize * PAGE_SIZE;
+            let length = (pages.end - pages.start) as usize * PAGE_SIZE;
+            // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
+            let dropped = unsafe {
+                madvise(ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed)
+            };
+            dropped.expect("the pages are mapped");
+        }
+
+        /// Unmaps the file.
+        pub(crate) fn end(self) -> io::Result<Ended> {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            // SAFETY: this is the end of what gives access to it.
+            unsafe { mmap_anonymous(self.pointer(), self.length, ProtFlags::empty(), flags) }?;
+            Ok(Ended { _mapping: self })
+        }
+    }
+
+    /// The addresses at which a file was mapped. Nothing is there.
+    #[derive(Debug)]
+    pub(crate) struct Ended {
+        _mapping: Mapping,
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            let start = ptr::with_exposed_provenance_mut(self.start);
+            // SAFETY: it is ours, and nothing borrows it any more.
+            let _ = unsafe { munmap(start, self.length + PAGE_SIZE) };
+        }
+    }
+}

@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering;
 
 use aquifer_mapping::FileMap;
 
+use crate::effect;
+
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -111,6 +113,7 @@ impl Table {
     }
 
     pub(crate) fn set(&self, page: u64, is: Page) {
+        effect::at("table");
         self.0.bytes()[page as usize].store(is.byte(), Ordering::Release);
     }
 }

@@ -29,6 +29,12 @@ pub(super) struct Touch<'a> {
     began: Instant,
 }
 
+impl<'a> Touch<'a> {
+    pub(super) fn new(program: &'a Program, fault: Fault, page: u64) -> Self {
+        Self { program, fault, page, began: Instant::now() }
+    }
+}
+
 impl Engine {
     /// Serves faults, as the worker of this number, until the end.
     pub(super) fn serve_faults(&self, worker: usize) {
@@ -56,7 +62,7 @@ impl Engine {
     /// Serves a fault: one on a page that is not in the page table, or a write to one that is shared.
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
-        let touch = Touch { program, fault, page, began: Instant::now() };
+        let touch = Touch::new(program, fault, page);
         match self.try_serve(worker, &touch, buffer) {
             Ok(()) if self.trouble.load(Ordering::Relaxed) => {
                 _ = lock(&self.stalled).remove(&(program.id, page))
@@ -88,7 +94,7 @@ impl Engine {
         self.retry.notify_one();
     }
 
-    fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
+    pub(super) fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
         let (program, page) = (touch.program, touch.page);
         loop {
             let mut cache = lock(&self.cache);

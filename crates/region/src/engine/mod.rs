@@ -15,6 +15,8 @@
 //! for another engine to go on ([`recover`]).
 
 mod coming;
+#[cfg(test)]
+mod crash;
 mod discard;
 mod evict;
 mod expected;
@@ -207,6 +209,22 @@ impl Engine {
         [region, table, places, sharers]: [(&Path, File); 4],
         [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
+        let joined = |volume: VolumeConfig| {
+            let volume = Volume::new(volume)?;
+            leases.iter().try_for_each(|lease| volume.add_lease(lease.clone()))?;
+            Ok(volume)
+        };
+        Self::over(config, volume, joined, [region, table, places, sharers], [programs, frames])
+    }
+
+    /// The same over a volume whose leases `joined` adds.
+    fn over(
+        config: &EngineConfig,
+        volume: VolumeConfig,
+        joined: impl FnOnce(VolumeConfig) -> Result<Volume, RegionError>,
+        [region, table, places, sharers]: [(&Path, File); 4],
+        [programs, frames]: [PathBuf; 2],
+    ) -> Result<Self, RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot map {}", path.display()));
         let file = RegionFile::new(region.1).map_err(fail(region.0))?;
         let pages = file.pages();
@@ -216,10 +234,7 @@ impl Engine {
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Two more than serve faults: one evicts, one discards.
         let workers = volume_workers(config.workers);
-        let volume = Volume::new(VolumeConfig { workers, ledger: Some(places.clone()), ..volume })?;
-        for lease in leases {
-            volume.add_lease(lease.clone())?;
-        }
+        let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume })?;
         let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let expected = Mutex::new(Expected::open(programs).map_err(fail)?);

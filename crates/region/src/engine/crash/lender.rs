@@ -1,0 +1,89 @@
+//! A lender that outlives every engine of a schedule.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use aquifer_page::PAGE_SIZE;
+use aquifer_pool::holder::{Holder, HolderError};
+
+use crate::{effect, lock};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Its pages, and the one host that may change them.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    pages: Mutex<BTreeMap<u64, Box<[u8]>>>,
+    owner: AtomicU64,
+    trespassed: AtomicBool,
+}
+
+impl Pages {
+    /// The region is this host's from now on.
+    pub(super) fn give_to(&self, host: u64) {
+        self.owner.store(host, Ordering::Relaxed);
+    }
+
+    /// Whether another host than the region's own changed a page.
+    pub(super) fn was_trespassed(&self) -> bool {
+        self.trespassed.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has anything at all.
+    pub(super) fn count(&self) -> usize {
+        lock(&self.pages).len()
+    }
+}
+
+/// The same as one host reaches it.
+#[derive(Debug)]
+pub(super) struct Lender {
+    pub(super) host: u64,
+    pub(super) pages: Arc<Pages>,
+}
+
+impl Lender {
+    fn change(&self) {
+        if self.pages.owner.load(Ordering::Relaxed) != self.host {
+            self.pages.trespassed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Holder for Lender {
+    fn read(&self, _worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        let pages = lock(&self.pages.pages);
+        for (at, into) in into.chunks_exact_mut(PAGE_SIZE).enumerate() {
+            match pages.get(&(offset / PAGE + at as u64)) {
+                Some(page) => into.copy_from_slice(page),
+                None => into.fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, _worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        for (at, data) in data.chunks_exact(PAGE_SIZE).enumerate() {
+            effect::at("lender writes");
+            self.change();
+            lock(&self.pages.pages).insert(offset / PAGE + at as u64, data.into());
+        }
+        Ok(())
+    }
+
+    fn discard(&self, _worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+        let range = offset / PAGE..(offset + length) / PAGE;
+        let some: Vec<u64> = lock(&self.pages.pages).range(range).map(|(page, _)| *page).collect();
+        for page in some {
+            effect::at("lender discards");
+            self.change();
+            lock(&self.pages.pages).remove(&page);
+        }
+        Ok(())
+    }
+
+    fn flush(&self, _worker: usize) -> Result<(), HolderError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! The region goes to another host, or does not because somebody dies.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use aquifer_mapping::Run;
+
+use super::super::Engine;
+use super::super::incoming::Incoming;
+use super::world::{Host, World, expect, unless_killed};
+use crate::handover::{Frame, Round};
+
+impl World {
+    /// Hands the region over. What must still come from this host then does so later.
+    pub(super) fn migrate(&self) {
+        let (from, to) = (self.host(), self.new_host());
+        if !self.prepare(&from, &to) {
+            return self.stay_here(&from);
+        }
+        let (mut incoming, most) = (Incoming::default(), self.below(4));
+        let kind = if self.one_in(3) { Round::Clean } else { Round::Copy };
+        for _ in 0..most {
+            if !self.round(&from, &to, &mut incoming, kind) {
+                return self.stay_here(&from);
+            }
+            (0..self.below(8)).for_each(|_| self.act());
+        }
+        self.still.set(true);
+        let last = if self.one_in(2) { Round::Leave } else { Round::Last };
+        if !self.round(&from, &to, &mut incoming, last) {
+            return self.stay_here(&from);
+        }
+        // A device is saved, which writes to memory.
+        (0..self.below(3)).for_each(|_| self.touch(&from, self.below(self.shape.pages), true));
+        // An engine that came up meanwhile knows nothing of what was sent.
+        let goes_on = from.engine.borrow().as_ref().is_some_and(|engine| engine.is_being_sent());
+        if !goes_on || !self.round(&from, &to, &mut incoming, Round::Rest) {
+            return self.stay_here(&from);
+        }
+        self.give(&from, &to);
+    }
+
+    fn prepare(&self, from: &Rc<Host>, to: &Rc<Host>) -> bool {
+        // It is another host's until all is there.
+        self.restart(to);
+        match self.run(from, "begin to hand over", Engine::begin_outgoing) {
+            Some(begun) => expect("begin", begun),
+            None => return false,
+        }
+        true
+    }
+
+    /// False if either died over it.
+    fn round(&self, from: &Rc<Host>, to: &Rc<Host>, incoming: &mut Incoming, round: Round) -> bool {
+        let goes_on = from.engine.borrow().as_ref().is_some_and(|engine| engine.is_being_sent());
+        if !goes_on {
+            return false;
+        }
+        let mut there = true;
+        let done = self.run(from, format_args!("{round:?}"), |engine| {
+            engine.round(round, &mut |frame, data| {
+                let taken = self.take_in(to, incoming, frame, data);
+                there &= taken.is_ok();
+                taken
+            })
+        });
+        match done {
+            Some(Err(_)) if !there => false,
+            Some(done) => {
+                expect("a round", done);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The other engine takes in what this one sends, or is killed over it.
+    fn take_in(&self, to: &Rc<Host>, incoming: &mut Incoming, frame: &Frame, data: &[u8]) -> io::Result<()> {
+        let Some(engine) = to.engine.borrow().clone() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+        let before = self.running.replace(Some(to.clone()));
+        let taken = catch_unwind(AssertUnwindSafe(|| engine.take_in(incoming, frame, data)));
+        self.running.replace(before);
+        match unless_killed(taken) {
+            Some(taken) => expect("take in", taken),
+            None => {
+                self.lose_engine(to);
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn stay_here(&self, from: &Rc<Host>) {
+        self.say("it stays here");
+        self.still.set(false);
+        match self.run_if_there(from, "own", Engine::own) {
+            Some(()) => {}
+            None => self.restart(from),
+        }
+    }
+
+    fn run_if_there<T>(&self, host: &Rc<Host>, what: &str, op: impl FnOnce(&Engine) -> T) -> Option<T> {
+        host.engine.borrow().is_some().then_some(())?;
+        self.run(host, what, op)
+    }
+
+    /// The region is the other host's from now on, whoever dies.
+    fn give(&self, from: &Rc<Host>, to: &Rc<Host>) {
+        self.say("it is given away");
+        from.foreign.set(true);
+        self.own(to);
+        for host in [from, to] {
+            if self.one_in(6) {
+                // Before the other one was told that it owns the region, if that is so.
+                to.foreign.set(true);
+                self.restart(host);
+            }
+        }
+        to.foreign.set(false);
+        if self.run_if_there(to, "own", Engine::own).is_none() {
+            self.restart(to);
+        }
+        self.still.set(false);
+        *self.here.borrow_mut() = to.clone();
+        self.start_program(to);
+        self.other.replace(Some(from.clone()));
+    }
+
+    /// Fetches some of what was left behind: what is waited for, or what comes next. True if nothing is left.
+    pub(super) fn fetch_left(&self, all: bool) -> bool {
+        let Some(from) = self.other.borrow().clone() else { return true };
+        let to = self.host();
+        if from.engine.borrow().is_none() || self.one_in(20) {
+            self.restart(&from);
+        }
+        let mut cursor = self.below(self.shape.pages);
+        let next = self.run(&to, "what is to come next", |engine| engine.next_left(all.then_some(&mut cursor)));
+        let Some(next) = next else {
+            self.restart(&to);
+            return false;
+        };
+        let next = expect("what is next", next);
+        if next.is_empty() {
+            if all {
+                self.say("all has come");
+                self.other.replace(None);
+            }
+            return all;
+        }
+        self.bring(&from, &to, &next);
+        false
+    }
+
+    fn bring(&self, from: &Rc<Host>, to: &Rc<Host>, runs: &[Run]) {
+        let mut incoming = Incoming::default();
+        let done = self.run(from, format_args!("send {runs:?}"), |engine| {
+            engine.send_left(runs, &mut |frame, data| self.take_in(to, &mut incoming, frame, data))
+        });
+        if to.engine.borrow().is_none() {
+            return self.restart(to);
+        }
+        match done {
+            Some(sent) => expect("send what was left", sent),
+            None => self.restart(from),
+        }
+    }
+}
+
+impl Engine {
+    fn is_being_sent(&self) -> bool {
+        crate::lock(&self.cache).outgoing.is_some()
+    }
+}

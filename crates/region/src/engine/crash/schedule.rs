@@ -1,0 +1,183 @@
+//! What happens in a schedule, and the tests that run some.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use aquifer_mapping::Run;
+
+use super::super::{Engine, Scheme};
+use super::program::CELLS;
+use super::world::{Random, Shape, World, Wrong, expect, wrong};
+use crate::effect;
+use crate::policy::PolicyKind;
+
+impl World {
+    /// One thing that programs or operators do.
+    pub(super) fn act(&self) {
+        let host = self.host();
+        let page = self.below(self.shape.pages);
+        match self.below(32) {
+            0..8 => self.touch(&host, page, false),
+            8..18 => self.touch(&host, page, true),
+            18 => self.discard(page, 1 + self.below(4)),
+            19 | 20 => self.persist(),
+            21..24 => self.evict(1 + self.below(6)),
+            24 => (0..self.shape.pages).for_each(|page| self.touch(&host, page, false)),
+            25 => self.fetch_left(true).then_some(()).unwrap_or_default(),
+            26 if self.one_in(3) => self.end_program(&host),
+            27 if host.programs.borrow().len() < 2 && self.one_in(3) => self.start_program(&host),
+            28 if self.one_in(3) => self.restart(&host),
+            29 => self.drop_entries(page, 1 + self.below(4)),
+            _ => self.touch(&host, page, true),
+        }
+        if host.programs.borrow().is_empty() {
+            self.start_program(&host);
+        }
+        if self.lender.was_trespassed() {
+            wrong("a host changed what a lender has of another host's region");
+        }
+    }
+
+    fn persist(&self) {
+        let host = self.host();
+        match self.run(&host, "persist", Engine::persist) {
+            Some(done) => _ = expect("persist", done),
+            None => self.restart(&host),
+        }
+    }
+
+    fn evict(&self, count: u64) {
+        let host = self.host();
+        match self.run(&host, format_args!("evict {count}"), |engine| engine.evict(0, count as usize)) {
+            Some(done) => expect("evict", done),
+            None => self.restart(&host),
+        }
+    }
+
+    fn drop_entries(&self, page: u64, count: u64) {
+        self.say(format_args!("the program drops {count} entries from page {page} on"));
+        for program in &*self.host().programs.borrow() {
+            (page..(page + count).min(self.shape.pages)).for_each(|page| program.drop_entry(page));
+        }
+    }
+
+    fn discard(&self, page: u64, count: u64) {
+        let host = self.host();
+        let pages = page..(page + count).min(self.shape.pages);
+        for cell in pages.start * CELLS..pages.end * CELLS {
+            self.model.borrow_mut()[cell as usize].push(0);
+        }
+        *self.discarding.borrow_mut() = pages.clone();
+        loop {
+            let run = Run { first: pages.start, count: pages.end - pages.start };
+            match self.run(&host, format_args!("discard {pages:?}"), |engine| engine.discard(run)) {
+                Some(done) => {
+                    // While it is handed over that is refused.
+                    if done.is_ok() {
+                        (pages.start * CELLS..pages.end * CELLS)
+                            .for_each(|cell| self.model.borrow_mut()[cell as usize] = vec![0]);
+                    }
+                    break;
+                }
+                None => self.restart(&host),
+            }
+            // Who asked asks again, as a rule.
+            if self.one_in(4) {
+                break;
+            }
+        }
+        *self.discarding.borrow_mut() = 0..0;
+    }
+
+    /// Sees whether all is there that should be: as it is, once all has left the cache, or on another host.
+    fn check_all(&self) {
+        while !self.fetch_left(true) {}
+        match self.below(3) {
+            0 => {}
+            1 => {
+                for _ in 0..self.shape.pages {
+                    if crate::lock(&self.host().engine().cache).frames > 0 {
+                        self.evict(16);
+                    }
+                }
+            }
+            _ => self.migrate(),
+        }
+        while !self.fetch_left(true) {}
+        let host = self.host();
+        (0..self.shape.pages).for_each(|page| self.touch(&host, page, false));
+    }
+}
+
+fn shape(random: &mut Random) -> Shape {
+    let (pages, frames) = [(24, 16), (40, 20), (64, 33), (96, 64)][random.below(4) as usize];
+    let policy = PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize].0;
+    let scheme = if random.below(2) == 0 { Scheme::OnDemand } else { Scheme::PreEvict };
+    Shape { pages, frames, policy, scheme }
+}
+
+/// Runs a schedule. Says what went wrong, and how it came to that.
+fn run(seed: u64) -> Result<(), String> {
+    let mut random = Random::new(seed);
+    let shape = shape(&mut random);
+    let world = Rc::new(std::cell::RefCell::new(None::<Rc<World>>));
+    let made = world.clone();
+    let done = catch_unwind(AssertUnwindSafe(move || {
+        let world = World::new(shape, random);
+        *made.borrow_mut() = Some(world.clone());
+        let acts = 10 + world.below(40);
+        for _ in 0..acts {
+            if world.one_in(24) {
+                while !world.fetch_left(true) {}
+                world.migrate();
+            }
+            world.act();
+        }
+        world.check_all();
+    }));
+    effect::set(None);
+    let log = world.borrow().as_ref().map(|world| world.log.borrow().join("\n")).unwrap_or_default();
+    let told = |what: &str| Err(format!("seed {seed}, {shape:?}\n{log}\n{what}"));
+    match done {
+        Ok(()) => Ok(()),
+        Err(why) => match why.downcast::<Wrong>() {
+            Ok(wrong) => told(&wrong.0),
+            Err(why) => {
+                let panicked = why.downcast_ref::<String>().cloned();
+                told(&panicked.unwrap_or_else(|| "a panic".to_owned()))
+            }
+        },
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |number| number.parse().unwrap_or(default))
+}
+
+#[test]
+fn nothing_is_lost_wherever_an_engine_is_killed() {
+    let (first, count) = (number("AQUIFER_SEED", 1), number("AQUIFER_SCHEDULES", 300));
+    let began = std::time::Instant::now();
+    let mut failed = Vec::new();
+    for seed in first..first + count {
+        let start = std::time::Instant::now();
+        let done = run(seed);
+        if start.elapsed().as_millis() > 200 {
+            eprintln!("slow: {seed} {:?}", start.elapsed());
+        }
+        if let Err(what) = done {
+            failed.push((seed, what));
+            if failed.len() >= number("AQUIFER_FAILURES", 10) as usize {
+                break;
+            }
+        }
+    }
+    eprintln!("{count} schedules in {:?}", began.elapsed());
+    for (seed, what) in &failed {
+        eprintln!("seed {seed}: {}", what.lines().last().unwrap_or_default());
+    }
+    let seeds: Vec<_> = failed.iter().map(|(seed, _)| *seed).collect();
+    if let Some((_, what)) = failed.first() {
+        panic!("seeds {seeds:?} fail; the first:\n{what}");
+    }
+}

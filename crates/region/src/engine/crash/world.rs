@@ -1,0 +1,479 @@
+//! Hosts with an engine each, whose death comes at a point that the schedule chooses.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt::Display;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use aquifer_fabric::Address;
+use aquifer_mapping::{Fault, Listener};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
+use aquifer_pool::{LeaseTarget, Protocol, Volume, VolumeConfig};
+use rustix::fs::SeekFrom;
+use tempfile::TempDir;
+
+use super::super::fault::Touch;
+use super::super::{Engine, EngineConfig, Scheme};
+use super::lender::{Lender, Pages};
+use super::program::{CELLS, Program};
+use crate::effect;
+use crate::lock;
+use crate::policy::PolicyKind;
+use crate::prefetch::{MOST, PrefetchKind};
+use crate::sys::test::Ended;
+
+/// What unwinds an engine that is killed.
+pub(super) struct Killed;
+
+/// What unwinds a schedule that has found something wrong.
+pub(super) struct Wrong(pub(super) String);
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) pages: u64,
+    pub(super) frames: u64,
+    pub(super) policy: PolicyKind,
+    pub(super) scheme: Scheme,
+}
+
+/// Numbers that look random and are the same for the same seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % end
+    }
+}
+
+pub(super) struct Host {
+    number: u64,
+    directory: TempDir,
+    region: File,
+    listener: Listener,
+    pub(super) foreign: Cell<bool>,
+    pub(super) engine: RefCell<Option<Arc<Engine>>>,
+    pub(super) programs: RefCell<Vec<Rc<Program>>>,
+}
+
+pub(super) struct World {
+    pub(super) shape: Shape,
+    pub(super) lender: Arc<Pages>,
+    random: RefCell<Random>,
+    /// Where the programs run, and during a hand-over and after it the other host.
+    pub(super) here: RefCell<Rc<Host>>,
+    pub(super) other: RefCell<Option<Rc<Host>>>,
+    /// Whose engine is at work.
+    pub(super) running: RefCell<Option<Rc<Host>>>,
+    /// Points until that is killed.
+    fuse: Cell<Option<u64>>,
+    playing: Cell<bool>,
+    /// Programs do nothing of themselves.
+    pub(super) still: Cell<bool>,
+    /// Pages that are being discarded, which no program touches.
+    pub(super) discarding: RefCell<std::ops::Range<u64>>,
+    /// What each cell may hold.
+    pub(super) model: RefCell<Vec<Vec<u64>>>,
+    versions: Cell<u64>,
+    hosts: Cell<u64>,
+    ended: RefCell<Vec<Ended>>,
+    pub(super) log: RefCell<Vec<String>>,
+}
+
+pub(super) fn wrong(what: impl Display) -> ! {
+    resume_unwind(Box::new(Wrong(what.to_string())))
+}
+
+pub(super) fn expect<T, E: Display>(what: &str, result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| wrong(format_args!("{what}: {error}")))
+}
+
+impl Host {
+    fn new(number: u64, shape: Shape, foreign: bool) -> Rc<Self> {
+        let directory = expect("make a directory", tempfile::tempdir_in("/dev/shm"));
+        let region = open(directory.path().join("region"), shape.pages * PAGE_SIZE as u64);
+        let listener = expect("listen", Listener::bind(&directory.path().join("programs")));
+        let (engine, programs) = (RefCell::default(), RefCell::default());
+        Rc::new(Self { number, directory, region, listener, foreign: Cell::new(foreign), engine, programs })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(super) fn engine(&self) -> Arc<Engine> {
+        self.engine.borrow().clone().unwrap_or_else(|| wrong("there is no engine"))
+    }
+
+    /// Whether a page is in the region's file.
+    fn has(&self, page: u64) -> bool {
+        let at = page * PAGE_SIZE as u64;
+        rustix::fs::seek(&self.region, SeekFrom::Data(at)) == Ok(at)
+    }
+
+    fn open_engine(&self, shape: Shape, lender: &Arc<Pages>) -> Arc<Engine> {
+        let config = EngineConfig {
+            cache: Bytes(shape.frames * PAGE_SIZE as u64),
+            policy: shape.policy,
+            scheme: shape.scheme,
+            prefetch: PrefetchKind::Auto,
+            link: None,
+            give_up: None,
+            workers: 1,
+            foreign: self.foreign.get(),
+        };
+        let volume = VolumeConfig {
+            id: VolumeId(7),
+            capacity: Bytes(shape.pages * PAGE_SIZE as u64),
+            workers: 0,
+            patience: VolumeConfig::DEFAULT_PATIENCE,
+            tls: None,
+            spill: None,
+            ledger: None,
+        };
+        let joined = |config| {
+            let volume = Volume::new(config)?;
+            let is_clean = lender.count() == 0;
+            let holder = Lender { host: self.number, pages: lender.clone() };
+            volume.add_holder(target(), Box::new(holder), 2, |_| is_clean);
+            Ok(volume)
+        };
+        let names = ["region", "table", "places", "sharers"];
+        let paths = names.map(|name| self.path(name));
+        let sizes = [shape.pages * PAGE_SIZE as u64, shape.pages, 0, 0];
+        let files = std::array::from_fn(|at| (paths[at].as_path(), open(paths[at].clone(), sizes[at])));
+        let beside = ["mapped", "frames"].map(|name| self.path(name));
+        let engine = expect("open an engine", Engine::over(&config, volume, joined, files, beside));
+        // Fewer than a cache has outside of tests, so that there is much to do in a small region.
+        lock(&engine.cache).limit = shape.frames;
+        Arc::new(engine)
+    }
+}
+
+fn open(path: PathBuf, size: u64) -> File {
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    let file = expect("open a file", opened);
+    // What an engine before this one left is not cut off.
+    if file.metadata().is_ok_and(|is| is.len() < size) {
+        expect("set a size", file.set_len(size));
+    }
+    file
+}
+
+fn target() -> LeaseTarget {
+    LeaseTarget {
+        lease: LeaseId(1),
+        lender: expect("name a lender", "lender".parse()),
+        address: Address::Unix("/nowhere".into()),
+        protocol: Protocol::Nbd { export: String::new(), secure: false },
+        capacity: Bytes(2 * EXTENT_SIZE),
+        seal: None,
+    }
+}
+
+impl World {
+    pub(super) fn new(shape: Shape, random: Random) -> Rc<Self> {
+        let here = Host::new(0, shape, false);
+        let world = Rc::new(Self {
+            shape,
+            lender: Arc::default(),
+            random: RefCell::new(random),
+            here: RefCell::new(here.clone()),
+            other: RefCell::default(),
+            running: RefCell::default(),
+            fuse: Cell::new(None),
+            playing: Cell::new(false),
+            still: Cell::new(false),
+            discarding: RefCell::new(0..0),
+            model: RefCell::new(vec![vec![0]; (shape.pages * CELLS) as usize]),
+            versions: Cell::new(0),
+            hosts: Cell::new(0),
+            ended: RefCell::default(),
+            log: RefCell::default(),
+        });
+        let hooked = Rc::downgrade(&world);
+        effect::set(Some(Rc::new(move |point| {
+            if let Some(world) = hooked.upgrade() {
+                world.at(point);
+            }
+        })));
+        world.restart(&here);
+        world.start_program(&here);
+        world
+    }
+
+    pub(super) fn below(&self, end: u64) -> u64 {
+        self.random.borrow_mut().below(end)
+    }
+
+    pub(super) fn one_in(&self, number: u64) -> bool {
+        self.below(number) == 0
+    }
+
+    pub(super) fn say(&self, what: impl Display) {
+        self.log.borrow_mut().push(what.to_string());
+    }
+
+    /// The host that programs run on.
+    pub(super) fn host(&self) -> Rc<Host> {
+        self.here.borrow().clone()
+    }
+
+    /// Another host, to which the region can go.
+    pub(super) fn new_host(&self) -> Rc<Host> {
+        self.hosts.set(self.hosts.get() + 1);
+        Host::new(self.hosts.get(), self.shape, true)
+    }
+
+    pub(super) fn own(&self, host: &Host) {
+        host.foreign.set(false);
+        self.lender.give_to(host.number);
+    }
+
+    /// The running engine is about to change something.
+    fn at(&self, point: &'static str) {
+        let Some(running) = self.running.borrow().clone() else { return };
+        if let Some(left) = self.fuse.get() {
+            self.fuse.set(left.checked_sub(1));
+            if left == 0 {
+                self.say(format_args!("  killed before '{point}'"));
+                resume_unwind(Box::new(Killed));
+            }
+        }
+        if point == "ordered" {
+            running.programs.borrow().iter().for_each(|program| program.obey());
+        }
+        if !self.playing.get() && !self.still.get() && self.one_in(16) {
+            self.playing.set(true);
+            self.interfere();
+            self.playing.set(false);
+        }
+    }
+
+    /// What a thread of a program does meanwhile.
+    fn interfere(&self) {
+        let host = self.host();
+        let programs = host.programs.borrow().clone();
+        let Some(program) = programs.get(self.below(2) as usize) else { return };
+        let page = self.below(self.shape.pages);
+        if self.discarding.borrow().contains(&page) {
+            return;
+        }
+        if !program.has(page) {
+            self.fault_meanwhile(&host, program, page);
+        }
+        if !program.has(page) {
+            return;
+        }
+        match self.below(4) {
+            0 => program.drop_entry(page),
+            1 => self.check(program, page),
+            _ => self.write(program, page * CELLS + self.below(CELLS)),
+        }
+    }
+
+    /// A fault while the engine is at something else: one that needs no room, as that may be what it makes.
+    fn fault_meanwhile(&self, host: &Rc<Host>, program: &Program, page: u64) {
+        let is_running = self.running.borrow().as_ref().is_some_and(|running| Rc::ptr_eq(running, host));
+        let (Some(engine), Some(served), true) = (host.engine.borrow().clone(), program.served(), is_running)
+        else {
+            return;
+        };
+        let is_easy = engine.cache.try_lock().is_ok_and(|cache| {
+            let is = engine.table.get(page);
+            is.has_frame() || cache.frames + MOST < cache.limit
+        });
+        if is_easy {
+            let _ = self.serve(host, &engine, &served, program, page, true);
+        }
+    }
+
+    fn serve(
+        &self,
+        host: &Host,
+        engine: &Engine,
+        served: &crate::program::Program,
+        program: &Program,
+        page: u64,
+        write: bool,
+    ) -> Result<(), crate::error::RegionError> {
+        let address = (program.address() as u64) + page * PAGE_SIZE as u64;
+        let fault = Fault { address, write, minor: host.has(page), thread: 1 };
+        let mut buffer = super::super::prefetch::buffer();
+        engine.try_serve(0, &Touch::new(served, fault, page), &mut buffer)
+    }
+
+    /// Has the host's engine do something. None if it was killed over it.
+    pub(super) fn run<T>(&self, host: &Rc<Host>, what: impl Display, op: impl FnOnce(&Engine) -> T) -> Option<T> {
+        let engine = host.engine();
+        self.say(format_args!("host {}: {what}", host.number));
+        self.survives(host, || op(&engine))
+    }
+
+    fn survives<T>(&self, host: &Rc<Host>, op: impl FnOnce() -> T) -> Option<T> {
+        // Most die early, some late.
+        let fuse = match self.below(8) {
+            0 => Some(self.below(8)),
+            1 => Some(self.below(200)),
+            _ => None,
+        };
+        self.fuse.set(fuse);
+        let before = self.running.replace(Some(host.clone()));
+        let done = catch_unwind(AssertUnwindSafe(op));
+        self.running.replace(before);
+        self.fuse.set(None);
+        self.playing.set(false);
+        let done = unless_killed(done);
+        if done.is_none() {
+            self.lose_engine(host);
+        }
+        done
+    }
+
+    pub(super) fn lose_engine(&self, host: &Host) {
+        host.engine.replace(None);
+        host.programs.borrow().iter().for_each(|program| program.lose_engine());
+    }
+
+    /// Starts engines until one goes on, and has the programs come back to it.
+    pub(super) fn restart(&self, host: &Rc<Host>) {
+        for _ in 0..20 {
+            self.say(format_args!("host {}: start an engine", host.number));
+            self.lose_engine(host);
+            while !self.still.get() && !host.programs.borrow().is_empty() && self.one_in(3) {
+                self.interfere();
+            }
+            host.programs.borrow().iter().for_each(|program| program.obey());
+            if self.one_in(12) {
+                self.end_program(host);
+            }
+            let Some(engine) = self.survives(host, || host.open_engine(self.shape, &self.lender)) else {
+                continue;
+            };
+            *host.engine.borrow_mut() = Some(engine);
+            if self.attach_all(host) {
+                return;
+            }
+        }
+        wrong("no engine comes up");
+    }
+
+    fn attach_all(&self, host: &Rc<Host>) -> bool {
+        let programs = host.programs.borrow().clone();
+        programs.iter().all(|program| {
+            self.run(host, "take a program in", |engine| {
+                expect("attach", program.attach(engine, &host.listener, &host.path("programs")));
+            })
+            .is_some()
+        })
+    }
+
+    pub(super) fn start_program(&self, host: &Rc<Host>) {
+        let program = Program::new(&host.region, self.shape.pages);
+        host.programs.borrow_mut().push(Rc::new(expect("map the region", program)));
+        let engine = host.engine();
+        let program = host.programs.borrow().last().cloned();
+        let attached = program.is_some_and(|program| {
+            self.run(host, "take a new program in", |_| {
+                expect("attach", program.attach(&engine, &host.listener, &host.path("programs")));
+            })
+            .is_some()
+        });
+        if !attached {
+            self.restart(host);
+        }
+    }
+
+    /// A program dies; its engine, if there is one, hears of it after a while.
+    pub(super) fn end_program(&self, host: &Rc<Host>) {
+        let Some(program) = host.programs.borrow_mut().pop() else { return };
+        self.say(format_args!("host {}: a program dies", host.number));
+        let Ok(program) = Rc::try_unwrap(program) else { wrong("a program is in use") };
+        let (served, ended) = program.end();
+        self.ended.borrow_mut().push(expect("unmap", ended));
+        let Some((served, mapped)) = served else { return };
+        let told = self.run(host, "hear of a program's end", |engine| {
+            if self.one_in(3) {
+                expect("evict", engine.evict(0, 4));
+            }
+            engine.detach(&served);
+            lock(&engine.expected).remove(&mapped);
+        });
+        if told.is_none() {
+            self.restart(host);
+        }
+    }
+
+    /// Touches a page, and does with it what is wanted.
+    pub(super) fn touch(&self, host: &Rc<Host>, page: u64, write: bool) {
+        for _ in 0..200 {
+            if host.programs.borrow().is_empty() {
+                self.start_program(host);
+            }
+            let programs = host.programs.borrow().clone();
+            let Some(program) = programs.get(self.below(programs.len().max(1) as u64) as usize) else {
+                continue;
+            };
+            if program.has(page) {
+                if write {
+                    self.write(program, page * CELLS + self.below(CELLS));
+                } else {
+                    self.check(program, page);
+                }
+                return;
+            }
+            let Some(served) = program.served() else { wrong("a program has no engine") };
+            let done = self.run(host, format_args!("fault on {page}, write {write}"), |engine| {
+                self.serve(host, engine, &served, program, page, write)
+            });
+            drop((served, programs));
+            match done {
+                None => self.restart(host),
+                Some(served) => expect("serve a fault", served),
+            }
+            if host.engine().table.get(page).coming {
+                self.fetch_left(false);
+            }
+        }
+        wrong(format_args!("page {page} does not come"));
+    }
+
+    fn write(&self, program: &Program, cell: u64) {
+        self.versions.set(self.versions.get() + 1);
+        let version = self.versions.get();
+        self.say(format_args!("  write {version} to page {}, cell {}", cell / CELLS, cell % CELLS));
+        program.write(cell, version);
+        self.model.borrow_mut()[cell as usize] = vec![version];
+    }
+
+    fn check(&self, program: &Program, page: u64) {
+        for cell in page * CELLS..(page + 1) * CELLS {
+            let may = &mut self.model.borrow_mut()[cell as usize];
+            match may.iter().find(|version| program.holds(cell, **version)).copied() {
+                Some(version) => *may = vec![version],
+                None => wrong(format_args!("page {page}, cell {} is none of {may:?}", cell % CELLS)),
+            }
+        }
+    }
+}
+
+/// What came of it, or nothing if the engine was killed over it.
+pub(super) fn unless_killed<T>(done: Result<T, Box<dyn Any + Send>>) -> Option<T> {
+    match done {
+        Ok(done) => Some(done),
+        Err(why) if why.is::<Killed>() => None,
+        Err(why) => resume_unwind(why),
+    }
+}
