@@ -1,9 +1,9 @@
-//! Where an engine changes what outlives it, so that tests can kill it there.
+//! The points at which tests kill an engine.
 //!
-//! What one engine leaves to the next is the region's file, the table, the notes of places and of frames, what lenders have, and the page
-//! tables of programs. [`at`] stands before each step that changes one of them, or asks a program to.
+//! An engine leaves to the next one: the region's file, the table, the notes of places and frames,
+//! what lenders have, and page tables of programs. [`at`] stands before each step that changes one.
 
-/// Something is about to change that outlives the engine. Nothing at all in what is shipped.
+/// The engine is about to change something that outlives it. Compiles to nothing outside of tests.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn at(_point: &'static str) {}
@@ -22,7 +22,7 @@ mod hook {
         static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Has `hook` be called at every point that this thread comes by.
+    /// Calls `hook` at every point that this thread passes.
     pub(crate) fn set(hook: Option<Hook>) {
         HOOK.with(|is| *is.borrow_mut() = hook);
     }

@@ -43,6 +43,12 @@ pub enum RegionError {
         /// Who.
         programs: String,
     },
+    /// A page was only in the region's file, and is not there any more.
+    #[error(
+        "page {0} is lost: it was only in the region's file, from which somebody else has taken it; \
+         its program waits for it: end that, or discard the page"
+    )]
+    Lost(u64),
     /// The engine answered that it failed; its words.
     #[error("{0}")]
     Refused(String),

@@ -6,9 +6,9 @@
 //! cache is full.
 
 mod counters;
+mod effect;
 mod engine;
 mod error;
-mod effect;
 mod file;
 mod frames;
 pub mod handover;

@@ -241,42 +241,58 @@ impl Program {
         }
     }
 
-    /// Adds those of the pages, none of which is in the page table, that it has not written to since they were last put there clean.
-    pub(crate) fn unwritten(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
-        runs.iter().try_for_each(|run| self.scan(run, sys::UNWRITTEN, 0, into))
-    }
-
-    /// Adds those of the pages that are in the page table and that it has written to since writes to them were last to be noticed; `notice`
-    /// has the next be noticed again.
-    pub(crate) fn written(
-        &self,
-        pages: &Range<u64>,
-        notice: bool,
-        into: &mut HashSet<u64>,
-    ) -> io::Result<()> {
-        self.scan(pages, sys::WRITTEN, if notice { sys::NOTICE } else { 0 }, into)
-    }
-
-    fn scan(&self, pages: &Range<u64>, category: u64, flags: u64, into: &mut HashSet<u64>) -> io::Result<()> {
+    /// Adds the pages of its mapping that have no mark of "not written since it was armed".
+    pub(crate) fn unproven(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
         let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
-        let Range { mut start, end } = self.addresses(pages);
-        while start < end && !self.gone.load(Ordering::Relaxed) {
-            effect::at("scan");
-            let (count, walked) = sys::scan(&self.pagemap, start..end, category, flags, &mut found)?;
-            for region in &found[..count] {
-                let first = self.page(region.start);
-                into.extend(
-                    first
-                        .into_iter()
-                        .flat_map(|first| first..first + (region.end - region.start) / PAGE_SIZE as u64),
-                );
+        for run in runs {
+            let Range { mut start, end } = self.addresses(run);
+            while start < end {
+                effect::at("scan");
+                let (count, walked) = match sys::scan_unwritten(&self.pagemap, start..end, &mut found) {
+                    // It has ended, and its page table with it.
+                    Err(error) if has_ended(&error) => (0, end),
+                    looked => looked?,
+                };
+                for region in &found[..count] {
+                    into.extend(self.pages_at(start..region.start));
+                    start = region.end;
+                }
+                // A scan ends early where `found` is full.
+                let walked = if walked <= start && count == 0 { end } else { walked };
+                into.extend(self.pages_at(start..walked));
+                start = start.max(walked);
             }
-            if walked <= start {
-                break;
-            }
-            start = walked;
         }
-        effect::at("scanned");
         Ok(())
     }
+
+    /// Arms the marks of these pages: the next write to each is noticed.
+    pub(crate) fn notice_writes(&self, runs: &[Range<u64>]) -> io::Result<()> {
+        for run in runs {
+            let Range { mut start, end } = self.addresses(run);
+            while start < end {
+                effect::at("notice writes");
+                let walked = match sys::notice_writes(&self.pagemap, start..end) {
+                    // It writes no more.
+                    Err(error) if has_ended(&error) => return Ok(()),
+                    noticed => noticed?,
+                };
+                if walked <= start {
+                    break;
+                }
+                start = walked;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pages at these addresses, which are in its mapping.
+    fn pages_at(&self, addresses: Range<u64>) -> Range<u64> {
+        let page = |address: u64| self.pages.first + (address - self.address) / PAGE_SIZE as u64;
+        page(addresses.start)..page(addresses.end.max(addresses.start))
+    }
+}
+
+fn has_ended(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
 }

@@ -23,45 +23,72 @@ pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
     unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), length) }
 }
 
-/// `PAGE_IS_WPALLOWED` and `PAGE_IS_SWAPPED` of `linux/fs.h`: for a page that is not in the page table, that it is marked as not written
-/// to since it was last put there clean. (Without the first it could be somebody else's page, which was swapped out.)
-pub(crate) const UNWRITTEN: u64 = 1 | 1 << 4;
+/// Bits of `linux/fs.h`: the kernel marks writes to the page; a write came since the mark was armed;
+/// the page is in the page table; its entry there holds something else than a page.
+const PAGE_IS_WPALLOWED: u64 = 1;
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
-/// `PAGE_IS_WRITTEN` and `PAGE_IS_PRESENT` of `linux/fs.h`: for a page in the page table, that it was written to since writes to it were
-/// last to be noticed.
-pub(crate) const WRITTEN: u64 = 1 << 1 | 1 << 3;
-
-/// `PM_SCAN_WP_MATCHING` of `linux/fs.h`: the next write to what was found is to be noticed. (Shared pages, writes to which are held, are passed
-/// over.)
-pub(crate) const NOTICE: u64 = 1;
+/// `PM_SCAN_WP_MATCHING` of `linux/fs.h`: the next write is to be noticed.
+const PM_SCAN_WP_MATCHING: u64 = 1;
 
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);
 
-/// Which parts of a process's addresses are of this category; as many of them as there is room for. Says how many, and how far the
-/// kernel has looked.
-pub(crate) fn scan(
+/// Finds parts of a process's addresses whose marks say that no write came since they were armed; as
+/// many parts as there is room for. Says how many, and how far the kernel has looked.
+///
+/// The mark stands in the page's entry, also when the page is not in the page table. An empty entry
+/// is no mark, nor is that of a poisoned page or of one that the kernel is just moving. In a mapping
+/// without write tracking there are none.
+pub(crate) fn scan_unwritten(
     pagemap: impl AsFd,
-    Range { start, end }: Range<u64>,
-    category: u64,
-    flags: u64,
+    addresses: Range<u64>,
     into: &mut [page_region],
 ) -> io::Result<(usize, u64)> {
-    let mut argument = pm_scan_arg {
+    let argument = pm_scan_arg {
+        vec: into.as_mut_ptr().expose_provenance() as u64,
+        vec_len: into.len() as u64,
+        category_inverted: PAGE_IS_WRITTEN,
+        category_mask: PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN,
+        category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        return_mask: PAGE_IS_WPALLOWED,
+        ..scan_of(addresses)
+    };
+    // SAFETY: the vector is ours, and as long as it says.
+    unsafe { scan(pagemap, argument) }
+}
+
+/// Arms the marks of these pages, whether they are in the page table or not. Mappings without write
+/// tracking stay as they are. Says how far the kernel came.
+pub(crate) fn notice_writes(pagemap: impl AsFd, addresses: Range<u64>) -> io::Result<u64> {
+    let argument = pm_scan_arg { flags: PM_SCAN_WP_MATCHING, ..scan_of(addresses) };
+    // SAFETY: there is no vector.
+    unsafe { scan(pagemap, argument) }.map(|(_, walked)| walked)
+}
+
+fn scan_of(Range { start, end }: Range<u64>) -> pm_scan_arg {
+    pm_scan_arg {
         size: size_of::<pm_scan_arg>() as u64,
-        flags,
+        flags: 0,
         start,
         end,
         walk_end: 0,
-        vec: into.as_mut_ptr().expose_provenance() as u64,
-        vec_len: into.len() as u64,
+        vec: 0,
+        vec_len: 0,
         max_pages: 0,
         category_inverted: 0,
-        category_mask: category,
+        category_mask: 0,
         category_anyof_mask: 0,
-        return_mask: category,
-    };
-    // SAFETY: the request takes this structure, whose vector is ours and as long as it says.
+        return_mask: 0,
+    }
+}
+
+/// # Safety
+/// The vector that is named must be as long as is said, and the caller's to have filled.
+unsafe fn scan(pagemap: impl AsFd, mut argument: pm_scan_arg) -> io::Result<(usize, u64)> {
+    // SAFETY: the request takes this structure; the rest is the caller's promise.
     let found =
         unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut argument)) };
     if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
@@ -135,9 +162,8 @@ pub(crate) mod test {
             let start = self.address() + pages.start as usize * PAGE_SIZE;
             let length = (pages.end - pages.start) as usize * PAGE_SIZE;
             // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
-            let dropped = unsafe {
-                madvise(ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed)
-            };
+            let dropped =
+                unsafe { madvise(ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed) };
             dropped.expect("the pages are mapped");
         }
 

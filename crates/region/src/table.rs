@@ -26,6 +26,8 @@ pub(crate) enum Place {
     Leaving,
     /// Kept once for several regions of the group, and in the file no more; the volume may have it, too.
     Shared,
+    /// Nowhere any more, though it was not discarded. It is not shown as anything.
+    Lost,
 }
 
 /// What is known of a page.
@@ -61,6 +63,7 @@ impl Page {
             4 => Place::Filling,
             5 => Place::Leaving,
             6 => Place::Shared,
+            7 => Place::Lost,
             _ => Place::Zero,
         };
         let is = |flag| byte & flag != 0;
@@ -84,7 +87,7 @@ impl Page {
 
     /// Whether a frame of the local cache is taken by it.
     pub(crate) fn has_frame(self) -> bool {
-        !matches!(self.place, Place::Zero | Place::Remote | Place::Shared)
+        !matches!(self.place, Place::Zero | Place::Remote | Place::Shared | Place::Lost)
     }
 
     /// Where it is once it is not in the file.

@@ -143,9 +143,9 @@ impl Engine {
             }
             let is = Page { wanted: false, ..is };
             match &unmapped {
-                Ok(clean) => {
-                    let dirty = is.dirty || !clean.contains(&page);
-                    if let Some(outgoing) = cache.outgoing.as_mut().filter(|_| !clean.contains(&page)) {
+                Ok(unproven) => {
+                    let dirty = is.dirty || unproven.contains(&page);
+                    if let Some(outgoing) = cache.outgoing.as_mut().filter(|_| unproven.contains(&page)) {
                         outgoing.changed(&[page]);
                     }
                     self.table.set(page, Page { dirty, ..is.at(Place::Unmapped) });
@@ -162,25 +162,16 @@ impl Engine {
         unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
     }
 
-    /// Takes pages out of all page tables. Says of which of them it is known that no program has written to them since they were fetched, or
-    /// sent to another host's engine, which may have some.
+    /// Takes pages out of all page tables. Says which of them programs may have written to since their
+    /// marks were armed. Pages that the table knows as dirty count only if `another_has_some`:
+    /// another host's engine to which they were sent.
     pub(super) fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
-        let maybe_clean = runs(pages.iter().copied().filter(|page| {
-            let is = self.table.get(*page);
-            (is.stored && !is.dirty) || another_has_some
-        }));
-        let mut clean: Option<HashSet<u64>> = None;
-        for program in self.programs() {
-            program.unmap(&all)?;
-            let mut unwritten = HashSet::new();
-            program.unwritten(&maybe_clean, &mut unwritten)?;
-            clean = Some(match clean {
-                Some(before) => before.intersection(&unwritten).copied().collect(),
-                None => unwritten,
-            });
-        }
-        Ok(clean.unwrap_or_default())
+        self.programs().iter().try_for_each(|program| program.unmap(&all))?;
+        let maybe_clean = |page: &u64| !self.table.get(*page).is_known_dirty() || another_has_some;
+        let maybe_clean = runs(pages.iter().copied().filter(maybe_clean));
+        // Nobody can write to them any more.
+        self.unproven(&mut lock(&self.cache), &maybe_clean)
     }
 
     /// The oldest victims that were not touched.
@@ -248,7 +239,7 @@ impl Engine {
         let wanted = pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
             // With nothing but zeroes in it, it is dirty again: the volume has nothing.
-            let dirty = is.dirty || !is.stored;
+            let dirty = is.is_known_dirty();
             self.table.set(*page, Page { dirty, wanted: false, ..is.at(Place::Unmapped) });
             cache.cooling.push_back(*page);
             is.wanted
@@ -281,10 +272,7 @@ impl Engine {
         pages: &[u64],
         content: impl Fn(&Range<u64>) -> &'a [u8],
     ) -> (Vec<(u64, Option<bool>)>, Option<RegionError>) {
-        let is_dirty = |page: &u64| {
-            let is = self.table.get(*page);
-            is.dirty || !is.stored
-        };
+        let is_dirty = |page: &u64| self.table.get(*page).is_known_dirty();
         let is_full = |page: &u64| !is_zero(content(&(*page..*page + 1)));
         let (dirty, clean): (Vec<_>, Vec<_>) = pages.iter().copied().partition(is_dirty);
         let (full, empty): (Vec<_>, Vec<_>) = dirty.into_iter().partition(is_full);

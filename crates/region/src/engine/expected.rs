@@ -60,9 +60,11 @@ impl Expected {
         self.missing.len()
     }
 
-    /// Forgets those that will not come back.
-    pub(super) fn look(&mut self) {
+    /// Forgets those that will not come back. Says whether there were any.
+    pub(super) fn look(&mut self) -> bool {
+        let before = self.missing.len();
         self.missing.retain(Mapped::is_there);
+        self.missing.len() < before
     }
 
     pub(super) fn add(&mut self, mapped: Mapped) -> io::Result<()> {

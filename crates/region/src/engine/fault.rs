@@ -94,7 +94,12 @@ impl Engine {
         self.retry.notify_one();
     }
 
-    pub(super) fn try_serve(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) -> Result<(), RegionError> {
+    pub(super) fn try_serve(
+        &self,
+        worker: usize,
+        touch: &Touch<'_>,
+        buffer: &mut [u8],
+    ) -> Result<(), RegionError> {
         let (program, page) = (touch.program, touch.page);
         loop {
             let mut cache = lock(&self.cache);
@@ -106,6 +111,7 @@ impl Engine {
                     self.table.set(page, Page { wanted: true, ..is });
                     return Ok(());
                 }
+                Place::Lost => return Err(RegionError::Lost(page)),
                 Place::Zero | Place::Remote if is.coming => {
                     add(&self.counters.late_faults, 1);
                     self.table.set(page, Page { wanted: true, ..is });
@@ -270,7 +276,7 @@ impl Engine {
     pub(super) fn unsettle(&self, page: u64, is: Page) {
         let mut cache = lock(&self.cache);
         let wanted = self.table.get(page).wanted;
-        self.table.set(page, is);
+        self.table.set(page, Page { dirty: false, ..is });
         cache.frames -= 1;
         drop(cache);
         if wanted {

@@ -97,7 +97,7 @@ impl Engine {
                         continue;
                     }
                     // (What comes shares nothing yet.)
-                    Place::Zero | Place::Remote | Place::Shared => cache.frames += 1,
+                    Place::Zero | Place::Remote | Place::Shared | Place::Lost => cache.frames += 1,
                     Place::Resident => cache.policy.went(page),
                     Place::Unmapped => {}
                 }
@@ -117,7 +117,7 @@ impl Engine {
                 let mut cache = lock(&self.cache);
                 let is = self.table.get(page);
                 match is.place {
-                    Place::Zero | Place::Remote | Place::Shared => {}
+                    Place::Zero | Place::Remote | Place::Shared | Place::Lost => {}
                     Place::Filling | Place::Leaving => {
                         self.wait_for_change(cache);
                         continue;

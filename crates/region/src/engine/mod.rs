@@ -17,6 +17,7 @@
 mod coming;
 #[cfg(test)]
 mod crash;
+mod dirty;
 mod discard;
 mod evict;
 mod expected;
@@ -57,7 +58,7 @@ use crate::places::Places;
 use crate::policy::{Policy, PolicyKind};
 use crate::prefetch::PrefetchKind;
 use crate::program::Program;
-use crate::table::{Page, Place, Table};
+use crate::table::{Place, Table};
 use expected::{Expected, Mapped};
 pub use incoming::Incoming;
 use link::Link;
@@ -406,14 +407,7 @@ impl Engine {
         let _ = epoll::delete(&self.faults, &program.userfault);
         let _ = epoll::delete(&self.faults, &program.guard);
         self.programs_mut().retain(|other| !Arc::ptr_eq(other, program));
-        // Whether it had written to pages was known to its page table only.
-        let _cache = lock(&self.cache);
-        for page in 0..self.table.pages() {
-            let is = self.table.get(page);
-            if is.place == Place::Resident && !is.dirty {
-                self.table.set(page, Page { dirty: true, ..is });
-            }
-        }
+        self.lose_marks(&mut lock(&self.cache));
         tracing::info!(process = program.pid, "unmapped");
     }
 
@@ -472,7 +466,7 @@ impl Engine {
             let is = self.table.get(page);
             match is.place {
                 Place::Zero | Place::Remote if is.coming => pages[4] += 1,
-                Place::Zero => pages[0] += 1,
+                Place::Zero | Place::Lost => pages[0] += 1,
                 Place::Remote => pages[1] += 1,
                 Place::Shared => pages[5] += 1,
                 _ => {
@@ -534,15 +528,6 @@ impl Engine {
     /// Number under which those who are asked to by operators and programs use the volume: one at a time.
     fn control_worker(&self) -> usize {
         self.workers + 1
-    }
-
-    /// Whether all programs that may have pages mapped are known.
-    fn is_complete(&self) -> bool {
-        let mut expected = lock(&self.expected);
-        if expected.missing() > 0 {
-            expected.look();
-        }
-        expected.missing() == 0
     }
 
     /// Waits until something has changed, but not for long.

@@ -9,6 +9,7 @@ use aquifer_mapping::Run;
 use aquifer_page::{PAGE_SIZE, is_zero};
 
 use super::Engine;
+use super::persist::cannot_look;
 use crate::error::RegionError;
 use crate::file::runs;
 use crate::handover::{self, Extent, Frame, Round, Sent};
@@ -61,6 +62,9 @@ impl Engine {
         self.may_change()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
+        if let Some(page) = (0..self.table.pages()).find(|page| self.table.get(*page).place == Place::Lost) {
+            return Err(RegionError::Lost(page));
+        }
         if (0..self.table.pages()).any(|page| self.table.get(page).coming) {
             let why = "some of it is still with the host that it came from, and comes: try again in a moment";
             return Err(RegionError::Misuse(why.to_owned()));
@@ -136,7 +140,7 @@ impl Engine {
             let chunk = first..(first + CHUNK).min(self.table.pages());
             first = chunk.end;
             let mut cache = lock(&self.cache);
-            let written = self.note_dirty(&chunk)?;
+            self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
             let not_begun = || RegionError::Misuse("the region is not being handed over".to_owned());
             let outgoing = cache.outgoing.as_mut().ok_or_else(not_begun)?;
             if outgoing.first && round == Round::Copy {
@@ -146,11 +150,8 @@ impl Engine {
             for page in chunk {
                 let is = self.table.get(page);
                 let at = page as usize;
-                if written.contains(&page) {
-                    outgoing.current[at] = false;
-                }
                 let is_here = matches!(is.place, Place::Resident | Place::Unmapped);
-                let must = is.dirty || !is.stored;
+                let must = is.is_known_dirty();
                 plan.sent.resident += u64::from(is_here);
                 plan.sent.dirty += u64::from(is_here && must);
                 if outgoing.current[at] {

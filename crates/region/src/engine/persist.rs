@@ -1,26 +1,19 @@
 //! Having lenders have all that is here.
 
-use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use aquifer_page::PAGE_SIZE;
-use rustix::io::Errno;
 
 use super::Engine;
 use crate::error::RegionError;
+use crate::file::runs;
 use crate::lock;
 use crate::program::Program;
 use crate::table::{Page, Place};
 
 /// Pages that are looked at together, and written together if they are dirty.
 const CHUNK: u64 = 256;
-
-/// How long it may take until it is noticed that a program has ended, and how often it is looked.
-const ENDING: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Pages that are being written back while programs have them: they are leaving as far as the table says, so that nobody else writes or
 /// takes them.
@@ -42,46 +35,17 @@ impl Engine {
         let _looking = lock(&self.looking);
         let (mut written, mut next) = (0, 0);
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
-        let deadline = Instant::now() + ENDING;
         while next < self.table.pages() {
             if !self.is_complete() {
                 self.wait_for_change(lock(&self.cache));
                 continue;
             }
-            let first = next;
             let chunk = next..(next + CHUNK).min(self.table.pages());
-            let done = self.take_dirty(chunk, &mut next).and_then(|taken| {
-                let pages = taken.pages.len() as u64;
-                self.write_taken(taken, &mut buffer).map(|()| pages)
-            });
-            match done {
-                Ok(pages) => written += pages,
-                // Once it is noticed that the program is gone, its pages are looked at anew.
-                Err(error) if is_ending(&error) && Instant::now() < deadline => {
-                    next = first;
-                    thread::sleep(LOOK);
-                }
-                Err(error) => return Err(error),
-            }
+            let taken = self.take_dirty(chunk, &mut next)?;
+            written += taken.pages.len() as u64;
+            self.write_taken(taken, &mut buffer)?;
         }
         self.volume.flush(self.control_worker())?;
-        Ok(written)
-    }
-
-    /// Notes which pages that are here programs have written to, and has the next write be noticed. To be called under the lock of the cache:
-    /// whoever has pages leave must not find them clean before it is noted that they are not.
-    pub(super) fn note_dirty(&self, pages: &Range<u64>) -> Result<HashSet<u64>, RegionError> {
-        let mut written = HashSet::new();
-        for program in self.programs() {
-            program.written(pages, true, &mut written).map_err(cannot_look)?;
-        }
-        written.retain(|page| {
-            let is = self.table.get(*page);
-            if is.has_frame() {
-                self.table.set(*page, Page { dirty: true, ..is });
-            }
-            is.has_frame()
-        });
         Ok(written)
     }
 
@@ -90,7 +54,7 @@ impl Engine {
         let mut cache = lock(&self.cache);
         self.may_change()?;
         let mut taken = Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs() };
-        self.note_dirty(&chunk)?;
+        self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
         for page in chunk {
             let is = self.table.get(page);
             match is.place {
@@ -99,7 +63,7 @@ impl Engine {
                     return Ok(taken);
                 }
                 Place::Filling | Place::Leaving => return Ok(taken),
-                Place::Resident | Place::Unmapped | Place::Shared if is.dirty || !is.stored => {
+                Place::Resident | Place::Unmapped | Place::Shared if is.is_known_dirty() => {
                     if is.place == Place::Resident {
                         cache.policy.went(page);
                     }
@@ -117,7 +81,9 @@ impl Engine {
     /// Writes them, and has them be where they were: clean, if nobody has written to them meanwhile.
     fn write_taken(&self, taken: Taken, buffer: &mut [u8]) -> Result<(), RegionError> {
         let Taken { pages, were, programs } = taken;
-        let Some((first, last)) = pages.first().copied().zip(pages.last().copied()) else { return Ok(()) };
+        if pages.is_empty() {
+            return Ok(());
+        }
         let read = pages
             .iter()
             .zip(&were)
@@ -133,18 +99,21 @@ impl Engine {
             Err(error) => (Vec::new(), Some(cannot_look(error))),
         };
         let mut cache = lock(&self.cache);
-        let mut again = HashSet::new();
         let here = self.programs();
-        if programs.iter().any(|program| !here.iter().any(|other| Arc::ptr_eq(other, program))) {
-            // What it had written to was known to its page table only.
-            again.extend(&pages);
-        }
-        for program in here {
-            if let Err(error) = program.written(&(first..last + 1), false, &mut again) {
-                again.extend(&pages);
-                failed = Some(cannot_look(error));
-            }
-        }
+        // A program that is gone, or new, has no marks that tell.
+        let are_the_same =
+            programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
+        let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
+        let mapped = runs(mapped.map(|(page, _)| *page));
+        let again = if are_the_same {
+            self.unproven(&mut cache, &mapped)
+        } else {
+            Ok(pages.iter().copied().collect())
+        };
+        let again = again.unwrap_or_else(|error| {
+            failed = Some(cannot_look(error));
+            pages.iter().copied().collect()
+        });
         let mut wanted = Vec::new();
         for (at, (page, was)) in pages.iter().zip(were).enumerate() {
             let is = self.table.get(*page);
@@ -168,11 +137,6 @@ impl Engine {
     }
 }
 
-/// Whether a program could not be looked at because it is just ending.
-fn is_ending(error: &RegionError) -> bool {
-    matches!(error, RegionError::Io { source, .. } if source.raw_os_error() == Some(Errno::SRCH.raw_os_error()))
-}
-
-fn cannot_look(source: std::io::Error) -> RegionError {
+pub(super) fn cannot_look(source: std::io::Error) -> RegionError {
     RegionError::io("cannot look at a program's pages")(source)
 }

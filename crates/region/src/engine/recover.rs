@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
 
+use super::dirty::{Found, after_crash};
 use super::{Engine, bytes};
 use crate::file::runs;
 use crate::lock;
@@ -13,7 +14,7 @@ use crate::places::Places;
 use crate::table::{Page, Place};
 
 impl Engine {
-    /// Makes the table say where every page is. What decides is whether it is in the file.
+    /// Makes the table say where every page is, and what of it is dirty.
     pub(super) fn recover(&self, places: &Places) -> io::Result<()> {
         let present = self.file.present()?;
         let mut present = present.into_iter().flatten().peekable();
@@ -22,24 +23,25 @@ impl Engine {
         let mut cache = lock(&self.cache);
         for page in 0..self.table.pages() {
             let was = self.table.get(page);
-            let is = Page { wanted: false, ..was };
-            let is = if present.next_if_eq(&page).is_some() {
+            let in_file = present.next_if_eq(&page).is_some();
+            let is = match after_crash(was, in_file, self.sharers.get(page).is_some()) {
+                Found::Is(is) => is,
+                Found::IsNot(is) => {
+                    self.file.punch(&(page..page + 1))?;
+                    is
+                }
+                Found::Lost => {
+                    tracing::error!(
+                        page,
+                        "is not in the region's file any more, and was nowhere else: it is lost"
+                    );
+                    Page { wanted: false, ..was.at(Place::Lost) }
+                }
+            };
+            if is.has_frame() {
                 cache.frames += 1;
                 cache.policy.came(page);
-                // Not yet, or no more, in a page table is as good as being there: a fault tells. Whether it was written to is
-                // still marked in the program's page table.
-                // One that was being shared may have been written to as it was.
-                let unsure = self.sharers.get(page).is_some();
-                let dirty = is.dirty || !is.stored || !was.has_frame() || was.coming || unsure;
-                Page { dirty, coming: false, ..is.at(Place::Resident) }
-            } else if self.sharers.get(page).is_some() {
-                is.at(Place::Shared)
-            } else {
-                if matches!(was.place, Place::Resident | Place::Unmapped) && !was.coming {
-                    tracing::error!(page, "is not in the region's file any more, where it was");
-                }
-                is.without_frame()
-            };
+            }
             if was.has_frame() && !was.stored {
                 unsure.insert(page);
             }
@@ -65,10 +67,16 @@ impl Engine {
             let left = runs((first..last).filter(|page| unsure.contains(page)));
             let written = stored.iter().chain(&left).map(within);
             self.volume.restore(extent, place, written).map_err(io::Error::other)?;
+            // Another host may have stored pages there by now. What is not discarded only takes
+            // memory of the lender until the page is written to.
+            if self.is_frozen() {
+                continue;
+            }
             for run in left.iter().map(bytes) {
-                self.volume
-                    .discard(self.control_worker(), run.start, run.end - run.start)
-                    .map_err(io::Error::other)?;
+                if let Err(error) = self.volume.discard(self.control_worker(), run.start, run.end - run.start)
+                {
+                    tracing::warn!("cannot give back what the engine before was about to discard: {error}");
+                }
             }
         }
         Ok(())

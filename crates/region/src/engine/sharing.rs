@@ -120,12 +120,12 @@ impl Engine {
     }
 
     fn unmap_to_share(&self, pages: &[u64]) -> Result<(), RegionError> {
-        let clean =
+        let unproven =
             self.unmap(pages, false).map_err(RegionError::io("cannot take pages out of a program"))?;
         let _cache = lock(&self.cache);
         for page in pages {
             let is = self.table.get(*page);
-            self.table.set(*page, Page { dirty: is.dirty || !clean.contains(page), ..is });
+            self.table.set(*page, Page { dirty: is.dirty || unproven.contains(page), ..is });
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Engine {
             if pages.is_empty() {
                 continue;
             }
-            if !self.is_complete() {
+            if !self.is_complete_now(&mut cache) {
                 drop(cache);
                 self.wait_for_programs(touch)?;
                 cache = lock(&self.cache);

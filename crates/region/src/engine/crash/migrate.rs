@@ -14,20 +14,26 @@ use crate::handover::{Frame, Round};
 impl World {
     /// Hands the region over. What must still come from this host then does so later.
     pub(super) fn migrate(&self) {
+        let kind = if self.one_in(3) { Round::Clean } else { Round::Copy };
+        let rounds = vec![kind; self.below(4) as usize];
+        let last = if self.one_in(2) { Round::Leave } else { Round::Last };
+        self.migrate_by(&rounds, last, || (0..self.below(8)).for_each(|_| self.act()));
+    }
+
+    /// The same by these rounds, after each of which `between` happens.
+    pub(super) fn migrate_by(&self, rounds: &[Round], last: Round, between: impl Fn()) {
         let (from, to) = (self.host(), self.new_host());
         if !self.prepare(&from, &to) {
             return self.stay_here(&from);
         }
-        let (mut incoming, most) = (Incoming::default(), self.below(4));
-        let kind = if self.one_in(3) { Round::Clean } else { Round::Copy };
-        for _ in 0..most {
-            if !self.round(&from, &to, &mut incoming, kind) {
+        let mut incoming = Incoming::default();
+        for round in rounds {
+            if !self.round(&from, &to, &mut incoming, *round) {
                 return self.stay_here(&from);
             }
-            (0..self.below(8)).for_each(|_| self.act());
+            between();
         }
         self.still.set(true);
-        let last = if self.one_in(2) { Round::Leave } else { Round::Last };
         if !self.round(&from, &to, &mut incoming, last) {
             return self.stay_here(&from);
         }
@@ -135,7 +141,8 @@ impl World {
             self.restart(&from);
         }
         let mut cursor = self.below(self.shape.pages);
-        let next = self.run(&to, "what is to come next", |engine| engine.next_left(all.then_some(&mut cursor)));
+        let next =
+            self.run(&to, "what is to come next", |engine| engine.next_left(all.then_some(&mut cursor)));
         let Some(next) = next else {
             self.restart(&to);
             return false;

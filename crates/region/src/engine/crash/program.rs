@@ -104,7 +104,9 @@ impl Program {
         const PRESENT: u64 = 1 << 63;
         let mut entry = [0; 8];
         let at = (self.address() / PAGE_SIZE) as u64 + page;
-        self.pagemap.read_exact_at(&mut entry, at * 8).is_ok_and(|()| u64::from_ne_bytes(entry) & PRESENT != 0)
+        self.pagemap
+            .read_exact_at(&mut entry, at * 8)
+            .is_ok_and(|()| u64::from_ne_bytes(entry) & PRESENT != 0)
     }
 
     fn words(&self, cell: u64) -> &[std::sync::atomic::AtomicU64] {

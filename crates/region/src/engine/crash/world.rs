@@ -77,7 +77,9 @@ pub(super) struct World {
     /// Whose engine is at work.
     pub(super) running: RefCell<Option<Rc<Host>>>,
     /// Points until that is killed.
-    fuse: Cell<Option<u64>>,
+    pub(super) fuse: Cell<Option<u64>>,
+    /// Nothing happens but what it is told.
+    is_told: bool,
     playing: Cell<bool>,
     /// Programs do nothing of themselves.
     pub(super) still: Cell<bool>,
@@ -184,7 +186,8 @@ fn target() -> LeaseTarget {
 }
 
 impl World {
-    pub(super) fn new(shape: Shape, random: Random) -> Rc<Self> {
+    /// Where `is_told`, nobody is killed and nothing happens of itself.
+    pub(super) fn new(shape: Shape, random: Random, is_told: bool) -> Rc<Self> {
         let here = Host::new(0, shape, false);
         let world = Rc::new(Self {
             shape,
@@ -194,6 +197,7 @@ impl World {
             other: RefCell::default(),
             running: RefCell::default(),
             fuse: Cell::new(None),
+            is_told,
             playing: Cell::new(false),
             still: Cell::new(false),
             discarding: RefCell::new(0..0),
@@ -219,7 +223,7 @@ impl World {
     }
 
     pub(super) fn one_in(&self, number: u64) -> bool {
-        self.below(number) == 0
+        !self.is_told && self.below(number) == 0
     }
 
     pub(super) fn say(&self, what: impl Display) {
@@ -316,24 +320,32 @@ impl World {
     }
 
     /// Has the host's engine do something. None if it was killed over it.
-    pub(super) fn run<T>(&self, host: &Rc<Host>, what: impl Display, op: impl FnOnce(&Engine) -> T) -> Option<T> {
+    pub(super) fn run<T>(
+        &self,
+        host: &Rc<Host>,
+        what: impl Display,
+        op: impl FnOnce(&Engine) -> T,
+    ) -> Option<T> {
         let engine = host.engine();
         self.say(format_args!("host {}: {what}", host.number));
         self.survives(host, || op(&engine))
     }
 
     fn survives<T>(&self, host: &Rc<Host>, op: impl FnOnce() -> T) -> Option<T> {
-        // Most die early, some late.
-        let fuse = match self.below(8) {
-            0 => Some(self.below(8)),
-            1 => Some(self.below(200)),
-            _ => None,
-        };
-        self.fuse.set(fuse);
+        if !self.is_told {
+            // Most die early, some late.
+            self.fuse.set(match self.below(8) {
+                0 => Some(self.below(8)),
+                1 => Some(self.below(200)),
+                _ => None,
+            });
+        }
         let before = self.running.replace(Some(host.clone()));
         let done = catch_unwind(AssertUnwindSafe(op));
         self.running.replace(before);
-        self.fuse.set(None);
+        if !self.is_told {
+            self.fuse.set(None);
+        }
         self.playing.set(false);
         let done = unless_killed(done);
         if done.is_none() {
@@ -416,16 +428,19 @@ impl World {
         }
     }
 
-    /// Touches a page, and does with it what is wanted.
+    /// A program touches a page, and does with it what is wanted.
     pub(super) fn touch(&self, host: &Rc<Host>, page: u64, write: bool) {
+        self.touch_by(host, self.below(2) as usize, page, write);
+    }
+
+    /// The same by this program, if there is more than one.
+    pub(super) fn touch_by(&self, host: &Rc<Host>, number: usize, page: u64, write: bool) {
         for _ in 0..200 {
             if host.programs.borrow().is_empty() {
                 self.start_program(host);
             }
             let programs = host.programs.borrow().clone();
-            let Some(program) = programs.get(self.below(programs.len().max(1) as u64) as usize) else {
-                continue;
-            };
+            let Some(program) = programs.get(number % programs.len().max(1)) else { continue };
             if program.has(page) {
                 if write {
                     self.write(program, page * CELLS + self.below(CELLS));

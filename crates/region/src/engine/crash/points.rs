@@ -1,0 +1,189 @@
+//! What an engine does, killed at each of its points in turn.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::super::Scheme;
+use super::world::{Random, Shape, World, Wrong};
+use crate::effect;
+use crate::handover::Round;
+use crate::policy::PolicyKind;
+
+const SHAPE: Shape = Shape { pages: 24, frames: 16, policy: PolicyKind::Fifo, scheme: Scheme::OnDemand };
+
+/// Has something happen in a region, and sees to it that all is there that should be.
+#[track_caller]
+fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World)) -> bool {
+    let world = World::new(SHAPE, Random::new(1), true);
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        before(&world);
+        world.fuse.set(killed_at);
+        what(&world);
+        let was_killed = world.fuse.take().is_none();
+        while !world.fetch_left(true) {}
+        world.read_all();
+        world.evict_all();
+        world.read_all();
+        world.migrate_by(&[Round::Copy], Round::Last, || {});
+        world.read_all();
+        assert!(!world.lender.was_trespassed(), "a host changed what a lender has of another host's region");
+        was_killed
+    }));
+    effect::set(None);
+    done.unwrap_or_else(|why| {
+        let why = why.downcast::<Wrong>().map_or_else(|_| "a panic".to_owned(), |wrong| wrong.0);
+        panic!("killed at point {killed_at:?}:\n{}\n{why}", world.log.borrow().join("\n"));
+    })
+}
+
+/// The same with whoever is at work killed at each point of `what`.
+#[track_caller]
+fn at_each_point(before: impl Fn(&World), what: impl Fn(&World)) {
+    let mut point = 0;
+    while scene(Some(point), &before, &what) {
+        point += 1;
+    }
+    assert!(point > 0, "nothing was killed");
+}
+
+fn write(world: &World, pages: impl IntoIterator<Item = u64>) {
+    let host = world.host();
+    pages.into_iter().for_each(|page| world.touch(&host, page, true));
+}
+
+/// Pages that the volume has, some of which were written to since, and some of which are not here.
+fn some_of_each(world: &World) {
+    write(world, 0..20);
+    world.persist();
+    write(world, (4..20).step_by(3));
+}
+
+#[test]
+fn an_engine_killed_while_it_persists_loses_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.persist();
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_evicts_loses_nothing() {
+    at_each_point(some_of_each, World::evict_all);
+}
+
+#[test]
+fn an_engine_killed_while_it_serves_faults_loses_nothing() {
+    let before = |world: &World| {
+        some_of_each(world);
+        world.evict_all();
+    };
+    at_each_point(before, |world| {
+        write(world, [3, 9]);
+        world.read_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_discards_is_asked_again() {
+    at_each_point(some_of_each, |world| world.discard(2, 9));
+}
+
+#[test]
+fn an_engine_killed_while_it_recovers_loses_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.evict(5);
+        world.restart(&world.host());
+    });
+}
+
+#[test]
+fn engines_killed_while_they_hand_over_lose_nothing() {
+    let rounds: [&[Round]; 2] = [&[Round::Copy, Round::Copy], &[Round::Clean]];
+    for rounds in rounds {
+        at_each_point(some_of_each, |world| {
+            world.migrate_by(rounds, Round::Last, || write(world, [5, 6, 7]));
+        });
+    }
+}
+
+#[test]
+fn engines_killed_while_pages_are_left_behind_lose_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.migrate_by(&[], Round::Leave, || {});
+        write(world, [4, 8]);
+        while !world.fetch_left(true) {}
+        world.evict_all();
+    });
+}
+
+#[test]
+fn an_entry_that_vanished_does_not_make_its_page_clean() {
+    scene(None, &some_of_each, &|world| {
+        world.drop_entries(0, 24);
+        world.migrate_by(&[], Round::Last, || {});
+    });
+    scene(None, &some_of_each, &|world| {
+        world.drop_entries(0, 24);
+        world.persist();
+        world.evict_all();
+    });
+}
+
+#[test]
+fn who_gave_a_region_away_leaves_what_lenders_have_of_it_alone() {
+    scene(None, &|world| write(world, 0..16), &|world| {
+        let before = world.host();
+        world.migrate_by(&[], Round::Leave, || {});
+        (0..12).for_each(|page| world.touch(&world.host(), page, true));
+        world.evict_all();
+        world.restart(&before);
+        world.evict_all();
+    });
+}
+
+#[test]
+fn what_is_persisted_while_it_is_handed_over_is_sent_again() {
+    scene(None, &some_of_each, &|world| {
+        world.migrate_by(&[Round::Copy, Round::Copy], Round::Last, || {
+            write(world, [5, 6]);
+            world.persist();
+        });
+    });
+}
+
+#[test]
+fn a_program_that_dies_while_its_region_is_handed_over_has_written_to_it() {
+    scene(None, &some_of_each, &|world| {
+        world.migrate_by(&[Round::Copy], Round::Last, || {
+            write(world, [5, 6]);
+            world.end_program(&world.host());
+        });
+    });
+}
+
+/// Two map the region. One writes to a page, and dies before an engine looks: while none lives, or while the other one's page is being mapped.
+#[test]
+fn what_one_of_two_programs_wrote_before_it_died_is_kept() {
+    for is_served in [false, true] {
+        let before = |world: &World| {
+            let host = world.host();
+            some_of_each(world);
+            world.start_program(&host);
+            for program in [0, 1] {
+                (0..12).for_each(|page| world.touch_by(&host, program, page, false));
+            }
+            world.persist();
+        };
+        at_each_point(before, |world| {
+            let host = world.host();
+            (0..12).step_by(2).for_each(|page| world.touch_by(&host, 1, page, true));
+            if !is_served {
+                world.lose_engine(&host);
+            }
+            world.end_program(&host);
+            if !is_served {
+                world.restart(&host);
+            }
+            world.evict_all();
+        });
+    }
+}

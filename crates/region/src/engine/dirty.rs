@@ -1,0 +1,129 @@
+//! What is dirty, and what a crash at any point means for it. Everything that must know asks here.
+//!
+//! A page that is here is **dirty unless two things prove that the volume has the same**:
+//! - The table says that the page is stored, and not that it is dirty.
+//! - Each program that maps the page has a mark in its page table: no write since the last look.
+//!
+//! An empty page table entry proves nothing: the program or the kernel can drop an entry, and the
+//! mark goes with it. A program that has not come back to this engine proves nothing either. When
+//! a program is gone, all that it may have written to is dirty.
+//!
+//! The engine scans the marks, sets the table, and then arms the marks of exactly those pages. So
+//! at every moment either the mark or the table tells of a write, and a crash loses neither.
+//! A page on its way is judged by the thread that moves it; nobody else arms its mark meanwhile.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+
+use super::{Cache, Engine};
+use crate::file::runs;
+use crate::lock;
+use crate::table::{Page, Place};
+
+impl Page {
+    /// Whether the table alone says that the volume must get the page before it may leave.
+    pub(super) fn is_known_dirty(self) -> bool {
+        self.dirty || !self.stored
+    }
+}
+
+/// What an engine finds of a page that the engine before it left.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The page is this.
+    Is(Page),
+    /// The page is this, and the file's content is not the page's: it must go.
+    IsNot(Page),
+    /// The page was only in the file, and is not there any more.
+    Lost,
+}
+
+/// What a page is after a crash, if the dead engine left it as `was`. The file decides: a page that
+/// is `in_file` is there. `shared` says that the page may be mapped from a frame of the group.
+pub(super) fn after_crash(was: Page, in_file: bool, shared: bool) -> Found {
+    let is = Page { wanted: false, ..was };
+    match (was.place, in_file) {
+        // The other host's page has not come yet; these are zeroes that it replaces.
+        (Place::Zero | Place::Remote | Place::Leaving, true) if was.coming => {
+            Found::IsNot(is.without_frame())
+        }
+        // A program may or may not have it in its page table: a fault tells. Its mark tells of
+        // writes. No mark tells of a page that was half written back, half discarded or half
+        // shared, and no lender has one that came from another host.
+        (place, true) => {
+            let was_sure = matches!(place, Place::Resident | Place::Unmapped | Place::Filling);
+            let dirty = is.is_known_dirty() || !was_sure || was.coming || shared;
+            Found::Is(Page { dirty, coming: false, ..is.at(Place::Resident) })
+        }
+        (_, false) if shared => Found::Is(is.at(Place::Shared)),
+        (Place::Lost, false) => Found::Lost,
+        (Place::Resident | Place::Unmapped, false) if !was.coming => Found::Lost,
+        (_, false) => Found::Is(is.without_frame()),
+    }
+}
+
+impl Engine {
+    /// Notes in the table which resident pages programs may have written to, then arms their marks.
+    /// A host that the region is going to has old content of these. To be called with the cache
+    /// locked.
+    pub(super) fn note_dirty(&self, cache: &mut Cache, pages: &Range<u64>) -> io::Result<()> {
+        let is_mapped = |page: &u64| self.table.get(*page).place == Place::Resident;
+        let here = runs(pages.clone().filter(is_mapped));
+        let mut unproven: Vec<u64> = self.unproven(cache, &here)?.into_iter().collect();
+        unproven.sort_unstable();
+        for page in &unproven {
+            let is = self.table.get(*page);
+            if !is.dirty {
+                self.table.set(*page, Page { dirty: true, ..is });
+            }
+        }
+        cache.outgoing.iter_mut().for_each(|outgoing| outgoing.changed(&unproven));
+        let unproven = runs(unproven);
+        self.programs().iter().try_for_each(|program| program.notice_writes(&unproven))
+    }
+
+    /// The pages among these that a program may have written to since their marks were armed.
+    pub(super) fn unproven(&self, cache: &mut Cache, pages: &[Range<u64>]) -> io::Result<HashSet<u64>> {
+        if !self.is_complete_now(cache) {
+            return Ok(pages.iter().cloned().flatten().collect());
+        }
+        let mut unproven = HashSet::new();
+        self.programs().iter().try_for_each(|program| program.unproven(pages, &mut unproven))?;
+        Ok(unproven)
+    }
+
+    /// Whether every program that may have pages mapped is served by this engine. Programs that ended
+    /// without coming back may have written to any page that is mapped.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete_now(&mut lock(&self.cache))
+    }
+
+    /// The same with the cache locked.
+    pub(super) fn is_complete_now(&self, cache: &mut Cache) -> bool {
+        let mut expected = lock(&self.expected);
+        if expected.missing() == 0 {
+            return true;
+        }
+        if expected.look() {
+            self.lose_marks(cache);
+        }
+        expected.missing() == 0
+    }
+
+    /// A program's page table is gone, and its marks with it. The table knows all about a page that
+    /// was unmapped before.
+    pub(super) fn lose_marks(&self, cache: &mut Cache) {
+        let may_be_mapped = |page: &u64| {
+            matches!(self.table.get(*page).place, Place::Resident | Place::Filling | Place::Leaving)
+        };
+        let lost: Vec<u64> = (0..self.table.pages()).filter(may_be_mapped).collect();
+        for page in &lost {
+            let is = self.table.get(*page);
+            if !is.dirty {
+                self.table.set(*page, Page { dirty: true, ..is });
+            }
+        }
+        cache.outgoing.iter_mut().for_each(|outgoing| outgoing.changed(&lost));
+    }
+}
