@@ -50,7 +50,7 @@ impl Host {
     fn connect(&self, disk: &Path) -> Connection {
         let export = disk.to_str().unwrap().to_owned();
         let target = Target { address: Address::Unix(self.socket()), export, tls: None };
-        Connection::connect(Arc::new(target), Duration::from_secs(20)).unwrap()
+        Connection::connect(Arc::new(target), Duration::from_secs(120)).unwrap()
     }
 
     /// How the cache is, by the group.

@@ -15,7 +15,7 @@ use aquifer_store::{Lease, LeaseRecord, Store};
 use crate::certificates::{Cluster, host};
 use crate::operations::{every_operation, pattern};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One lease, for its borrower only.
 struct Shelf {

@@ -19,8 +19,8 @@ use super::turn::Agent;
 use crate::client::{Client, RequestError};
 use crate::message::{ToGuest, ToHost, VERSION, encode};
 
-const DEADLINE: Duration = Duration::from_secs(20);
-const PATIENCE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A machine with an agent.
 struct Machine {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use aquifer_inside::message::{ToGuest, ToHost, encode};
 use aquifer_page::Bytes;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 fn command(socket: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer-guest"));

@@ -26,7 +26,7 @@ fn check(volume: &Volume, extents: u64, round: u64) {
 }
 
 fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
-    VolumeConfig { spill: Some(dir.path().to_owned()), patience: Duration::from_secs(1), ..config(extents) }
+    VolumeConfig { spill: Some(dir.path().to_owned()), patience: Duration::from_secs(2), ..config(extents) }
 }
 
 #[test]

@@ -11,10 +11,10 @@ use aquifer_pool::{LeaseState, Volume, VolumeConfig};
 use crate::common::*;
 
 /// More than patience allows for, less than anybody would call a hang.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn impatient(extents: u64) -> VolumeConfig {
-    VolumeConfig { patience: Duration::from_secs(1), ..config(extents) }
+    VolumeConfig { patience: Duration::from_secs(2), ..config(extents) }
 }
 
 /// A lender whose pages outlive it, as those of ours do.

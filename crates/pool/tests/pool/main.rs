@@ -9,5 +9,6 @@ mod counting;
 mod evacuate;
 mod failures;
 mod model;
+mod moves;
 mod our_lender;
 mod volume;

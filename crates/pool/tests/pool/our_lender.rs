@@ -144,7 +144,7 @@ fn what_a_namespace_held_before_is_not_seen() {
 fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_back() {
     for kind in [Kind::Nbd, Kind::Nvme] {
         let lender = OurLender::start_kind(kind, 1);
-        let patience = Duration::from_secs(1);
+        let patience = Duration::from_secs(2);
         let volume = Volume::new(VolumeConfig { patience, ..config(1) }).unwrap();
         volume.add_lease(lender.lease(1)).unwrap();
         write(&volume, 0, 1);

@@ -184,7 +184,7 @@ fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
         id: VolumeId::random(),
         capacity: Bytes(EXTENT_SIZE),
         workers: 1,
-        patience: Duration::from_secs(5),
+        patience: Duration::from_secs(60),
         tls: None,
         spill: None,
         ledger: None,

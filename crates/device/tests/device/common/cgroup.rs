@@ -1,8 +1,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use super::wait_for;
+use super::wait_until;
 
 const V1: &str = "/sys/fs/cgroup/memory";
 const V2: &str = "/sys/fs/cgroup";
@@ -43,7 +42,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        wait_for("the end of the control group", Duration::from_secs(20), || {
+        wait_until("the end of the control group", || {
             for pid in self.processes() {
                 if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

@@ -30,7 +30,7 @@ pub fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool
 }
 
 /// What the kernel does at once, with room for a loaded machine.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(120);
 
 /// Waits until `condition` holds, as long as a loaded machine may need for what is done at once.
 pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {

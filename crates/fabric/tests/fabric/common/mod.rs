@@ -20,7 +20,7 @@ pub use store::record;
 use store::shm_dir;
 
 /// No wait of a test lasts longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A store that is gone with the directory, which has room for a socket and other files beside it.
 pub fn temporary_store() -> (TempDir, Store) {

@@ -76,7 +76,7 @@ fn clients_may_vanish_at_any_byte() {
 
 #[test]
 fn who_dawdles_in_the_handshake_is_shown_the_door() {
-    let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
+    let limits = Limits { handshake: Duration::from_secs(2), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut silent = Client::connect(&served.socket());
     let mut slow = Client::greeted(&served.socket());

@@ -54,7 +54,7 @@ impl Nbdkit {
     }
 
     fn wait(&self) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while UnixStream::connect(self.socket()).is_err() {
             assert!(Instant::now() < deadline, "nbdkit does not listen");
             thread::yield_now();

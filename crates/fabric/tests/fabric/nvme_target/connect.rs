@@ -184,10 +184,10 @@ fn proxy(served: &Served, port: u16) -> std::path::PathBuf {
 #[test]
 fn a_silent_host_is_given_up_after_its_keep_alive_time_out_and_any_command_keeps_it() {
     let served = Served::new(Bytes::mib(4));
-    let (mut admin, controller) = served.admin_with(0, 150);
+    let (mut admin, controller) = served.admin_with(0, 1500);
     let mut io = served.io(controller, 1, 0);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(1) {
+    while start.elapsed() < Duration::from_secs(3) {
         io.read(0, 1);
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -236,7 +236,7 @@ fn with_flow_control_every_command_has_a_completion_that_says_how_far_the_queue_
 
 #[test]
 fn who_dawdles_before_connect_is_shown_the_door_and_makes_room() {
-    let limits = Limits { handshake: Duration::from_millis(200), connections: 5, ..Limits::default() };
+    let limits = Limits { handshake: Duration::from_secs(2), connections: 5, ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let (mut steady, _) = served.admin();
     let mut silent = Host::silent(&served.socket());

@@ -20,7 +20,7 @@ use aquifer_group::cache::{self, Options, Service};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = PAGE_SIZE as u64;
 
 pub fn is_root() -> bool {
@@ -197,6 +197,9 @@ const SLOT: u64 = 1001;
 const SHARED: u64 = 4 << 20;
 const ALONE: u64 = 2 << 20;
 
+/// What each of them does at least, however slow the machine.
+const ENOUGH: u64 = 200;
+
 /// How long clients work.
 pub fn seconds() -> Duration {
     let told = std::env::var("AQUIFER_SECONDS").ok().and_then(|text| text.parse().ok());
@@ -223,8 +226,10 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
                     alone: alone..alone + ALONE + end,
                 };
                 scope.spawn(move || {
-                    while Instant::now() < until {
+                    let mut rounds = 0;
+                    while Instant::now() < until || rounds < ENOUGH {
                         worker.work();
+                        rounds += 1;
                     }
                     worker.verify_all();
                     worker

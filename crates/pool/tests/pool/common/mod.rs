@@ -24,7 +24,7 @@ pub use nbdkit::Nbdkit;
 pub use ours::{Kind, OurLender};
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A volume of so many extents for four threads.
 pub fn config(extents: u64) -> VolumeConfig {
@@ -133,10 +133,10 @@ pub fn stored(server: &Nbdkit) -> u64 {
 
 /// Waits until something is so.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

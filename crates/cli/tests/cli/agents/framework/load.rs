@@ -14,7 +14,7 @@ use aquifer_cli::demo::load::{Event, Verdict};
 use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory, swapping all the while.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A program of its own for loads, as borrowers' programs are: not that of the lenders' agents. Who brings parts of a file into the page
 /// cache holds them while the kernel makes room in its own cgroup, which waits for swap, which waits for the lender, which may be about to

@@ -18,14 +18,13 @@ pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;
 pub use stranger::{Identity, Stranger};
 
-/// How long the issue lets anything take that is not about much data; nothing may hang for longer.
-pub const LIMIT: Duration = Duration::from_secs(10);
+/// What takes longer hangs: many times what anything takes that is not about much data, as the machine may be busy.
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// If it does not within twice [`LIMIT`]: this is for what must happen, however slow the machine; what must happen
-/// soon is measured by the test itself.
+/// If it does not within twice [`LIMIT`].
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));

@@ -27,7 +27,7 @@ impl Scanner {
 
     #[track_caller]
     pub fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(180);
         loop {
             let line = self.reports.next().expect("the scanner goes on").unwrap();
             let report: Value = serde_json::from_str(&line).unwrap();

@@ -1,9 +1,5 @@
 //! Moves that cross each other, or end otherwise than they began.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-mod common;
-
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +8,8 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
 use aquifer_pool::{Volume, VolumeConfig};
-use common::*;
+
+use crate::common::*;
 
 fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
     VolumeConfig { spill: Some(dir.path().to_owned()), ..config(extents) }
