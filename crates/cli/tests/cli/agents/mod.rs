@@ -11,3 +11,4 @@ mod recalls;
 mod restarts;
 mod sharing;
 mod strangers;
+mod words;
