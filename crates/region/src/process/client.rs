@@ -1,7 +1,7 @@
 //! Making regions and asking about them. All calls block.
 
 use std::fs::OpenOptions;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use aquifer_mapping::Run;
 use aquifer_page::{Bytes, Group};
 
+use super::control_call::ControlCall;
 use super::files::{Files, GroupFiles, RegionSpec};
 use super::first_word;
 use super::message::{Request, Response, Status};
@@ -22,8 +23,11 @@ use super::tmpfs;
 use crate::engine::{Merged, Proposal};
 use crate::error::RegionError;
 
-/// How long an engine may think about an answer: shrinking a large cache takes its time.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// How long an engine may think about what it knows at once.
+const ANSWERING: Duration = Duration::from_secs(15);
+
+/// How long it may take to write to its lenders, or give up, as much as it has here.
+const WORKING: Duration = Duration::from_secs(600);
 
 /// How long it takes at most until an engine that died is followed by the next.
 const RESTART: Duration = Duration::from_secs(3);
@@ -323,6 +327,16 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     }
 }
 
+/// How long the engine may take for the answer.
+fn patience(request: &Request) -> Duration {
+    match request {
+        Request::Status | Request::Send | Request::Receive | Request::Own => ANSWERING,
+        // These move pages; the rest may move all that there are.
+        Request::Share { .. } => 4 * ANSWERING,
+        _ => WORKING,
+    }
+}
+
 fn stream(files: &Files, request: &Request) -> Result<UnixStream, RegionError> {
     match asked(files, request)? {
         (Response::Done, stream) => Ok(stream),
@@ -352,21 +366,19 @@ fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
 /// The answer, and the connection on which it came: with nothing in it yet that was not asked for.
 fn asked(files: &Files, request: &Request) -> Result<(Response, UnixStream), RegionError> {
     let name = || files.name().clone();
-    let mut stream = UnixStream::connect(files.control()).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            RegionError::Unserved { name: name(), log: files.log() }
-        }
-        _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
-    })?;
     let broken = || RegionError::io(format!("the engine of region '{}' does not answer", files.name()));
-    stream.set_read_timeout(Some(PATIENCE)).map_err(broken())?;
-    let mut line = serde_json::to_vec(request).map_err(|error| broken()(error.into()))?;
-    line.push(b'\n');
-    stream.write_all(&line).map_err(broken())?;
-    let mut answer = String::new();
-    BufReader::new(&stream).read_line(&mut answer).map_err(broken())?;
-    let answer = serde_json::from_str(&answer).map_err(|error| broken()(error.into()))?;
-    stream.set_read_timeout(None).map_err(broken())?;
+    let mut call =
+        ControlCall::ask(&files.control(), request, patience(request)).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    RegionError::Unserved { name: name(), log: files.log() }
+                }
+                io::ErrorKind::TimedOut => broken()(error),
+                _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
+            }
+        })?;
+    let answer = call.answer().map_err(broken())?;
+    let stream = call.into_stream().map_err(broken())?;
     Ok((answer, stream))
 }

@@ -21,6 +21,7 @@
 
 pub mod client;
 mod control;
+mod control_call;
 mod files;
 pub mod first_word;
 mod hand_over;
@@ -33,6 +34,7 @@ mod shim;
 mod tmpfs;
 mod view;
 
+pub use control_call::{ControlCall, is_listening, next_answer};
 pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, Latency, Status};
 pub use pages::{Extent, PageState, Pages};

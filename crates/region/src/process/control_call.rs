@@ -1,0 +1,221 @@
+//! A call to a process of this host by its control socket: one JSON object a line, each way.
+//!
+//! Every wait of a call ends by one deadline, whether the other process is stopped, full of other
+//! callers, or sends its answer byte by byte. The error then names the order and the time waited; the
+//! caller adds whom it asked.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A connection to a control socket, and the deadline of what it waits for now.
+#[derive(Debug)]
+pub struct ControlCall {
+    stream: UnixStream,
+    order: String,
+    patience: Duration,
+    deadline: Instant,
+}
+
+impl ControlCall {
+    /// Connects to the socket at `path`. That, and all until [`begin`](Self::begin), takes no longer than `patience`.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut` where nobody accepts.
+    pub fn connect(path: &Path, order: &str, patience: Duration) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // Where the listener's queue is full, connect(2) waits for as long as a send may take.
+        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        let mut call = Self {
+            stream: UnixStream::from(socket),
+            order: String::new(),
+            patience,
+            deadline: Instant::now(),
+        };
+        call.begin(order, patience);
+        loop {
+            match connect(&call.stream, &address) {
+                Ok(()) => return Ok(call),
+                Err(Errno::INTR) if Instant::now() < call.deadline => {}
+                Err(Errno::INTR | Errno::AGAIN) => return Err(call.late()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Connects and says a request, whose tag `request` names the order.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn ask(path: &Path, request: &impl Serialize, patience: Duration) -> io::Result<Self> {
+        let request = serde_json::to_value(request)?;
+        let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
+        let mut call = Self::connect(path, order, patience)?;
+        let mut line = serde_json::to_vec(&request)?;
+        line.push(b'\n');
+        call.write_all(&line)?;
+        Ok(call)
+    }
+
+    /// The answer, of which there is one.
+    ///
+    /// # Errors
+    /// The system's; `TimedOut`; `UnexpectedEof` where the other process closes instead; `InvalidData`.
+    pub fn answer<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+        next_answer(&mut BufReader::new(self))
+    }
+
+    /// From now on it waits for this order, and no longer than `patience`.
+    pub fn begin(&mut self, order: &str, patience: Duration) {
+        order.clone_into(&mut self.order);
+        self.wait(patience);
+    }
+
+    /// From now on it waits for the same order, and no longer than `patience`.
+    pub fn wait(&mut self, patience: Duration) {
+        (self.patience, self.deadline) = (patience, Instant::now() + patience);
+    }
+
+    /// The connection, which waits for ever from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn into_stream(self) -> io::Result<UnixStream> {
+        self.stream.set_read_timeout(None)?;
+        self.stream.set_write_timeout(None)?;
+        Ok(self.stream)
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(self.late()) } else { Ok(left) }
+    }
+
+    fn late(&self) -> io::Error {
+        let why = format!("no answer to '{}' within {:?}", self.order, self.patience);
+        io::Error::new(io::ErrorKind::TimedOut, why)
+    }
+
+    fn timed<T>(
+        &mut self,
+        set: fn(&UnixStream, Option<Duration>) -> io::Result<()>,
+        mut transfer: impl FnMut(&mut UnixStream) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            set(&self.stream, Some(self.left()?))?;
+            match transfer(&mut self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(self.late()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+/// The next of several answers to one call.
+///
+/// # Errors
+/// As [`ControlCall::answer`].
+pub fn next_answer<T: DeserializeOwned>(lines: &mut BufReader<impl Read>) -> io::Result<T> {
+    let mut line = String::new();
+    if lines.read_line(&mut line)? == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has hung up without an answer"));
+    }
+    Ok(serde_json::from_str(&line)?)
+}
+
+impl Read for ControlCall {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.timed(UnixStream::set_read_timeout, |stream| stream.read(into))
+    }
+}
+
+impl Write for ControlCall {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.timed(UnixStream::set_write_timeout, |stream| stream.write(from))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a process listens at a socket, be it that it accepts nobody just now. Waits for nothing.
+pub fn is_listening(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    // Where the listener's queue is full, connect(2) would have to wait.
+    matches!(connected, Ok(()) | Err(Errno::AGAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(300);
+
+    /// A socket that nobody accepts at, and whose queue is full.
+    fn full(path: &Path) -> (UnixListener, Vec<UnixStream>) {
+        let listener = UnixListener::bind(path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let mut queued = Vec::new();
+        while let Ok(call) = ControlCall::connect(path, "fill", Duration::from_millis(50)) {
+            queued.push(call.into_stream().unwrap());
+        }
+        (listener, queued)
+    }
+
+    #[test]
+    fn a_connect_to_a_full_queue_ends_and_names_the_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let _full = full(&path);
+        let error = ControlCall::connect(&path, "status", SHORT).unwrap_err();
+        assert_eq!(error.to_string(), "no answer to 'status' within 300ms");
+        assert!(is_listening(&path));
+    }
+
+    #[test]
+    fn a_socket_without_a_listener_is_told_from_one_that_is_busy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        assert!(!is_listening(&path));
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(!is_listening(&path));
+    }
+
+    #[test]
+    fn an_answer_that_trickles_ends_by_the_same_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let trickling = thread::spawn(move || {
+            let (mut client, _) = listener.accept().unwrap();
+            // Until the caller has hung up.
+            while client.write_all(b" ").is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut call = ControlCall::ask(&path, &serde_json::json!({ "request": "show" }), SHORT).unwrap();
+        let error = call.answer::<serde_json::Value>().unwrap_err();
+        assert_eq!(error.to_string(), "no answer to 'show' within 300ms");
+        drop(call);
+        trickling.join().unwrap();
+    }
+}
