@@ -60,6 +60,20 @@ pub enum GuestError {
     /// Whoever wanted a VM to move does not any more.
     #[error("the move was cancelled: the VM is here as before")]
     Cancelled,
+    /// The processor of the host that a VM is to move to offers less than it has.
+    #[error(
+        "the processor of the destination ({here}) cannot take a VM that has '-cpu {model}' of the source ({there}): {why}. Start the VM with 'aquifer vm start --cpu MODEL', a model that both hosts offer, to move it between them"
+    )]
+    UnlikeCpu {
+        /// As QEMU calls what the VM has.
+        model: String,
+        /// Family and model of the destination's processor.
+        here: String,
+        /// Those of the source's.
+        there: String,
+        /// What is missing.
+        why: String,
+    },
     /// A VM is another host's.
     #[error(
         "VM '{name}' is host {to}'s since it was moved: see there; if that host is lost, or does not have it, 'aquifer vm resume {name} --force' has it go on here"

@@ -1,10 +1,10 @@
 //! QEMU's machine protocol, as its `qmp-spec` has it: a JSON object a line; a greeting, commands, replies, and events in between.
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::{self, BufReader, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
+use aquifer_region::process::{ControlCall, next_answer};
 use serde_json::{Value, json};
 
 use crate::error::GuestError;
@@ -12,19 +12,19 @@ use crate::error::GuestError;
 /// A monitor of a QEMU, ready for commands. It has one client at a time; another waits until this one is dropped.
 #[derive(Debug)]
 pub struct Qmp {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<ControlCall>,
+    patience: Duration,
 }
 
 impl Qmp {
-    /// Connects to the monitor at a unix socket, on which every answer may take as long as `patience`.
+    /// Connects to the monitor at a unix socket, on which every answer may take as long as `patience`, events before it included.
     ///
     /// # Errors
-    /// If nobody is there, or it is no QEMU.
+    /// If nobody is there, QEMU does not greet within `patience` (it is stopped, or another client has the monitor), or it is no QEMU.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self, GuestError> {
         let fail = || GuestError::io(format!("cannot speak with QEMU at {}", path.display()));
-        let stream = UnixStream::connect(path).map_err(fail())?;
-        stream.set_read_timeout(Some(patience)).map_err(fail())?;
-        let mut qmp = Self { stream: BufReader::new(stream) };
+        let call = ControlCall::connect(path, "greeting", patience).map_err(fail())?;
+        let mut qmp = Self { stream: BufReader::new(call), patience };
         let greeting = qmp.receive().map_err(fail())?;
         if greeting["QMP"].is_null() {
             return Err(fail()(io::Error::other(format!("it says '{greeting}'"))));
@@ -41,6 +41,7 @@ impl Qmp {
         let fail = || GuestError::io(format!("QEMU does not answer '{command}'"));
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
+        self.stream.get_mut().begin(command, self.patience);
         self.stream.get_mut().write_all(line.as_bytes()).map_err(fail())?;
         loop {
             let mut message = self.receive().map_err(fail())?;
@@ -65,11 +66,7 @@ impl Qmp {
     }
 
     fn receive(&mut self) -> io::Result<Value> {
-        let mut line = String::new();
-        if self.stream.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(serde_json::from_str(&line)?)
+        next_answer(&mut self.stream)
     }
 }
 
@@ -77,6 +74,7 @@ impl Qmp {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+    use std::io::BufRead as _;
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -106,5 +104,25 @@ mod tests {
         assert_eq!(refused.to_string(), "QEMU refuses 'nothing': no such thing");
         qemu.join().unwrap();
         assert!(matches!(qmp.execute("query-status", json!({})), Err(GuestError::Io { .. })));
+    }
+
+    #[test]
+    fn events_do_not_put_off_the_end_of_a_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let qemu = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            writeln!(stream, r#"{{"QMP": {{}}}}"#).unwrap();
+            writeln!(stream, r#"{{"return": {{}}}}"#).unwrap();
+            while writeln!(stream, r#"{{"event": "RTC_CHANGE"}}"#).is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut qmp = Qmp::connect(&path, Duration::from_secs(1)).unwrap();
+        let error = qmp.execute("query-status", json!({})).unwrap_err().to_string();
+        assert!(error.ends_with("no answer to 'query-status' within 1s"), "{error}");
+        drop(qmp);
+        qemu.join().unwrap();
     }
 }

@@ -81,9 +81,21 @@ impl Accelerator {
 
     /// QEMU's arguments for it, and for a processor with all that it can have then.
     pub fn arguments(self) -> [&'static str; 4] {
+        ["-accel", self.option(), "-cpu", self.whole_cpu()]
+    }
+
+    fn option(self) -> &'static str {
         match self {
-            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+        }
+    }
+
+    /// What QEMU calls a processor with all that there can be here.
+    fn whole_cpu(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            Self::Tcg => "max",
         }
     }
 }
@@ -117,6 +129,10 @@ pub struct VmSpec {
     pub cpus: u32,
     /// What runs its code.
     pub accelerator: Accelerator,
+    /// The processor that it sees, as QEMU's `-cpu` takes it: one that the host must offer all of. Where that is not given it sees all that the host
+    /// offers, and can move only to a host that offers as much.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
     /// QEMU's machine type.
     pub machine: String,
     /// Files that are its disks; a name that ends in `.qcow2` is of that format, others are raw.
@@ -139,11 +155,12 @@ pub struct VmSpec {
 }
 
 /// Arguments that cannot be, and why.
-const UNFIT: [(&str, &str); 10] = [
+const UNFIT: [(&str, &str); 11] = [
     ("-m", "the size of the memory is that of the region"),
     ("-M", "the machine is given by its own option, and has the region as its memory"),
     ("-machine", "the machine is given by its own option, and has the region as its memory"),
     ("-accel", "the accelerator is given by its own option"),
+    ("-cpu", "the processor is given by its own option, so that it is known where the VM can move to"),
     ("-incoming", "a VM comes to a host by 'aquifer vm migrate'"),
     ("-daemonize", "a VM is in the background always"),
     ("mem-lock=on", "locked memory cannot leave for the pool"),
@@ -151,6 +168,11 @@ const UNFIT: [(&str, &str); 10] = [
     ("vhost-user", "another process would see what is not here as zeroes"),
     ("vhost-vdpa", "a device of the host would write to pages that have left for the pool"),
 ];
+
+/// What keeps a guest that has broken into QEMU from starting programs, becoming somebody else and taking more of the host. Arguments of the operator's own
+/// take its place.
+const SANDBOX: [&str; 2] =
+    ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
 /// The device by which the memory of a VM is resized, as QEMU knows it.
 const GROWTH: &str = "aquifer-growth";
@@ -161,6 +183,11 @@ const GROWN: &str = "growth";
 impl VmSpec {
     /// The least by which a VM is resized.
     pub const BLOCK: Bytes = Bytes::mib(2);
+
+    /// The model of processor that stands for all that its host offers, if the VM has that.
+    pub(crate) fn whole_cpu(&self) -> Option<&'static str> {
+        self.cpu.is_none().then(|| self.accelerator.whole_cpu())
+    }
 
     /// What it can have beyond what it boots with.
     pub(crate) fn growth(&self) -> Bytes {
@@ -206,7 +233,13 @@ impl VmSpec {
         }
         qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
-        qemu.args(self.accelerator.arguments());
+        qemu.args(["-accel", self.accelerator.option()]);
+        // A model that the host does not offer in full keeps QEMU from starting.
+        let cpu = self.cpu.as_ref().map(|model| format!("{model},enforce"));
+        qemu.args(["-cpu", cpu.as_deref().unwrap_or(self.accelerator.whole_cpu())]);
+        if !self.extra.iter().any(|argument| is(argument, SANDBOX[0])) {
+            qemu.args(SANDBOX);
+        }
         qemu.args(["-smp", &self.cpus.to_string()]);
         qemu.arg("-object").arg(self.backend("ram", *memory, region));
         if self.growth() == Bytes::ZERO {
@@ -355,6 +388,7 @@ mod tests {
             backing: Backing::Region,
             cpus: 1,
             accelerator: Accelerator::Tcg,
+            cpu: None,
             machine: "q35".to_owned(),
             disks: vec!["/a,b.qcow2".into(), "/c".into()],
             cached_disks: vec!["/d,e.qcow2".into(), "/f".into()],
@@ -408,6 +442,23 @@ mod tests {
         assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
         let odd = VmSpec { max_memory: Bytes::mib(65), ..large };
         assert!(odd.check().unwrap_err().to_string().contains("whole 2MiB"));
+    }
+
+    #[test]
+    fn a_qemu_is_in_its_sandbox_unless_the_operator_has_another() {
+        let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
+        let values = |spec: &VmSpec, option: &str| {
+            let command = spec.command(&files, Path::new("/r"), Path::new("/c"), false);
+            let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
+            let given = words.iter().zip(&words[1..]).filter(|(word, _)| *word == option);
+            given.map(|(_, value)| value.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&spec(&[]), "-sandbox"), [SANDBOX[1]]);
+        assert_eq!(values(&spec(&["-sandbox", "off"]), "-sandbox"), ["off"]);
+        assert_eq!(values(&spec(&[]), "-cpu"), ["max"]);
+        let model = VmSpec { cpu: Some("Nehalem".to_owned()), ..spec(&[]) };
+        assert_eq!(values(&model, "-cpu"), ["Nehalem,enforce"]);
+        assert!(spec(&["-cpu", "Nehalem"]).check().is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod adopt;
 mod balance;
 mod budget;
+mod ended;
 mod limits;
 mod manuals;
 mod migrate;
@@ -47,7 +48,7 @@ pub struct Vm {
 enum What {
     Start(Box<start::Start>),
     /// The VMs of this host
-    List,
+    List(List),
     /// How a VM is, and what of its memory is where
     Show(Which),
     Resize(resize::Resize),
@@ -68,6 +69,15 @@ enum What {
 pub struct Which {
     /// The VM
     name: RegionName,
+}
+
+// Its help is that of the command that takes it.
+#[derive(Debug, Args)]
+#[expect(missing_docs, reason = "a text here would take the place of the command's own")]
+pub struct List {
+    /// Also those that have ended, with when and why: the last hundred
+    #[arg(long)]
+    all: bool,
 }
 
 /// Has a VM go on that stands still
@@ -171,16 +181,31 @@ impl Vm {
         let run_dir = run_dir(common)?;
         match self.what {
             What::Start(start) => start.run(common, &run_dir)?,
-            What::List => {
-                let (all, failure) = all(&run_dir)?;
-                if failure.is_none() || !all.is_empty() {
-                    output::answer(common.json, &all, |all| listed(all))?;
+            What::List(List { all: with_ended }) => {
+                let (vms, failure) = all(&run_dir)?;
+                if failure.is_some() && vms.is_empty() {
+                    return failure.map_or(Ok(ExitCode::SUCCESS), Err);
+                }
+                if with_ended {
+                    let all = ended::All { vms, ended: ended::latest(&run_dir)? };
+                    output::answer(common.json, &all, |all| {
+                        format!("{}\n\n{}", listed(&all.vms), ended::listed(&all.ended))
+                    })?;
+                } else {
+                    output::answer(common.json, &vms, |all| listed(all))?;
                 }
                 return failure.map_or(Ok(ExitCode::SUCCESS), Err);
             }
             What::Show(Which { name }) => {
                 let files = Files::new(&run_dir, &name);
-                let status = client::status(&files).or_fail(|| format!("asking for VM '{name}'"))?;
+                let status = client::status(&files);
+                if let Err(GuestError::Unknown(_)) = &status
+                    && let Some(last) = ended::last(&run_dir, &name)?
+                {
+                    output::answer(common.json, &last, ended::text)?;
+                    return Ok(ExitCode::FAILURE);
+                }
+                let status = status.or_fail(|| format!("asking for VM '{name}'"))?;
                 let times = client::times(&files).or_fail(|| format!("asking for VM '{name}'"))?;
                 let shown = Shown { status, times: Spreads::of(&times) };
                 output::answer(common.json, &shown, |shown| {
@@ -247,13 +272,13 @@ impl Stop {
 /// All VMs that can be asked about, and why another one cannot.
 fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
     let (mut all, mut failure) = (Vec::new(), None);
-    for files in client::list(run_dir).or_fail(|| "listing VMs")? {
-        match client::status(&files) {
+    for (name, status) in client::statuses(run_dir).or_fail(|| "listing VMs")? {
+        match status {
             Ok(status) => all.push(status),
             // It has ended since it was listed.
             Err(GuestError::Unknown(_)) => {}
             Err(error) => {
-                failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{}'", files.name())).err();
+                failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{name}'")).err();
             }
         }
     }

@@ -51,6 +51,7 @@ impl Machine {
             backing: Backing::Local { huge: None },
             cpus: 2,
             accelerator: self.accelerator,
+            cpu: None,
             machine: MACHINE.to_owned(),
             disks: Vec::new(),
             cached_disks: Vec::new(),

@@ -15,13 +15,16 @@ use super::figures::{self, Figures};
 use super::resize::{Order, Resized};
 use crate::error::GuestError;
 use crate::meminfo;
-use crate::process::{Files, client};
+use crate::process::{Files, client, side_by_side};
 
 /// How long a guest is asked again that does not give up what the balancer takes for its surplus: soon another one is asked.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// For how long one is left alone that gave nothing.
 const REST: Duration = Duration::from_secs(10);
+
+/// For how long a VM whose figures could not be had is not asked again.
+const SILENT: Duration = Duration::from_secs(10);
 
 /// A host with less than this share of its memory available is short of it.
 const SHORT: u64 = 20;
@@ -42,6 +45,16 @@ pub struct Turn {
     pub plan: Plan,
     /// What of former turns has ended since the last one.
     pub moved: Vec<Moved>,
+    /// VMs whose figures cannot be had, mostly as their keeper or QEMU does not answer, and why. Each counts with what the budget notes for it, and stays
+    /// as it is.
+    pub silent: BTreeMap<RegionName, String>,
+}
+
+/// A VM whose figures could not be had.
+#[derive(Debug)]
+struct Silent {
+    why: String,
+    ask_again: Instant,
 }
 
 /// Balances the memory of a host's VMs, whose memory is in its RAM. (Those in the pool do not take it from each other.)
@@ -55,6 +68,7 @@ pub struct Balancing {
     running: BTreeSet<RegionName>,
     /// VMs that are left alone until then.
     resting: BTreeMap<RegionName, Instant>,
+    silent: BTreeMap<RegionName, Silent>,
     ended: (Sender<Moved>, Receiver<Moved>),
 }
 
@@ -71,6 +85,7 @@ impl Balancing {
             balancer: Balancer::new(config),
             running: BTreeSet::new(),
             resting: BTreeMap::new(),
+            silent: BTreeMap::new(),
             ended: mpsc::channel(),
         })
     }
@@ -98,7 +113,8 @@ impl Balancing {
             let ready = |is: &&Move| !matches!(is.because, Because::Grows { waits: true, .. });
             plan.moves.iter().filter(ready).try_for_each(|is| self.begin(is))?;
         }
-        Ok(Turn { plan, moved })
+        let silent = self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
+        Ok(Turn { plan, moved, silent })
     }
 
     /// Waits until something that a turn has begun ends, but no longer than this.
@@ -117,45 +133,85 @@ impl Balancing {
         moved
     }
 
-    fn read(&self, accounts: &Accounts) -> Result<Vec<Reading>, GuestError> {
+    /// How the VMs are, each asked beside the others.
+    fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, GuestError> {
+        let all = client::list(&self.run_dir)?;
+        let local =
+            |files: &&Files| accounts.vms.get(files.name()).is_some_and(|share| share.kind == Kind::Local);
+        let local: Vec<_> = all.iter().filter(local).collect();
+        self.silent.retain(|vm, _| local.iter().any(|files| files.name() == vm));
+        // One that is being resized has its keeper's hands full.
+        let is_asked = |files: &&Files| {
+            !self.is_busy(files.name())
+                && self.silent.get(files.name()).is_none_or(|silent| silent.ask_again <= Instant::now())
+        };
+        let asked: Vec<_> = local.iter().copied().filter(is_asked).collect();
+        let told = side_by_side(asked, |files| (files.name().clone(), client::reading(files)));
+        let mut told: BTreeMap<_, _> =
+            told.into_iter().filter_map(|(vm, told)| Some((vm.clone(), self.heard(vm, told)?))).collect();
         let mut readings = Vec::new();
-        for files in client::list(&self.run_dir)? {
-            let (vm, share) = match accounts.vms.get_key_value(files.name()) {
-                Some((vm, share)) if share.kind == Kind::Local => (vm, share),
-                _ => continue,
-            };
-            let busy = self.running.contains(vm) || self.resting.contains_key(vm);
-            let limits = files.limits()?;
-            let silent = figures::Reading {
-                size: share.local,
-                least: share.local,
-                most: share.local,
-                figures: None,
-                wish: Bytes::ZERO,
-            };
-            // One that is being resized has its keeper's hands full.
-            let read = if busy { None } else { client::reading(&files).ok() };
-            let figures::Reading { size, least, most, figures, wish } = read.unwrap_or(silent);
-            let answers = figures.is_some();
-            let Figures { total, available, swap_used, swap_in, swap_out, pressure, .. } =
-                figures.unwrap_or_else(Figures::none);
-            let (min, max) = (limits.min.max(least), limits.max.min(most));
-            readings.push(Reading {
-                vm: vm.clone(),
-                size,
-                total,
-                available,
-                swap_in,
-                swap_out,
-                swap_used,
-                pressure,
-                wish,
-                limits: super::Limits { min: min.min(max), max, ..limits },
-                answers,
-                busy,
-            });
+        for files in local {
+            let Some(share) = accounts.vms.get(files.name()) else { continue };
+            readings.push(self.reading(files, share.local, told.remove(files.name()))?);
         }
         Ok(readings)
+    }
+
+    fn is_busy(&self, vm: &RegionName) -> bool {
+        self.running.contains(vm) || self.resting.contains_key(vm)
+    }
+
+    /// Notes whether a VM has answered, and says so where that is new.
+    fn heard(
+        &mut self,
+        vm: RegionName,
+        told: Result<figures::Reading, GuestError>,
+    ) -> Option<figures::Reading> {
+        let error = match told {
+            Ok(reading) => {
+                if self.silent.remove(&vm).is_some() {
+                    tracing::info!(%vm, "tells its figures again");
+                }
+                return Some(reading);
+            }
+            Err(error) => error.to_string(),
+        };
+        if !self.silent.contains_key(&vm) {
+            tracing::warn!(%vm, "counts with the memory that is noted for it, as its figures cannot be had: {error}");
+        }
+        self.silent.insert(vm, Silent { why: error, ask_again: Instant::now() + SILENT });
+        None
+    }
+
+    /// A VM that has said this, or nothing; then it has what is noted for it.
+    fn reading(
+        &self,
+        files: &Files,
+        noted: Bytes,
+        told: Option<figures::Reading>,
+    ) -> Result<Reading, GuestError> {
+        let limits = files.limits()?;
+        let silent =
+            figures::Reading { size: noted, least: noted, most: noted, figures: None, wish: Bytes::ZERO };
+        let figures::Reading { size, least, most, figures, wish } = told.unwrap_or(silent);
+        let answers = figures.is_some();
+        let Figures { total, available, swap_used, swap_in, swap_out, pressure, .. } =
+            figures.unwrap_or_else(Figures::none);
+        let (min, max) = (limits.min.max(least), limits.max.min(most));
+        Ok(Reading {
+            vm: files.name().clone(),
+            size,
+            total,
+            available,
+            swap_in,
+            swap_out,
+            swap_used,
+            pressure,
+            wish,
+            limits: super::Limits { min: min.min(max), max, ..limits },
+            answers,
+            busy: self.is_busy(files.name()),
+        })
     }
 
     fn begin(&mut self, is: &Move) -> Result<(), GuestError> {

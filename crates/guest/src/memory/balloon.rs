@@ -6,10 +6,10 @@ use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::Memory;
-use super::device::{PATIENCE, by_type};
-use super::figures::Figures;
+use super::device::by_type;
+use super::figures::{Figures, LOOKING};
 use super::port::FRESH;
+use super::{Limits, Memory};
 use crate::error::GuestError;
 use crate::qmp::Qmp;
 
@@ -73,7 +73,7 @@ impl Memory {
     /// # Errors
     /// [`GuestError`]: it has none, or its QEMU does not answer.
     pub(crate) fn balloon(&self, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
-        let mut qmp = Qmp::connect(&self.files.control(), PATIENCE)?;
+        let mut qmp = Qmp::connect(&self.files.control(), LOOKING)?;
         let summary = qmp.execute("query-memory-size-summary", json!({}))?;
         let number = |key: &str| Bytes(summary[key].as_u64().unwrap_or(0));
         let memory = number("base-memory") + number("plugged-memory");
@@ -85,9 +85,16 @@ impl Memory {
             Some(figures) => Some(figures),
             None => told(&mut qmp)?,
         };
-        let limits = self.files.limits()?;
-        let base = if limits.min == Bytes::ZERO { memory } else { limits.min.min(memory) };
         let size = Bytes(size["actual"].as_u64().unwrap_or(memory.0));
-        Ok(Ballooned { memory, base, max: limits.max.min(memory), size, figures })
+        Ok(Ballooned { size, figures, ..Ballooned::within(memory, &self.files.limits()?) })
+    }
+}
+
+impl Ballooned {
+    /// Of a VM with so much memory that may hold all that its limits allow.
+    pub(crate) fn within(memory: Bytes, limits: &Limits) -> Self {
+        let base = if limits.min == Bytes::ZERO { memory } else { limits.min.min(memory) };
+        let max = limits.max.min(memory);
+        Self { memory, base, max, size: max, figures: None }
     }
 }

@@ -4,9 +4,7 @@
 //! back, so whoever dies in between leaves too much noted and never too little; who goes on sets it right.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, RegionName};
@@ -15,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::GuestError;
 use crate::meminfo;
-use crate::process::Files;
+use crate::process::{Files, lock_file};
 
 /// Where a VM's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -327,7 +325,8 @@ impl Budget {
         let fail = || GuestError::io("cannot keep account of the memory of guests");
         let all = meminfo::total().map_err(fail())?;
         fs::create_dir_all(&self.run_dir).map_err(fail())?;
-        let _lock = self.lock().map_err(fail())?;
+        // Under it small files are read and written, and nobody is waited for.
+        let _lock = lock_file(&self.run_dir.join("guests.lock")).map_err(fail())?;
         let path = self.run_dir.join("guests.json");
         let before: Book = record::read(&path).map_err(fail())?.unwrap_or_default();
         let mut book = before.clone();
@@ -338,13 +337,6 @@ impl Budget {
         }
         Ok(done)
     }
-
-    fn lock(&self) -> io::Result<File> {
-        let lock = self.run_dir.join("guests.lock");
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock)?;
-        lock.lock()?;
-        Ok(lock)
-    }
 }
 
 fn no_room(needs: Bytes, free: Bytes, accounts: &Accounts) -> GuestError {
@@ -353,101 +345,4 @@ fn no_room(needs: Bytes, free: Bytes, accounts: &Accounts) -> GuestError {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-    use super::*;
-
-    fn budget() -> (tempfile::TempDir, Budget) {
-        let dir = tempfile::tempdir().unwrap();
-        let budget = Budget::of(dir.path());
-        budget.set(Some(Bytes::mib(1024)), None).unwrap();
-        (dir, budget)
-    }
-
-    /// A VM as far as the manager cares.
-    fn start(
-        dir: &tempfile::TempDir,
-        budget: &Budget,
-        vm: &str,
-        share: &Share,
-    ) -> Result<RegionName, GuestError> {
-        let vm: RegionName = vm.parse().unwrap();
-        let files = dir.path().join("vms").join(vm.as_str());
-        fs::create_dir_all(&files).unwrap();
-        // What cannot be read is not taken for gone.
-        fs::write(files.join("record.json"), "{}").unwrap();
-        budget.admit(&vm, share).map(|()| vm)
-    }
-
-    fn local(budget: &Budget) -> (u64, u64, u64) {
-        let Accounts { local, promised, vms, .. } = budget.accounts().unwrap();
-        assert_eq!(local.reserved, local.used + local.free);
-        assert_eq!(local.used, vms.values().map(|share| share.local).sum());
-        assert!(promised <= local.free);
-        (local.used.0 >> 20, local.free.0 >> 20, promised.0 >> 20)
-    }
-
-    #[test]
-    fn no_more_is_given_than_was_set_aside() {
-        let (dir, budget) = budget();
-        let one = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
-        let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
-        assert!(matches!(
-            start(&dir, &budget, "three", &Share::local(Bytes::mib(512))),
-            Err(GuestError::NoRoom { .. })
-        ));
-        budget.grow(&one, Bytes::mib(128), false).unwrap();
-        assert!(matches!(budget.grow(&two, Bytes::mib(256), true), Err(GuestError::NoRoom { .. })));
-        assert_eq!(local(&budget), (896, 128, 0));
-        assert!(budget.set(Some(Bytes::mib(895)), None).unwrap_err().to_string().contains("896MiB already"));
-        budget.settle(&one, Bytes::mib(512)).unwrap();
-        budget.grow(&two, Bytes::mib(256), false).unwrap();
-        assert_eq!(local(&budget), (1024, 0, 0));
-        budget.forget(&two).unwrap();
-        assert_eq!(local(&budget), (512, 512, 0));
-    }
-
-    #[test]
-    fn a_reserve_is_for_its_vm_when_it_is_urgent_and_made_whole_when_that_gives_back() {
-        let (dir, budget) = budget();
-        let one = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
-        let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
-        budget.promise(&one, Bytes::mib(128)).unwrap();
-        budget.grow(&two, Bytes::mib(128), false).unwrap();
-        for (vm, urgent) in [(&two, false), (&two, true), (&one, false)] {
-            assert!(matches!(budget.grow(vm, Bytes::mib(128), urgent), Err(GuestError::NoRoom { .. })));
-        }
-        assert!(matches!(budget.promise(&two, Bytes::mib(1)), Err(GuestError::NoRoom { .. })));
-        budget.grow(&one, Bytes::mib(128), true).unwrap();
-        assert_eq!(local(&budget), (1024, 0, 0));
-        budget.settle(&one, Bytes::mib(576)).unwrap();
-        assert_eq!(local(&budget), (960, 64, 64));
-        budget.settle(&one, Bytes::mib(512)).unwrap();
-        assert_eq!(local(&budget), (896, 128, 128));
-    }
-
-    #[test]
-    fn a_vm_in_the_pool_takes_its_cache_of_the_host_and_the_rest_of_its_leases() {
-        let (dir, budget) = budget();
-        let share = Share::pool(Bytes::mib(512), Bytes::mib(2048), Bytes::mib(256));
-        let vm = start(&dir, &budget, "one", &share).unwrap();
-        budget.grow(&vm, Bytes::mib(1536), false).unwrap();
-        assert!(matches!(budget.grow(&vm, Bytes::mib(1), false), Err(GuestError::NoRoom { .. })));
-        assert_eq!(local(&budget), (256, 768, 0));
-        let pool = budget.accounts().unwrap().pool;
-        assert_eq!(pool, Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO });
-        assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(GuestError::Misuse(_))));
-        budget.cache(&vm, Bytes::mib(1024)).unwrap();
-        assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(GuestError::NoRoom { .. })));
-        assert_eq!(local(&budget), (1024, 0, 0));
-    }
-
-    #[test]
-    fn what_a_vm_had_that_is_gone_is_free_again() {
-        let (dir, budget) = budget();
-        let vm = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
-        fs::remove_dir_all(dir.path().join("vms").join(vm.as_str())).unwrap();
-        assert_eq!(local(&budget), (0, 1024, 0));
-    }
-}
+mod tests;

@@ -33,12 +33,12 @@ pub(super) struct Known {
 }
 
 impl Device {
-    /// Of the VM whose monitor listens there.
+    /// Of the VM whose monitor listens there, and answers each command within `patience`.
     ///
     /// # Errors
     /// [`GuestError::Misuse`] if it has none, or several.
-    pub(super) fn find(monitor: &Path) -> Result<Self, GuestError> {
-        let mut qmp = Qmp::connect(monitor, PATIENCE)?;
+    pub(super) fn find(monitor: &Path, patience: Duration) -> Result<Self, GuestError> {
+        let mut qmp = Qmp::connect(monitor, patience)?;
         let all = qmp.execute("query-memory-devices", json!({}))?;
         let all: Vec<_> = all.as_array().into_iter().flatten().collect();
         let resizable: Vec<_> = all.iter().filter(|device| device["type"] == "virtio-mem").collect();

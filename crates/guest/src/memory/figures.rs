@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aquifer_inside::message::Report;
 use aquifer_page::Bytes;
@@ -13,6 +13,9 @@ use super::device::Device;
 use super::port::Question;
 use super::{ANSWERING, ASKING, Memory, TELLING, balloon, lock};
 use crate::error::GuestError;
+
+/// How long QEMU may take to greet, and for each answer, where somebody waits for the figures of many VMs.
+pub(super) const LOOKING: Duration = Duration::from_secs(3);
 
 /// Who tells a guest's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +152,7 @@ pub(crate) fn look(monitor: &Path) -> Result<Reading, GuestError> {
 }
 
 fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, GuestError> {
-    let mut device = Device::find(monitor)?;
+    let mut device = Device::find(monitor, LOOKING)?;
     let figures = match latest {
         Some(figures) => Some(figures),
         None => balloon::told(device.qmp())?,

@@ -84,12 +84,13 @@ impl Memory {
 
     fn device(&self) -> Result<Device, GuestError> {
         let monitor = self.files.mover();
-        let mut known = lock(&self.device);
-        if let Some(known) = &*known {
-            return Device::again(&monitor, known.clone());
+        // Nobody waits for this lock while QEMU is silent.
+        let known = lock(&self.device).clone();
+        if let Some(known) = known {
+            return Device::again(&monitor, known);
         }
-        let device = Device::find(&monitor)?;
-        *known = Some(device.is.clone());
+        let device = Device::find(&monitor, device::PATIENCE)?;
+        *lock(&self.device) = Some(device.is.clone());
         Ok(device)
     }
 

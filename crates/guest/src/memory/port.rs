@@ -23,6 +23,18 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// A guest with less available than this share of its memory is near out-of-memory, or with less than this at least.
 const URGENT: (u64, Bytes) = (16, Bytes::mib(32));
 
+/// Requests of a guest that are worked on at a time at most, each on a thread: how many it makes is the guest's to choose.
+const MOST_REQUESTS: usize = 16;
+
+/// How many more there may be of a guest that is out of memory.
+const MORE_IF_URGENT: usize = 2;
+
+/// Answers that are kept for who waits for them. What a guest says that nobody asked for must not pile up.
+const MOST_KEPT: usize = 16;
+
+/// How long a guest can have the host look for memory.
+const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What a guest asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
@@ -53,6 +65,19 @@ struct State {
     checked: BTreeMap<u64, Report>,
     stages: BTreeMap<u64, Vec<Stage>>,
     questions: u64,
+    /// Requests that are worked on.
+    requests: usize,
+    /// Some of its requests were turned away, which was said.
+    said: bool,
+}
+
+/// A request that is worked on. Dropping it makes room for another.
+struct Accepted(Port);
+
+impl Drop for Accepted {
+    fn drop(&mut self) {
+        self.0.state().requests -= 1;
+    }
 }
 
 /// The host's end of it.
@@ -68,7 +93,7 @@ impl Port {
         Self { path: path.to_owned(), state: Arc::default(), came: Arc::default() }
     }
 
-    /// Listens to the guest as long as this process lives, and has `grant` answer its requests, each on a thread of its own.
+    /// Listens to the guest as long as this process lives, and has `grant` answer its requests, some at a time: more than that are turned away.
     pub(super) fn attend(
         &self,
         grant: impl Fn(Wanted) -> Granted + Clone + Send + 'static,
@@ -125,31 +150,64 @@ impl Port {
             ToHost::Checked { id, report } => {
                 let mut state = self.state();
                 state.report = Some((report.clone(), Instant::now()));
-                state.checked.retain(|other, _| *other > id);
-                state.checked.insert(id, report);
+                let asked = state.questions;
+                keep(&mut state.checked, id, asked, report);
                 drop(state);
                 self.came.notify_all();
             }
             ToHost::Stages { id, stages, .. } => {
                 let mut state = self.state();
-                // What nobody has waited for.
-                state.stages.retain(|other, _| *other > id);
-                state.stages.insert(id, stages);
+                let asked = state.questions;
+                keep(&mut state.stages, id, asked, stages);
                 drop(state);
                 self.came.notify_all();
             }
             ToHost::Request { id, bytes, urgent, patience_ms, why } => {
-                let wanted = Wanted { bytes, urgent, patience: Duration::from_millis(patience_ms), why };
-                let (port, grant) = (self.clone(), grant.clone());
-                let answering = thread::Builder::new().name("request".to_owned()).spawn(move || {
-                    let Granted { bytes: granted, size, missing, why } = grant(wanted);
-                    port.say(&ToGuest::Answer { id, granted, size, missing, why });
-                });
-                if let Err(error) = answering {
-                    tracing::error!("cannot start a thread for a guest's request: {error}");
-                }
+                let patience = Duration::from_millis(patience_ms).min(MOST_PATIENCE);
+                self.requested(id, Wanted { bytes, urgent, patience, why }, grant);
             }
         }
+    }
+
+    /// Has a request be worked on; turns it away where there are many, or no thread can be had.
+    fn requested(
+        &self,
+        id: u64,
+        wanted: Wanted,
+        grant: &(impl Fn(Wanted) -> Granted + Clone + Send + 'static),
+    ) {
+        let missing = Bytes(wanted.bytes.unsigned_abs());
+        let answered = self.accept(wanted.urgent).and_then(|accepted| {
+            let grant = grant.clone();
+            let answering = thread::Builder::new().name("request".to_owned()).spawn(move || {
+                let Granted { bytes: granted, size, missing, why } = grant(wanted);
+                accepted.0.say(&ToGuest::Answer { id, granted, size, missing, why });
+            });
+            answering.map(drop).map_err(|error| format!("the host cannot work on it: {error}"))
+        });
+        if let Err(why) = answered {
+            if !std::mem::replace(&mut self.state().said, true) {
+                tracing::warn!(
+                    "a request of the guest was turned away, as others will be without a word: {why}"
+                );
+            }
+            let size = self.latest().map_or(Bytes::ZERO, |report| report.total);
+            self.say(&ToGuest::Answer { id, granted: 0, size, missing, why: Some(why) });
+        }
+    }
+
+    /// Room for a request, or why there is none.
+    fn accept(&self, urgent: bool) -> Result<Accepted, String> {
+        let most = MOST_REQUESTS + if urgent { MORE_IF_URGENT } else { 0 };
+        let mut state = self.state();
+        if state.requests >= most {
+            return Err(format!(
+                "the host works on {} requests of this guest already: ask again later",
+                state.requests
+            ));
+        }
+        state.requests += 1;
+        Ok(Accepted(self.clone()))
     }
 
     /// Says what the guest is to look after.
@@ -222,5 +280,115 @@ impl Port {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps what has come to a question, if it was asked, and forgets what nobody has waited for.
+fn keep<T>(answers: &mut BTreeMap<u64, T>, id: u64, asked: u64, answer: T) {
+    answers.retain(|other, _| *other > id);
+    if id <= asked {
+        answers.insert(id, answer);
+    }
+    while answers.len() > MOST_KEPT {
+        answers.pop_first();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::collections::BTreeSet;
+    use std::io::{BufRead as _, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    /// A port with a guest at its other end, whose requests wait until they are let go.
+    struct Guest {
+        stream: UnixStream,
+        let_go: mpsc::Sender<()>,
+        begun: mpsc::Receiver<bool>,
+        _dir: tempfile::TempDir,
+        port: Port,
+    }
+
+    fn guest() -> Guest {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (let_go, go) = mpsc::channel::<()>();
+        let (begins, begun) = mpsc::channel();
+        let go = Arc::new(Mutex::new(go));
+        let port = Port::new(&path);
+        let grant = move |wanted: Wanted| {
+            begins.send(wanted.urgent).unwrap();
+            // Until it is let go, or the test has ended.
+            let _ = go.lock().unwrap().recv();
+            Granted { bytes: wanted.bytes, size: Bytes::mib(64), missing: Bytes::ZERO, why: None }
+        };
+        port.attend(grant).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        Guest { stream, let_go, begun, _dir: dir, port }
+    }
+
+    impl Guest {
+        fn request(&mut self, id: u64, urgent: bool) {
+            let why = String::new();
+            let request = ToHost::Request { id, bytes: 1 << 20, urgent, patience_ms: 1000, why };
+            self.stream.write_all(&encode(&request).unwrap()).unwrap();
+        }
+
+        /// The next answers: of those that were granted, and of those that were turned away.
+        fn answers(&self, count: usize) -> (BTreeSet<u64>, BTreeSet<u64>) {
+            let (mut granted, mut refused) = (BTreeSet::new(), BTreeSet::new());
+            for line in BufReader::new(&self.stream).lines() {
+                let Ok(ToGuest::Answer { id, why, .. }) = serde_json::from_str(line.unwrap().trim()) else {
+                    continue;
+                };
+                match why {
+                    None => granted.insert(id),
+                    Some(why) => {
+                        assert!(why.contains("already"), "{why}");
+                        refused.insert(id)
+                    }
+                };
+                if granted.len() + refused.len() == count {
+                    break;
+                }
+            }
+            (granted, refused)
+        }
+    }
+
+    #[test]
+    fn a_guest_that_asks_without_end_gets_no_more_threads() {
+        let mut guest = guest();
+        let most = MOST_REQUESTS as u64;
+        (0..most).for_each(|id| guest.request(id, false));
+        (0..most).for_each(|_| assert!(!guest.begun.recv_timeout(DEADLINE).unwrap()));
+        (most..most + 100).for_each(|id| guest.request(id, false));
+        let (granted, refused) = guest.answers(100);
+        assert_eq!((granted, refused), (BTreeSet::new(), (most..most + 100).collect()));
+        assert_eq!(guest.port.state().requests, MOST_REQUESTS);
+        // One that is out of memory is heard even so.
+        guest.request(5000, true);
+        assert!(guest.begun.recv_timeout(DEADLINE).unwrap());
+        (0..=most).for_each(|_| guest.let_go.send(()).unwrap());
+        let (granted, refused) = guest.answers(MOST_REQUESTS + 1);
+        assert_eq!((granted, refused), ((0..most).chain([5000]).collect(), BTreeSet::new()));
+    }
+
+    #[test]
+    fn answers_that_nobody_asked_for_are_not_kept() {
+        let mut kept = BTreeMap::new();
+        (1..=1000).rev().for_each(|id| keep(&mut kept, id, 100, ()));
+        assert_eq!(kept.len(), MOST_KEPT);
+        keep(&mut kept, u64::MAX, 100, ());
+        assert!(kept.is_empty());
     }
 }

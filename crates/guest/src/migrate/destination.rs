@@ -12,6 +12,7 @@ use aquifer_region::handover::Frame;
 use aquifer_region::process::client as regions;
 use serde_json::json;
 
+use super::cpu::Cpu;
 use super::left;
 use super::message::{Awaited, Link, Message};
 use super::source::release;
@@ -28,6 +29,9 @@ const CONNECTING: Duration = Duration::from_secs(30);
 
 /// How long QEMU may take to load devices.
 const LOADING: Duration = Duration::from_secs(20);
+
+/// How long the other host is listened to that may not have heard that the VM is here.
+const CONFIRMING: Duration = Duration::from_secs(5);
 
 /// A VM that comes, or does not.
 pub(crate) enum Outcome {
@@ -54,11 +58,15 @@ pub(crate) fn take_in(
     let fail = || GuestError::io("cannot wait for the VM");
     listener.set_nonblocking(true).map_err(fail())?;
     let address = listener.local_addr().map_err(fail())?;
-    let mut taking = Taking { files, awaited: awaited.clone(), qmp: None, version: String::new(), address };
+    let (qmp, version, owned) = (None, String::new(), None);
+    let mut taking = Taking { files, awaited: awaited.clone(), qmp, version, address, owned };
     taking.version = release(&taking.qmp()?.execute("query-version", json!({}))?);
     let began = Instant::now();
     loop {
         if let Some(end) = qemu.try_wait().map_err(fail())? {
+            if taking.owned.is_some() {
+                return Ok(Outcome::Here(None));
+            }
             return Ok(Outcome::Stays(format!("QEMU has ended before the VM was here: {end}")));
         }
         match Wire::accept(listener, &awaited.from, &awaited.identity) {
@@ -66,13 +74,26 @@ pub(crate) fn take_in(
                 Ok(End::Here(wire)) => return Ok(Outcome::Here(Some(wire))),
                 Ok(End::Stays(why)) => return Ok(Outcome::Stays(why)),
                 Err(error) if !taking.awaited.prepared => return Ok(Outcome::Stays(error.to_string())),
-                Err(error) => tracing::warn!("whose the VM is, host {} has to say: {error}", awaited.from),
+                Err(error) if taking.owned.is_some() => {
+                    tracing::warn!("host {} may not know that the VM is here: {error}", taking.awaited.from);
+                }
+                Err(error) => {
+                    tracing::warn!("whose the VM is, host {} has to say: {error}", taking.awaited.from);
+                }
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // A word that was missed comes by a file: the operator's.
-                if taking.awaited.prepared && files.is_ours()? {
-                    taking.own(true, None)?;
-                    return Ok(Outcome::Here(None));
+                match taking.owned {
+                    // QEMU may need what was left behind; who fetches that also answers the other host.
+                    Some(since) if since.elapsed() > CONFIRMING || taking.awaited.left.is_some() => {
+                        return Ok(Outcome::Here(None));
+                    }
+                    Some(_) => {}
+                    // A word that was missed comes by a file: the operator's.
+                    None if taking.awaited.prepared && files.is_ours()? => {
+                        taking.own(true, None)?;
+                        return Ok(Outcome::Here(None));
+                    }
+                    None => {}
                 }
                 thread::sleep(Duration::from_millis(5));
             }
@@ -91,6 +112,8 @@ struct Taking<'a> {
     version: String,
     /// Where the other host finds this one.
     address: SocketAddr,
+    /// Since when the VM is this host's, if it is. Whatever the other host says again does nothing then.
+    owned: Option<Instant>,
 }
 
 impl Taking<'_> {
@@ -113,11 +136,13 @@ impl Taking<'_> {
         loop {
             let (message, data) = wire.receive().map_err(lost())?;
             let done = match message {
-                Message::Hello { migration, qemu } => self.hello(migration == self.awaited.migration, &qemu),
+                Message::Hello { migration, qemu } => {
+                    self.hello(migration == self.awaited.migration, &qemu).and_then(|()| self.check_cpu(data))
+                }
                 Message::Alive => continue,
                 Message::Engine(frame) => {
                     if engine.is_none() {
-                        engine = Some(regions::receive(&self.files.region())?);
+                        engine = Some(self.engine()?);
                     }
                     let Some(engine) = &mut engine else { continue };
                     let passed = pass_on(engine, &frame, data);
@@ -141,11 +166,14 @@ impl Taking<'_> {
                     self.prepare(fetched, note)
                 }
                 Message::Own { runs } if self.awaited.prepared => {
-                    if self.awaited.left.is_some() && engine.is_none() {
-                        engine = regions::receive(&self.files.region()).ok();
+                    if engine.is_none() && (self.awaited.left.is_some() || self.owned.is_some()) {
+                        engine = self.engine().ok();
                     }
-                    let left = engine.as_mut().filter(|_| self.awaited.left.is_some());
-                    self.own(runs, left.map(|engine| (&mut wire, engine)))?;
+                    // It may say so again that has not heard the answer. By now the VM may have been paused here, or resumed.
+                    if self.owned.is_none() {
+                        let left = engine.as_mut().filter(|_| self.awaited.left.is_some());
+                        self.own(runs, left.map(|engine| (&mut wire, engine)))?;
+                    }
                     wire.send(&Message::Done, &[]).map_err(lost())?;
                     if self.awaited.left.is_some() {
                         return Ok(End::Here(Box::new(wire)));
@@ -158,7 +186,7 @@ impl Taking<'_> {
                     }
                     return Ok(End::Here(Box::new(wire)));
                 }
-                Message::Drop => {
+                Message::Drop if self.owned.is_none() => {
                     let _ = wire.send(&Message::Done, &[]);
                     return Ok(End::Stays(format!("host {} keeps it", self.awaited.from)));
                 }
@@ -174,6 +202,14 @@ impl Taking<'_> {
         }
     }
 
+    /// The way to the engine of its region, which does not wait for ever for one that is stopped.
+    fn engine(&self) -> Result<UnixStream, GuestError> {
+        let fail = || GuestError::io("cannot speak with the engine of the VM's region");
+        let engine = regions::receive(&self.files.region())?;
+        left::end_waits(&engine).map_err(fail())?;
+        Ok(engine)
+    }
+
     fn hello(&self, is_it: bool, qemu: &str) -> Result<(), GuestError> {
         if !is_it {
             return Err(GuestError::Keeper("another attempt to move the VM is awaited".to_owned()));
@@ -185,6 +221,18 @@ impl Taking<'_> {
             )));
         }
         Ok(())
+    }
+
+    /// Whether the processor here offers the guest what it had, as the source has said; one of before says nothing.
+    fn check_cpu(&mut self, said: &[u8]) -> Result<(), GuestError> {
+        if self.awaited.prepared || said.is_empty() {
+            return Ok(());
+        }
+        let unclear = |why: String| GuestError::Keeper(format!("cannot compare processors: {why}"));
+        let there: Cpu = serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
+        let model = self.files.whole_cpu()?;
+        let model = model.ok_or_else(|| unclear("the VM has another one here".to_owned()))?;
+        Cpu::of(self.qmp()?, model)?.check_takes(&there)
     }
 
     /// Has QEMU load what is sent to what comes back.
@@ -255,6 +303,7 @@ impl Taking<'_> {
         if let Err(error) = gone_on.and(owned) {
             tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");
         }
+        self.owned = Some(Instant::now());
         self.qmp = None;
         Ok(())
     }

@@ -21,6 +21,15 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How often it is looked whether somebody waits for a page.
 const TURN: Duration = Duration::from_millis(1);
 
+/// How long an engine may take for an answer, or to take in what it is sent.
+pub(super) const ENGINE: Duration = Duration::from_secs(60);
+
+/// Has nobody wait for an engine for ever: one can be stopped.
+pub(super) fn end_waits(engine: &UnixStream) -> io::Result<()> {
+    engine.set_read_timeout(Some(ENGINE))?;
+    engine.set_write_timeout(Some(ENGINE))
+}
+
 fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
@@ -74,6 +83,7 @@ pub(crate) fn serve_all(
                 None => another.insert(Wire::greet(link)?),
             };
             let served = regions::send(&files.region()).map_err(io::Error::other);
+            let served = served.and_then(|engine| end_waits(&engine).map(|()| engine));
             served.and_then(|mut engine| serve(wire, &mut engine, sent)).inspect_err(|_| wire.break_off())?;
             // Should that be lost, it waits for it for no longer than the VM is there.
             let _ = wire.send(&Message::Done, &[]);
@@ -88,6 +98,8 @@ pub(crate) fn serve_all(
                 "the VM was ended here, and with it what was left of its memory".to_owned(),
             ));
         }
+        // So that who waits for the end hears that it is still tried.
+        sent(0, 0);
         thread::sleep(PAUSE);
     }
 }
@@ -106,6 +118,8 @@ pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::
         match wire.receive()? {
             (Message::Engine(pages @ Frame::Pages(_)), data) => pages.send(engine, data)?,
             (Message::Engine(Frame::Done), _) => return Ok(false),
+            // It has not heard that the VM is here.
+            (Message::Own { .. }, _) => wire.send(&Message::Done, &[])?,
             (other, _) => return Err(failed(format!("it says {other:?} where pages were to come"))),
         }
     }
@@ -139,6 +153,7 @@ pub(crate) fn fetch_all(files: &Files, link: &Link, listener: &TcpListener, mut 
         let mut fetch_once = || {
             let over = wire.as_mut().ok_or(io::ErrorKind::NotConnected)?;
             let mut engine = regions::receive(&files.region()).map_err(io::Error::other)?;
+            end_waits(&engine)?;
             while !fetch(over, &mut engine, true)? {}
             over.send(&Message::Done, &[])?;
             over.done()

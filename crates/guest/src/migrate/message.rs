@@ -166,7 +166,8 @@ pub struct Progress {
 /// What the keepers of a VM on two hosts say to each other; data belongs to some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// To the new host, first on every connection. Answered with `Done`.
+    /// To the new host, first on every connection. Its data is the source's [`Cpu`](super::cpu::Cpu) as JSON, where the destination's is to offer as much.
+    /// Answered with `Done`.
     Hello { migration: MigrationId, qemu: String },
     /// There is nothing to say just now.
     Alive,

@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
+use super::cpu::Cpu;
 use super::left;
 use super::message::{Given, Link, Message, Mode, Order, Progress, Report};
 use super::wire::Wire;
@@ -96,11 +97,17 @@ fn connect<'a>(
     tell: &'a mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Move<'a>, GuestError> {
     let version = qmp.execute("query-version", json!({}))?;
+    let cpu = match files.whole_cpu()? {
+        Some(model) => serde_json::to_vec(&Cpu::of(&mut qmp, model)?)
+            .map_err(|error| GuestError::Keeper(format!("cannot say what the VM's processor is: {error}")))?,
+        None => Vec::new(),
+    };
     let began = Instant::now();
     let mut wire = Wire::connect(order.address, &order.to, &order.identity).map_err(lost(order))?;
     let hello = Message::Hello { migration: order.migration, qemu: release(&version) };
-    wire.send(&hello, &[]).and_then(|()| wire.done()).map_err(lost(order))?;
+    wire.send(&hello, &cpu).and_then(|()| wire.done()).map_err(lost(order))?;
     let engine = regions::send(&files.region())?;
+    left::end_waits(&engine).map_err(GuestError::io("cannot speak with the engine of the VM's region"))?;
     let report = Report { mode: order.mode, ..Report::default() };
     let (progress, told) = (Progress::default(), Instant::now());
     Ok(Move { files, order, qmp, wire, engine, began, report, progress, told, tell })
@@ -200,7 +207,14 @@ impl Move<'_> {
         let mut from = self.engine.try_clone().map_err(engine())?;
         let (began, before) = (Instant::now(), self.wire.sent());
         let sent = loop {
+            let asked = Instant::now();
             while !self.has_answer().map_err(engine())? {
+                // As long as the VM runs it is the operator's to cancel.
+                if !matches!(round, Round::Clean | Round::Copy) && asked.elapsed() > left::ENGINE {
+                    let why =
+                        format!("nothing came of its round for {:?}, and the VM stands still", left::ENGINE);
+                    return Err(engine()(io::Error::new(io::ErrorKind::TimedOut, why)));
+                }
                 // What goes to the pool does not go by here.
                 self.tell_progress()?;
                 self.wire.send(&Message::Alive, &[]).map_err(lost(self.order))?;
@@ -338,10 +352,14 @@ impl Move<'_> {
         let Err(error) = told else { return Ok(()) };
         tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
         let region = self.files.region();
-        let told = tell_again(&self.order.link(), &own, &|wire| {
+        let until_done = |wire: &mut Wire| {
             let mut engine = regions::send(&region).map_err(io::Error::other)?;
+            left::end_waits(&engine)?;
             left::serve(wire, &mut engine, &mut |_, _| ())
-        });
+        };
+        // Who asked hears that it is still tried.
+        let Self { tell, progress, order, .. } = &mut *self;
+        let told = tell_again(&order.link(), &own, &until_done, &mut || _ = tell(progress));
         self.wire = told.ok_or_else(|| GuestError::Unconfirmed {
             name: self.files.name().clone(),
             to: self.order.to.clone(),
@@ -407,9 +425,15 @@ fn pace(order: &Order, began: Instant, sent: u64) {
 }
 
 /// Tells the other host whose the VM is, until it says that it has heard.
-fn tell_again(link: &Link, what: &Message, until_done: &dyn Fn(&mut Wire) -> io::Result<()>) -> Option<Wire> {
+fn tell_again(
+    link: &Link,
+    what: &Message,
+    until_done: &dyn Fn(&mut Wire) -> io::Result<()>,
+    try_again: &mut dyn FnMut(),
+) -> Option<Wire> {
     let deadline = Instant::now() + TELLING_AGAIN;
     while Instant::now() < deadline {
+        try_again();
         let told = Wire::greet(link).and_then(|mut wire| {
             wire.send(what, &[])?;
             until_done(&mut wire)?;
@@ -435,7 +459,7 @@ impl Undo<'_> {
             // It may be waiting for the word.
             let link = order.link();
             let told = thread::Builder::new().name("drop".to_owned());
-            let _ = told.spawn(move || tell_again(&link, &Message::Drop, &Wire::done));
+            let _ = told.spawn(move || tell_again(&link, &Message::Drop, &Wire::done, &mut || ()));
         }
     }
 }

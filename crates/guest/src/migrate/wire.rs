@@ -96,6 +96,13 @@ impl Wire {
         let _ = self.stream.shutdown();
     }
 
+    /// Breaks it off as a network does that drops it: what the other side sends from now on gets nowhere.
+    #[cfg(test)]
+    pub(super) fn reset(self) {
+        let at_once = Some(Duration::ZERO);
+        rustix::net::sockopt::set_socket_linger(self.stream.socket(), at_once).expect("a socket");
+    }
+
     /// Bytes sent so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent

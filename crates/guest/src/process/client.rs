@@ -1,24 +1,25 @@
 //! Starting VMs, asking about them and stopping them. All calls block.
 
 use std::fs::OpenOptions;
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, MigrationId, RegionName};
-use aquifer_region::process::{RegionSpec, client as regions, first_word, record};
+use aquifer_region::process::{ControlCall, RegionSpec, client as regions, first_word, record};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::files::Files;
+use super::keeper_call::{ANSWERING, Answers, SILENCE, answer, unexpected};
 use super::message::{Origin, Record, Request, Response, State, Status, Told};
-use super::run::{SUBCOMMAND, remove_region};
+use super::run::{SUBCOMMAND, note_end, remove_region};
+use super::side_by_side;
 use crate::error::GuestError;
 use crate::meminfo;
 use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
@@ -122,7 +123,7 @@ pub fn adopt(
 
 /// The process that listens at a socket.
 fn peer(socket: &Path) -> io::Result<u32> {
-    let stream = UnixStream::connect(socket)?;
+    let stream = ControlCall::connect(socket, "connect", PATIENCE)?.into_stream()?;
     let credentials = socket_peercred(&stream)?;
     Ok(credentials.pid.as_raw_nonzero().get() as u32)
 }
@@ -137,10 +138,12 @@ pub fn release(files: &Files) -> Result<(), GuestError> {
         return Err(GuestError::Misuse(why));
     }
     if files.is_kept() {
-        let mut line = String::new();
         // It ends without an answer.
-        let _ = BufReader::new(asked(files, &Request::Release)?).read_line(&mut line);
-        let _ = wait_until(CLEARING, || !files.is_kept());
+        let _ = Answers::to(files, &Request::Release, PATIENCE)?.next();
+        wait_until(CLEARING, || !files.is_kept()).map_err(|()| {
+            let why = format!("the keeper of VM '{}' has not ended within {CLEARING:?}", files.name());
+            GuestError::Keeper(why)
+        })?;
     }
     forget(files);
     Ok(())
@@ -175,20 +178,19 @@ pub fn resize(
     if record.pid.is_some() && files.is_running() && !files.is_kept() {
         keeper(program, files)?;
     }
-    let stream = asked(files, &Request::Resize(order.clone()))?;
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    for line in BufReader::new(&stream).lines() {
-        match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
-            Told::Has { size } => tell(size),
-            Told::Resized(resized) => return Ok(*resized),
-            Told::Failed { error } => return Err(GuestError::Keeper(error)),
-            other => return Err(GuestError::Keeper(format!("it says {other:?}"))),
+    let silence = SILENCE + order.retry;
+    let mut answers = Answers::to(files, &Request::Resize(order.clone()), silence)?;
+    loop {
+        match answers.next() {
+            Ok(Told::Has { size }) => tell(size),
+            Ok(Told::Resized(resized)) => return Ok(*resized),
+            Ok(other) => return Err(unexpected(other)),
+            Err(_) if !files.is_running() => {
+                return Err(GuestError::Ended { name: files.name().clone(), log: files.log() });
+            }
+            Err(error) => return Err(error),
         }
     }
-    if !files.is_running() {
-        return Err(GuestError::Ended { name: files.name().clone(), log: files.log() });
-    }
-    Err(fail()(io::ErrorKind::UnexpectedEof.into()))
 }
 
 /// The VM whose memory a region is.
@@ -222,9 +224,9 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn reading(files: &Files) -> Result<Reading, GuestError> {
-    match answer(files, &Request::Reading)? {
+    match answer(files, &Request::Reading, ANSWERING)? {
         Told::Reading(reading) => Ok(reading),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected(other)),
     }
 }
 
@@ -233,9 +235,20 @@ pub fn reading(files: &Files) -> Result<Reading, GuestError> {
 /// # Errors
 /// [`GuestError`].
 pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
-    match answer(files, &Request::Balloon { target })? {
+    match answer(files, &Request::Balloon { target }, ANSWERING)? {
         Told::Balloon(ballooned) => Ok(ballooned),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// What a VM that does not answer may hold at most; nothing where somebody else has started it.
+///
+/// # Errors
+/// [`GuestError`]: its record or its limits cannot be read.
+pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError> {
+    match files.read()?.origin {
+        Origin::Started(spec) => Ok(Some(Ballooned::within(spec.max_memory, &files.limits()?))),
+        Origin::Adopted { .. } => Ok(None),
     }
 }
 
@@ -343,10 +356,9 @@ pub fn migrate(
     order: &Order,
     mut tell: impl FnMut(&Progress) -> bool,
 ) -> Result<Report, GuestError> {
-    let stream = asked(files, &Request::Migrate(Box::new(order.clone())))?;
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    for line in BufReader::new(&stream).lines() {
-        match serde_json::from_str(&line.map_err(fail())?).map_err(|error| fail()(error.into()))? {
+    let mut answers = Answers::to(files, &Request::Migrate(Box::new(order.clone())), SILENCE)?;
+    loop {
+        match answers.next()? {
             Told::Progress(progress) => {
                 if !tell(&progress) {
                     // From some moment on it goes on without who asked.
@@ -361,44 +373,9 @@ pub fn migrate(
                 let _ = wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
                 return Ok(report);
             }
-            Told::Failed { error } => return Err(GuestError::Keeper(error)),
             Told::Cancelled => return Err(GuestError::Cancelled),
-            other => return Err(GuestError::Keeper(format!("it says {other:?}"))),
+            other => return Err(unexpected(other)),
         }
-    }
-    Err(fail()(io::ErrorKind::UnexpectedEof.into()))
-}
-
-/// Asks a VM's keeper.
-fn asked(files: &Files, request: &Request) -> Result<UnixStream, GuestError> {
-    files.read()?;
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    let mut stream = UnixStream::connect(files.keeper()).map_err(fail())?;
-    let mut line = serde_json::to_vec(request).map_err(|error| fail()(error.into()))?;
-    line.push(b'\n');
-    stream.write_all(&line).map_err(fail())?;
-    Ok(stream)
-}
-
-/// Asks a VM's keeper what it knows at once.
-fn answer(files: &Files, request: &Request) -> Result<Told, GuestError> {
-    let stream = asked(files, request)?;
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    stream.set_read_timeout(Some(PATIENCE)).map_err(fail())?;
-    only_line(files, stream)
-}
-
-fn only_line(files: &Files, stream: UnixStream) -> Result<Told, GuestError> {
-    let fail = || GuestError::io(format!("the keeper of VM '{}' does not answer", files.name()));
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).map_err(fail())?;
-    serde_json::from_str(&line).map_err(|error| fail()(error.into()))
-}
-
-fn unexpected(told: &Told) -> GuestError {
-    match told {
-        Told::Failed { error } => GuestError::Keeper(error.clone()),
-        other => GuestError::Keeper(format!("it says {other:?}")),
     }
 }
 
@@ -408,9 +385,9 @@ fn unexpected(told: &Told) -> GuestError {
 /// It is not being moved, or is the other host's already.
 pub fn cancel(files: &Files) -> Result<(), GuestError> {
     // It may take a while.
-    match only_line(files, asked(files, &Request::Cancel)?)? {
+    match answer(files, &Request::Cancel, SILENCE)? {
         Told::Cancelled => Ok(()),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected(other)),
     }
 }
 
@@ -485,6 +462,14 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
     Files::all(run_dir).map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
 }
 
+/// How the VMs under `run_dir` are, each asked beside the others.
+///
+/// # Errors
+/// Where they cannot be listed.
+pub fn statuses(run_dir: &Path) -> Result<Vec<(RegionName, Result<Status, GuestError>)>, GuestError> {
+    Ok(side_by_side(list(run_dir)?, |files| (files.name().clone(), status(&files))))
+}
+
 /// How a VM is.
 ///
 /// # Errors
@@ -492,7 +477,7 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
 pub fn status(files: &Files) -> Result<Status, GuestError> {
     let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
     let asked =
-        Qmp::connect(&files.control(), PATIENCE).and_then(|mut qmp| qmp.execute("query-status", json!({})));
+        Qmp::connect(&files.control(), ANSWERING).and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
         Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
@@ -540,6 +525,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
         );
         return Err(GuestError::Misuse(why));
     }
+    files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
     // One that is being started listens in a moment.
     let deadline = Instant::now() + STARTING;
     let qemu = loop {
@@ -550,6 +536,17 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
             Err(_) => break None,
         }
     };
+    if qemu.is_none() && files.is_running() {
+        // It hangs, or is stopped.
+        if !at_once {
+            let name = files.name();
+            let why = format!(
+                "QEMU of VM '{name}' has not answered for {PATIENCE:?}: 'aquifer vm stop {name} --force' ends it at once"
+            );
+            return Err(GuestError::Keeper(why));
+        }
+        kill(files)?;
+    }
     if let Some(mut qmp) = qemu {
         match qmp.execute(if at_once { "quit" } else { "system_powerdown" }, json!({})) {
             // Who quits may not answer first.
@@ -567,6 +564,11 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
     // Its keeper does the rest; where there is none any more, or QEMU ended badly, it is done here.
     let _ = wait_until(CLEARING, || !files.is_kept());
     remove_region(files)?;
+    if let Ok(record) = files.read()
+        && record.ended.is_none()
+    {
+        note_end(files, &record, None);
+    }
     forget(files);
     Ok(())
 }

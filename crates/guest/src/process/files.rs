@@ -1,11 +1,10 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Group, RegionName};
-use aquifer_region::process::{Files as RegionFiles, GroupFiles, record};
+use aquifer_region::process::{Files as RegionFiles, GroupFiles, is_listening, record};
 use rustix::process::{Pid, test_kill_process};
 
 use super::message::{Origin, Record};
@@ -120,6 +119,14 @@ impl Files {
         }
     }
 
+    /// The model of processor that stands for all that its host offers, if the VM has that.
+    pub(crate) fn whole_cpu(&self) -> Result<Option<&'static str>, GuestError> {
+        match self.read()?.origin {
+            Origin::Started(spec) => Ok(spec.whole_cpu()),
+            Origin::Adopted { .. } => Ok(None),
+        }
+    }
+
     /// The guest's serial port, as a socket.
     pub fn serial(&self) -> PathBuf {
         self.file("serial")
@@ -182,14 +189,14 @@ impl Files {
         self.write(&Record { coming: None, ..record })
     }
 
-    /// Whether its QEMU is there, be it that it does not answer just now.
+    /// Whether its QEMU is there, be it that it does not answer just now. Waits for nobody: the lock on the host's budget is held over this.
     pub(crate) fn is_running(&self) -> bool {
         match self.read() {
             // Its monitor may be somebody else's just now.
             Ok(Record { origin: Origin::Adopted { .. }, pid: Some(pid), .. }) => {
                 Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
             }
-            _ => UnixStream::connect(self.control()).is_ok(),
+            _ => is_listening(&self.control()),
         }
     }
 
@@ -201,6 +208,17 @@ impl Files {
     /// Whether that has been noted.
     pub(crate) fn is_ours(&self) -> Result<bool, GuestError> {
         Ok(self.read()?.awaited.is_none())
+    }
+
+    /// Notes an order to end the VM, for who sees its end.
+    pub(super) fn order_end(&self, order: &str) {
+        // Without it the order is not on record, but is carried out.
+        let _ = fs::write(self.file("order"), order);
+    }
+
+    /// The last order to end the VM, if there was one.
+    pub(super) fn ordered_end(&self) -> Option<String> {
+        fs::read_to_string(self.file("order")).ok()
     }
 
     fn record(&self) -> PathBuf {

@@ -2,10 +2,17 @@
 
 mod asked;
 pub mod client;
+mod ended;
+mod file_lock;
 mod files;
+mod keeper_call;
 mod message;
 mod run;
+mod side_by_side;
 
+pub use ended::{Cause, Ended, ended};
+pub(crate) use file_lock::lock_file;
 pub use files::Files;
 pub use message::{Origin, State, Status};
 pub use run::{SUBCOMMAND, run};
+pub use side_by_side::side_by_side;

@@ -2,7 +2,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
@@ -12,10 +12,12 @@ use aquifer_page::RegionName;
 use aquifer_region::RegionError;
 use aquifer_region::process::client as regions;
 use aquifer_region::process::first_word::{self, say};
+use aquifer_region::process::is_listening;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::asked::Asked;
+use super::ended::Found;
 use super::files::Files;
 use super::message::{Origin, Record, Response};
 use crate::error::GuestError;
@@ -23,6 +25,9 @@ use crate::memory::Budget;
 use crate::migrate::{self, Awaited, Outcome, Wire};
 use crate::qmp::Qmp;
 use crate::spec::VmSpec;
+
+/// What the kernel sends who makes a system call that its filter forbids (signal(7), x86).
+const SIGSYS: i32 = 31;
 
 /// The hidden subcommand of the program that a VM's keeper is: its `main` must hand what follows it to [`run()`].
 pub const SUBCOMMAND: &str = "vm-serve";
@@ -93,8 +98,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
         asked.settle();
     }
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
-    tracing::info!("QEMU has ended: {end}");
-    clean_up(files, &asked, (!end.success()).then(|| end.to_string()))?;
+    clean_up(files, &asked, Some(end))?;
     has_ended(fetching);
     Ok(())
 }
@@ -192,7 +196,7 @@ fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, GuestError> {
     }
     let group = regions::record(&files.region())?.group;
     let cache = files.group(&group).cache_disks();
-    if UnixStream::connect(&cache).is_err() {
+    if !is_listening(&cache) {
         return Err(GuestError::Misuse(format!(
             "nothing caches disks of group '{group}' here: 'aquifer group cache {group}' does"
         )));
@@ -214,19 +218,44 @@ fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestErr
     }
 }
 
-/// What it has said, or how it has ended if that is nothing.
-fn last_words(files: &Files, end: ExitStatus) -> String {
+/// Puts on record that a VM has ended, and how where that was seen.
+pub(super) fn note_end(files: &Files, record: &Record, status: Option<ExitStatus>) {
+    let found = Found {
+        name: files.name(),
+        pid: record.pid,
+        status,
+        moved: record.given.as_ref().map(|given| given.to.clone()),
+        order: files.ordered_end(),
+        words: log_end(files),
+    };
+    found.note(files.run_dir());
+}
+
+/// The last lines that QEMU has to say.
+fn log_end(files: &Files) -> String {
     let log = fs::read_to_string(files.log()).unwrap_or_default();
     let words: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
-    let words = words[words.len().saturating_sub(5)..].join("; ");
+    words[words.len().saturating_sub(5)..].join("; ")
+}
+
+/// What it has said, or how it has ended if that is nothing.
+fn last_words(files: &Files, end: ExitStatus) -> String {
+    let words = log_end(files);
+    if end.signal() == Some(SIGSYS) {
+        return format!(
+            "{words} (killed for a system call that its sandbox forbids; what needs that, such as a script of -netdev, works with '-- -sandbox off')"
+        );
+    }
     if words.is_empty() { end.to_string() } else { words }
 }
 
-/// What a QEMU that has ended leaves: nothing but why, if that was not in order.
-fn clean_up(files: &Files, asked: &Asked, disorder: Option<String>) -> Result<(), GuestError> {
+/// What a QEMU that has ended leaves: word of its end on record, and its log if that was not in order.
+fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<(), GuestError> {
     // Whoever moves it has something to say still.
     let _nobody = asked.busy();
     let record = files.read()?;
+    note_end(files, &record, status);
+    let disorder = status.filter(|status| !status.success()).map(|status| status.to_string());
     remove_region(files)?;
     Budget::of(files.run_dir()).forget(files.name())?;
     if disorder.is_none() || record.given.is_some() {

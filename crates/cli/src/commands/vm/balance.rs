@@ -47,6 +47,8 @@ struct Line<'a> {
     verdicts: &'a [Verdict],
     moves: &'a [aquifer_control::balance::Move],
     moved: Vec<Done<'a>>,
+    /// VMs that do not answer, and why.
+    silent: &'a BTreeMap<RegionName, String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,12 +103,12 @@ fn say(
     said: &mut BTreeMap<RegionName, Discriminant<Why>>,
 ) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let Turn { plan, moved } = turn;
+    let Turn { plan, moved, silent } = turn;
     if common.json {
         let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
         let moved =
             moved.iter().map(|is| Done { vm: &is.is.vm, resized: is.end.as_ref().ok(), error: done(is) });
-        let line = Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect() };
+        let line = Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect(), silent };
         serde_json::to_writer(&mut out, &line)?;
         return writeln!(out);
     }

@@ -58,6 +58,10 @@ pub struct Start {
     /// What runs its code
     #[arg(long, value_name = "WHAT", default_value = "auto")]
     accel: AcceleratorName,
+    /// The processor that the guest sees, a model of 'qemu-system-x86_64 -cpu help' that this host must offer all of. Unless given, all that this
+    /// host offers; such a VM can move only to hosts that offer as much
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
     /// QEMU's machine type
     #[arg(long, value_name = "TYPE", default_value = "q35")]
     machine: String,
@@ -113,6 +117,7 @@ impl Start {
             backing,
             cpus: self.cpus,
             accelerator: self.accel.choose(&self.qemu, &self.machine),
+            cpu: self.cpu,
             machine: self.machine,
             disks: self.disks.into_iter().map(absolute).collect::<Result<_>>()?,
             cached_disks: self.cached_disks.into_iter().map(absolute).collect::<Result<_>>()?,

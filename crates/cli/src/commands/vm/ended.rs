@@ -1,0 +1,64 @@
+//! VMs that have ended, for people.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use aquifer_guest::process::{Ended, Status, ended};
+use aquifer_page::RegionName;
+use serde::Serialize;
+
+use crate::failure::{OrFail, Result};
+
+/// The VMs of a host, and those that have ended.
+#[derive(Debug, Serialize)]
+pub(super) struct All {
+    pub(super) vms: Vec<Status>,
+    pub(super) ended: Vec<Ended>,
+}
+
+/// A VM that is not there any more.
+#[derive(Debug, Serialize)]
+pub(super) struct Last {
+    pub(super) ended: Ended,
+}
+
+/// The latest that have ended, oldest first.
+pub(super) fn latest(run_dir: &Path) -> Result<Vec<Ended>> {
+    ended(run_dir, SystemTime::UNIX_EPOCH).or_fail(|| "reading which VMs have ended")
+}
+
+/// How the last VM of this name has ended, if that is on record.
+pub(super) fn last(run_dir: &Path, name: &RegionName) -> Result<Option<Last>> {
+    let last = latest(run_dir)?.into_iter().rfind(|ended| ended.name == *name);
+    Ok(last.map(|ended| Last { ended }))
+}
+
+fn at(ended: &Ended) -> String {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(ended.at_ms);
+    humantime::format_rfc3339_seconds(at).to_string()
+}
+
+pub(super) fn listed(all: &[Ended]) -> String {
+    if all.is_empty() {
+        return "no VM has ended, as far as is on record".to_owned();
+    }
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["ENDED", "AT", "WHY"]);
+    for ended in all {
+        table.add_row([ended.name.to_string(), at(ended), ended.cause.to_string()]);
+    }
+    table.to_string()
+}
+
+pub(super) fn text(Last { ended }: &Last) -> String {
+    let mut text =
+        format!("vm          {}, ended\nat          {}\nwhy         {}", ended.name, at(ended), ended.cause);
+    if let Some(status) = &ended.status {
+        text.push_str(&format!("\nqemu        {status}"));
+    }
+    if !ended.words.is_empty() {
+        text.push_str(&format!("\nlog         {}", ended.words));
+    }
+    text
+}

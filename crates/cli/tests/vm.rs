@@ -1,0 +1,163 @@
+//! VMs of which one hangs, dies or powers itself off. Their guests are QEMU's firmware, which needs no more.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use common::{aquifer, eventually, stderr, stdout};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A host's VMs, which end with the test.
+struct Host(tempfile::TempDir);
+
+impl Host {
+    fn new() -> Option<Self> {
+        let has_qemu = Command::new("qemu-system-x86_64").arg("--version").output().is_ok();
+        if !has_qemu || !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root and qemu-system-x86_64");
+            return None;
+        }
+        Some(Self(tempfile::tempdir().unwrap()))
+    }
+
+    fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// What 'aquifer' answers, which must not fail.
+    fn done(&self, words: &[&str]) -> Value {
+        let output = aquifer(self.dir()).arg("--json").args(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+    }
+
+    /// Starts a VM; its QEMU's process.
+    fn start(&self, name: &str, more: &[&str]) -> u32 {
+        let words = [&["vm", "start", name, "--memory", "32M", "--accel", "tcg"][..], more].concat();
+        self.done(&words)["pid"].as_u64().unwrap() as u32
+    }
+
+    /// How the last VM of this name has ended, once it has.
+    fn end(&self, name: &str) -> String {
+        let last = || {
+            let all = self.done(&["vm", "list", "--all"]);
+            let ended = all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
+            Some(ended.to_string())
+        };
+        eventually("it has ended", || last().is_some());
+        last().unwrap()
+    }
+
+    /// The process that keeps a VM: it started its QEMU.
+    fn keeper(qemu: u32) -> u32 {
+        let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+        parent.trim().parse().unwrap()
+    }
+}
+
+fn signal(process: u32, signal: Signal) {
+    kill_process(Pid::from_raw(process as i32).unwrap(), signal).unwrap();
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(process: u32) -> Self {
+        signal(process, Signal::STOP);
+        Self(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_raw(self.0 as i32).unwrap(), Signal::CONT);
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let all = aquifer(self.dir()).args(["--json", "vm", "list"]).output();
+        let all = all.map(|output| serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default());
+        for vm in all.iter().filter_map(Value::as_array).flatten() {
+            let name = vm["name"].as_str().unwrap_or_default();
+            let _ = aquifer(self.dir()).args(["vm", "stop", "--force", name]).output();
+        }
+    }
+}
+
+#[test]
+fn a_vm_that_is_stopped_holds_up_no_other() {
+    let Some(host) = Host::new() else { return };
+    let silent = host.start("silent", &["--max-memory", "64M"]);
+    host.start("other", &["--max-memory", "64M"]);
+    let stopped = [Stopped::new(Host::keeper(silent)), Stopped::new(silent)];
+    // More than its monitors and its keeper have room for in their queues.
+    for _ in 0..3 {
+        let turn = host.done(&["vm", "balance", "--periods", "1", "--dry-run"]);
+        let silent = turn["silent"].as_object().unwrap();
+        assert_eq!(silent.keys().collect::<Vec<_>>(), ["silent"], "{turn}");
+        assert!(turn["silent"].to_string().contains("no answer to 'reading' within"), "{turn}");
+        let other = turn["verdicts"].as_array().unwrap().iter().find(|one| one["vm"] == "other");
+        assert!(other.is_some(), "{turn}");
+        let budget = host.done(&["vm", "budget"]);
+        assert_eq!(budget["vms"]["silent"]["local"], 32 << 20, "{budget}");
+        let all = host.done(&["vm", "list"]);
+        let states: Vec<_> = all.as_array().unwrap().iter().map(|vm| vm["state"].clone()).collect();
+        assert_eq!(states, ["running", "unresponsive"], "{all}");
+    }
+    let refused = aquifer(host.dir()).args(["vm", "stop", "silent", "--timeout", "1s"]).output().unwrap();
+    assert!(!refused.status.success() && stderr(&refused).contains("--force"), "{}", stderr(&refused));
+    drop(stopped);
+    host.done(&["vm", "stop", "silent", "--force"]);
+    assert!(host.end("silent").contains("vm stop --force"));
+}
+
+#[test]
+fn a_vm_that_ends_leaves_word_of_when_and_why() {
+    let Some(host) = Host::new() else { return };
+    let killed = host.start("killed", &[]);
+    signal(killed, Signal::KILL);
+    let end = host.end("killed");
+    assert!(end.contains(r#""signal":9"#), "{end}");
+
+    host.start("off", &[]);
+    let mut qmp =
+        aquifer_guest::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60)).unwrap();
+    // As far as is known: who has its monitor may have it quit.
+    let _ = qmp.execute("quit", serde_json::json!({}));
+    let end = host.end("off");
+    assert!(end.contains("powered_off"), "{end}");
+
+    let asked = host.start("asked", &[]);
+    signal(asked, Signal::TERM);
+    let end = host.end("asked");
+    assert!(end.contains(r#""cause":"asked""#), "{end}");
+
+    eventually("it is gone", || {
+        let shown = aquifer(host.dir()).args(["vm", "show", "off"]).output().unwrap();
+        stdout(&shown).contains("the guest powered itself off")
+    });
+    let listed = aquifer(host.dir()).args(["vm", "list", "--all"]).output().unwrap();
+    assert!(stdout(&listed).contains("signal 9 killed QEMU"), "{}", stdout(&listed));
+}
+
+#[test]
+fn qemu_runs_in_its_sandbox_unless_told_otherwise() {
+    let Some(host) = Host::new() else { return };
+    let filters = |qemu: u32| {
+        let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).unwrap();
+        line.trim().to_owned()
+    };
+    // 2 is a filter (proc_pid_status(5)).
+    assert_eq!(filters(host.start("boxed", &[])), "2");
+    assert_eq!(filters(host.start("free", &["--", "-sandbox", "off"])), "0");
+}

@@ -1,0 +1,55 @@
+//! Asking many at once, so that a silent one costs the others nothing.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+/// Threads for one question at most.
+const MOST_THREADS: usize = 64;
+
+/// Does `work` for each item, on threads of its own, and returns what came of it in the order of the items.
+pub fn side_by_side<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    work: impl Fn(I) -> T + Sync,
+) -> Vec<T> {
+    let items: Vec<_> = items.into_iter().collect();
+    let threads = items.len().min(MOST_THREADS);
+    let (queue, done) = (Mutex::new(items.into_iter().enumerate()), Mutex::new(Vec::new()));
+    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work_off = || {
+        while let Some((number, item)) = take() {
+            let result = work(item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // This thread works, too; where there can be no other one, it does all.
+            if thread::Builder::new().name("ask".to_owned()).spawn_scoped(scope, work_off).is_err() {
+                break;
+            }
+        }
+        work_off();
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_unstable_by_key(|(number, _)| *number);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn items_are_worked_on_at_the_same_time_and_results_stay_in_order() {
+        // Nobody passes before all are there.
+        let all_there = Barrier::new(8);
+        let results = side_by_side(0..8, |item| {
+            all_there.wait();
+            item * 10
+        });
+        assert_eq!(results, [0, 10, 20, 30, 40, 50, 60, 70]);
+        assert!(side_by_side(0..0, |item: u8| item).is_empty());
+    }
+}
