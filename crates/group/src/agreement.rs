@@ -251,21 +251,29 @@ impl Agreements {
     /// # Errors
     /// As [`Self::find`].
     pub fn all(&self) -> Result<Vec<Agreement>, GroupError> {
+        self.each()?.into_iter().map(|(_, agreement)| agreement).collect()
+    }
+
+    /// Each of them by the name of its file, or what is wrong with it.
+    ///
+    /// # Errors
+    /// [`GroupError::Io`]: they cannot be listed.
+    pub fn each(&self) -> Result<Vec<(Group, Result<Agreement, GroupError>)>, GroupError> {
         let fail = |source| GroupError::Io { what: "listing", path: self.dir.clone(), source };
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(fail)?,
         };
-        let mut all = Vec::new();
+        let mut each = Vec::new();
         for entry in entries {
             let file = entry.map_err(fail)?.file_name();
-            let name = file.to_str().and_then(|file| file.strip_suffix(".toml")?.parse().ok());
-            if let Some(name) = name {
-                all.extend(self.find(&name)?);
-            }
+            let name: Option<Group> = file.to_str().and_then(|file| file.strip_suffix(".toml")?.parse().ok());
+            let Some(name) = name else { continue };
+            let found = self.find(&name).transpose();
+            each.extend(found.map(|found| (name, found)));
         }
-        all.sort_by(|one, two| one.name.cmp(&two.name));
-        Ok(all)
+        each.sort_by(|(one, _), (two, _)| one.cmp(two));
+        Ok(each)
     }
 
     /// Writes down a new one.

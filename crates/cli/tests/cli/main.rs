@@ -15,3 +15,4 @@ mod operator;
 mod rank;
 mod region;
 mod run;
+mod vm;

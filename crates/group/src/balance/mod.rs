@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::overhead::{self, Ledger};
+use aquifer_guest::process::side_by_side;
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,8 @@ pub struct Turn {
     pub loans: Vec<Loan>,
     /// What has changed of that.
     pub changes: Vec<Change>,
+    /// Agreements that cannot be read, and why. Such a group goes on by what was read last.
+    pub malformed: Vec<String>,
 }
 
 /// A group in a period.
@@ -72,6 +75,9 @@ pub struct Balanced {
     pub plan: Plan,
     /// The cache of its disks, if it has one, as it was left.
     pub cache: Option<cache::Status>,
+    /// VMs that do not answer, and count as they were last seen.
+    #[serde(default)]
+    pub silent: Vec<RegionName>,
     /// What could not be done.
     pub failed: Vec<String>,
 }
@@ -83,6 +89,8 @@ pub struct Balancing {
     agreements: Agreements,
     ledger: Ledger,
     tenants: BTreeMap<Group, Tenant>,
+    /// What was wrong with agreements when they were last read.
+    malformed: Vec<String>,
     /// Held from when this first acts: nobody else does.
     lock: Option<File>,
 }
@@ -91,85 +99,78 @@ impl Balancing {
     /// Of the host whose processes have their files in `run_dir`, and whose groups have these agreements.
     pub fn new(run_dir: &Path, agreements: Agreements) -> Self {
         let ledger = Ledger::new(overhead::Config::default());
-        Self { run_dir: run_dir.to_owned(), agreements, ledger, tenants: BTreeMap::new(), lock: None }
+        Self {
+            run_dir: run_dir.to_owned(),
+            agreements,
+            ledger,
+            tenants: BTreeMap::new(),
+            malformed: Vec::new(),
+            lock: None,
+        }
     }
 
-    /// Looks at all groups, decides, and if it is to `act` tells VMs and scanners. To be called each period (1 s in the paper, section 6.1).
+    /// Looks at all groups, decides, and if it is to `act` tells VMs and scanners. To be called each period (1 s in the paper, section 6.1). Groups, and the VMs
+    /// of each, are asked side by side, so a silent one costs the others no more than some seconds, now and then.
     ///
     /// # Errors
-    /// [`BalanceError`]: an agreement or a region that cannot be read, or another one that acts. What could not be told to a VM is in the [`Balanced`] of its group.
+    /// [`BalanceError`]: agreements that cannot be listed, or another one that acts. What is wrong with one group is in [`Turn::malformed`]; what could not be
+    /// told to a VM is in the [`Balanced`] of its group.
     pub fn turn(&mut self, act: bool) -> Result<Turn, BalanceError> {
         if act {
             self.alone()?;
         }
-        let agreements = self.agreements.all()?;
-        self.tenants.retain(|group, _| agreements.iter().any(|agreement| agreement.name == *group));
+        let malformed = self.read_agreements()?;
         let directory = self.directory();
+        let looked = side_by_side(self.tenants.values_mut(), |tenant| {
+            let is = tenant.look()?;
+            let cache = tenant.look_at_cache(&directory, is.sharing.saved_bytes);
+            Ok::<_, RegionError>((tenant, is, cache))
+        });
         let mut found = Vec::new();
-        for agreement in agreements {
-            let tenant = self.tenants.entry(agreement.name.clone());
-            let tenant = tenant.or_insert_with(|| Tenant::new(&directory, &agreement));
-            let is = tenant.look(&agreement)?;
-            // One without members saves nothing, and its cache is to know.
-            let cache = cache::status(&directory, &agreement.name).unwrap_or_default();
-            if is.sharing.regions > 0 || cache.is_some() {
-                found.push((agreement, is, cache));
+        let mut turn = Turn { malformed, ..Turn::default() };
+        for looked in looked {
+            match looked {
+                // One without members saves nothing, and its cache is to know.
+                Ok(one) if one.1.sharing.regions > 0 || one.2.is_there() => found.push(one),
+                Ok(_) => {}
+                Err(error) => turn.malformed.push(error.to_string()),
             }
         }
         let readings: Vec<_> = found.iter().map(|(_, found, _)| found.reading.clone()).collect();
         let overhead::Plan { changes, loans, accounts } = self.ledger.step(&readings);
-        let mut turn = Turn { groups: Vec::new(), loans, changes };
+        (turn.loans, turn.changes) = (loans, changes);
         if act {
-            self.charge(&found.iter().map(|(agreement, ..)| agreement).collect::<Vec<_>>(), &accounts);
+            let agreements: Vec<_> = found.iter().map(|(tenant, ..)| &tenant.agreement).collect();
+            charge(&directory, &agreements, &accounts);
         }
-        for ((agreement, found, mut cache), account) in found.into_iter().zip(accounts) {
-            let Some(tenant) = self.tenants.get_mut(&agreement.name) else { continue };
-            let plan = tenant.plan(account.surplus(), &found.vms);
-            let mut failed = Vec::new();
-            let mut size = |size| {
-                let cache = cache::resize(&directory, &agreement.name, size);
-                cache.unwrap_or_else(|error| {
-                    failed.push(format!("the cache of disks is not told to have {size}: {error}"));
-                    None
-                })
-            };
-            if act {
-                // It gives before anybody gets.
-                let before = cache.as_ref().map_or(Bytes::ZERO, |cache| cache.size);
-                if plan.cache.size < before {
-                    cache = size(plan.cache.size);
-                }
-                let told = tenant.tell(&self.run_dir, &found.vms, &plan);
-                if plan.cache.size > before {
-                    cache = size(plan.cache.size);
-                }
-                failed.extend(told);
-            }
-            turn.groups.push(Balanced {
-                sharing: found.sharing,
-                account,
-                vms: found.vms,
-                plan,
-                cache,
-                failed,
-            });
-        }
+        let run_dir = &self.run_dir;
+        turn.groups = side_by_side(found.into_iter().zip(accounts), |((tenant, found, cache), account)| {
+            tenant.balance((run_dir, &directory), found, cache, account, act)
+        });
         Ok(turn)
     }
 
-    /// Has scanners be on the accounts of those who pay for them.
-    fn charge(&self, agreements: &[&Agreement], accounts: &[Account]) {
-        for Account { group, payer, .. } in accounts {
-            let cgroup = agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
-            let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
-            // Whoever did this before may have been killed.
-            let charged = payer::read(&self.directory(), group).and_then(|now| {
-                if now == payer { Ok(()) } else { payer::write(&self.directory(), group, payer.as_ref()) }
-            });
-            if let Err(error) = charged {
-                tracing::warn!(%group, "who pays for its scanner stays as it was: {error}");
+    /// Reads what groups agree on. One that cannot be read goes on by what was read last. Says what is wrong.
+    fn read_agreements(&mut self) -> Result<Vec<String>, BalanceError> {
+        let directory = self.directory();
+        let mut malformed = Vec::new();
+        let read = self.agreements.each()?;
+        self.tenants.retain(|group, _| read.iter().any(|(name, _)| name == group));
+        for (group, agreement) in read {
+            match agreement {
+                Ok(agreement) => {
+                    let tenant =
+                        self.tenants.entry(group).or_insert_with(|| Tenant::new(&directory, &agreement));
+                    tenant.agreement = agreement;
+                }
+                Err(error) => malformed.push(error.to_string()),
             }
         }
+        if malformed != self.malformed {
+            malformed.iter().for_each(|why| tracing::warn!("a group goes on as it was: {why}"));
+            self.malformed.clone_from(&malformed);
+        }
+        Ok(malformed)
     }
 
     /// Has nobody else hand out what groups save.
@@ -203,12 +204,29 @@ impl Balancing {
         self.alone()?;
         let mut told = Vec::new();
         let directory = self.directory();
-        for agreement in self.agreements.all()? {
+        for (_, agreement) in self.agreements.each()? {
+            // What a group has that cannot be read goes back by hand.
+            let Ok(agreement) = agreement.inspect_err(|error| tracing::warn!("{error}")) else { continue };
             let mut tenant = Tenant::new(&directory, &agreement);
-            let found = tenant.look(&agreement)?;
+            let found = tenant.look()?;
             told.extend(tenant.tell_own(&self.run_dir, &found.vms));
         }
         Ok(told)
+    }
+}
+
+/// Has scanners be on the accounts of those who pay for them.
+fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
+    for Account { group, payer, .. } in accounts {
+        let cgroup = agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
+        let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
+        // Whoever did this before may have been killed.
+        let charged = payer::read(directory, group).and_then(|now| {
+            if now == payer { Ok(()) } else { payer::write(directory, group, payer.as_ref()) }
+        });
+        if let Err(error) = charged {
+            tracing::warn!(%group, "who pays for its scanner stays as it was: {error}");
+        }
     }
 }
 

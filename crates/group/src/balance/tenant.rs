@@ -2,28 +2,39 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aquifer_control::group::Surplus;
-use aquifer_control::group::overhead::Reading;
+use aquifer_control::group::overhead::{Account, Reading};
 use aquifer_control::group::reprovision::{Plan, Reprovisioner, Verdict, Vm, handed};
 use aquifer_guest::GuestError;
-use aquifer_guest::process::{Files, client};
+use aquifer_guest::memory::Ballooned;
+use aquifer_guest::process::{Files, client, side_by_side};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
 
+use super::Balanced;
 use crate::agreement::Agreement;
+use crate::cache;
 use crate::member::Members;
 use crate::scan::Sharing;
+
+/// For how long a VM that did not answer counts as silent before it is asked again.
+const SILENT: Duration = Duration::from_secs(10);
 
 /// What is known of a group from the periods before.
 #[derive(Debug)]
 pub(super) struct Tenant {
     members: Members,
+    /// What its members agreed on when that could last be read.
+    pub(super) agreement: Agreement,
     reprovisioner: Reprovisioner,
     /// Its VMs as they were last found.
     vms: BTreeMap<RegionName, Known>,
     /// What its surplus lacked in the last period.
     short: Bytes,
+    /// What the cache of its disks had when it last answered.
+    cache: Option<Bytes>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,6 +44,26 @@ struct Known {
     told: Option<Bytes>,
     /// What it has swapped since it booted, once it has said so.
     swapped: Option<u64>,
+    /// It does not answer, and is not asked before then.
+    silent_until: Option<Instant>,
+}
+
+/// The cache of a group's disks, as a period finds it.
+#[derive(Debug)]
+pub(super) struct FoundCache {
+    /// How it is, if there is one and it answers.
+    pub(super) status: Option<cache::Status>,
+    /// What it may have and cannot be asked for.
+    pub(super) withheld: Bytes,
+    /// Why it does not answer.
+    pub(super) silent: Option<String>,
+}
+
+impl FoundCache {
+    /// Whether there is one, as far as is known.
+    pub(super) fn is_there(&self) -> bool {
+        self.status.is_some() || self.silent.is_some()
+    }
 }
 
 /// What a period finds of a group.
@@ -41,104 +72,214 @@ pub(super) struct Found {
     pub(super) sharing: Sharing,
     pub(super) vms: Vec<Vm>,
     pub(super) reading: Reading,
+    /// Those of its VMs that do not answer, and count as they were last seen.
+    pub(super) silent: Vec<RegionName>,
+    /// What is new of that, for people.
+    pub(super) news: Vec<String>,
 }
 
 impl Tenant {
     pub(super) fn new(directory: &Path, agreement: &Agreement) -> Self {
         Self {
             members: Members::new(directory, &agreement.name),
+            agreement: agreement.clone(),
             reprovisioner: Reprovisioner::new(agreement.reprovision.clone()),
             vms: BTreeMap::new(),
             short: Bytes::ZERO,
+            cache: None,
         }
     }
 
-    /// How it is now.
-    pub(super) fn look(&mut self, agreement: &Agreement) -> Result<Found, RegionError> {
-        self.reprovisioner.set_config(agreement.reprovision.clone());
+    /// How it is now. Its VMs are asked side by side.
+    pub(super) fn look(&mut self) -> Result<Found, RegionError> {
+        self.reprovisioner.set_config(self.agreement.reprovision.clone());
         self.members.look()?;
         let sharers = self.members.sharers();
         let contributed = self.members.contributed(&sharers);
-        let mut known = BTreeMap::new();
-        for vm in self.members.all.iter().filter_map(|member| member.vm()) {
+        let vms: Vec<_> = self.members.all.iter().filter_map(|member| member.vm()).collect();
+        let now = Instant::now();
+        let asked: Vec<_> = vms.into_iter().map(|vm| (self.vms.remove(vm.name()), vm)).collect();
+        let found = side_by_side(asked, |(before, vm)| {
             let contributed = contributed.get(vm.name()).copied().unwrap_or_default();
-            let before = self.vms.remove(vm.name());
-            known.extend(find(&vm, before, contributed).map(|found| (vm.name().clone(), found)));
+            (vm.name().clone(), find(&vm, before, contributed, now))
+        });
+        let mut news = Vec::new();
+        self.vms = BTreeMap::new();
+        for (vm, (known, new)) in found {
+            news.extend(new);
+            self.vms.extend(known.map(|known| (vm, known)));
         }
-        self.vms = known;
         let vms: Vec<_> = self.vms.values().map(|known| known.is.clone()).collect();
+        let silent = self.vms.iter().filter(|(_, known)| known.silent_until.is_some());
+        let silent = silent.map(|(vm, _)| vm.clone()).collect();
         let sharing = Sharing::of(&self.members, &sharers);
         let swapped = vms.iter().fold(Bytes::ZERO, |sum, vm| sum.saturating_add(vm.swapped));
         let reading = Reading {
-            group: agreement.name.clone(),
-            consents: agreement.lends,
+            group: self.agreement.name.clone(),
+            consents: self.agreement.lends,
             saved: sharing.saved_bytes,
             handed: handed(&vms),
             swapped,
             short: self.short,
         };
-        Ok(Found { sharing, vms, reading })
+        Ok(Found { sharing, vms, reading, silent, news })
+    }
+
+    /// How the cache of its disks is now. What one that does not answer had is its own still.
+    pub(super) fn look_at_cache(&mut self, directory: &Path, saved: Bytes) -> FoundCache {
+        match cache::status(directory, &self.agreement.name) {
+            Ok(status) => {
+                self.cache = status.as_ref().map(|status| status.size);
+                FoundCache { status, withheld: Bytes::ZERO, silent: None }
+            }
+            Err(error) => {
+                let withheld = self.cache.unwrap_or(saved);
+                FoundCache { status: None, withheld, silent: Some(error.to_string()) }
+            }
+        }
+    }
+
+    /// Decides what its VMs and its cache are to have and, if it is to `act`, tells them.
+    pub(super) fn balance(
+        &mut self,
+        (run_dir, directory): (&Path, &Path),
+        found: Found,
+        cache: FoundCache,
+        account: Account,
+        act: bool,
+    ) -> Balanced {
+        let surplus = account.surplus();
+        // What a silent cache has nobody else gets.
+        let awaited = surplus.awaited.saturating_add(cache.withheld);
+        let plan = self.plan(Surplus { awaited, ..surplus }, &found.vms);
+        let mut failed = found.news;
+        failed.extend(cache.silent.map(|why| format!("the cache of disks does not answer: {why}")));
+        let mut cache = cache.status;
+        if act {
+            let resize = |cache: &mut Option<cache::Status>, failed: &mut Vec<String>| match cache::resize(
+                directory,
+                &self.agreement.name,
+                plan.cache.size,
+            ) {
+                Ok(resized) => *cache = resized,
+                Err(error) => failed
+                    .push(format!("the cache of disks is not told to have {}: {error}", plan.cache.size)),
+            };
+            // It gives before anybody gets.
+            if cache.as_ref().is_some_and(|cache| plan.cache.size < cache.size) {
+                resize(&mut cache, &mut failed);
+            }
+            let has_given = |cache: &cache::Status| cache.fixed || cache.size <= plan.cache.size;
+            failed.extend(tell(&mut self.vms, run_dir, &plan, cache.as_ref().is_none_or(has_given)));
+            if cache.as_ref().is_some_and(|cache| plan.cache.size > cache.size) {
+                resize(&mut cache, &mut failed);
+            }
+        }
+        let Found { sharing, vms, silent, .. } = found;
+        Balanced { sharing, account, vms, plan, cache, silent, failed }
     }
 
     /// What its VMs are to have.
-    pub(super) fn plan(&mut self, surplus: Surplus, vms: &[Vm]) -> Plan {
+    fn plan(&mut self, surplus: Surplus, vms: &[Vm]) -> Plan {
         let plan = self.reprovisioner.step(surplus, vms);
         self.short = plan.short;
         plan
     }
 
-    /// Tells its VMs, those first that give. What could not be told, and why.
-    pub(super) fn tell(&mut self, run_dir: &Path, vms: &[Vm], plan: &Plan) -> Vec<String> {
-        let gives = |verdict: &&Verdict| verdict.to < verdict.from;
-        let first = plan.verdicts.iter().filter(gives);
-        let then = plan.verdicts.iter().filter(|verdict| !gives(verdict));
-        let told = first.chain(then).map(|verdict| {
-            let Verdict { vm, to, .. } = verdict;
-            // One that has what it was told to have need not hear it again.
-            if vms.iter().any(|one| one.vm == *vm && one.size == *to) && verdict.from == *to {
-                return Ok(());
-            }
-            client::balloon(&Files::new(run_dir, vm), Some(*to))
-                .map_err(|error| format!("{vm} is not told to have {to}: {error}"))?;
-            if let Some(known) = self.vms.get_mut(vm) {
-                known.told = Some(*to);
-            }
-            Ok(())
-        });
-        told.filter_map(Result::err).collect()
-    }
-
     /// Tells its VMs to have what is their own. Who was told what.
     pub(super) fn tell_own(&mut self, run_dir: &Path, vms: &[Vm]) -> Vec<(RegionName, Bytes)> {
         let more = vms.iter().filter(|vm| vm.size > vm.base);
-        let told = more.filter(|vm| client::balloon(&Files::new(run_dir, &vm.vm), Some(vm.base)).is_ok());
-        told.map(|vm| (vm.vm.clone(), vm.base)).collect()
+        let told = side_by_side(more, |vm| {
+            let told = client::balloon(&Files::new(run_dir, &vm.vm), Some(vm.base));
+            told.is_ok().then(|| (vm.vm.clone(), vm.base))
+        });
+        told.into_iter().flatten().collect()
     }
 }
 
-/// How a VM is now; as it was, if it does not answer: what it holds it does not give back by being silent.
-fn find(vm: &Files, before: Option<Known>, contributed: Bytes) -> Option<Known> {
-    let now = match client::balloon(vm, None) {
-        Ok(now) => now,
-        Err(error) => {
-            if !matches!(error, GuestError::Unknown(_)) {
-                tracing::debug!(vm = %vm.name(), "does not answer: {error}");
+/// Tells VMs, those first that give; those that get only if they `may_get`. What could not be told, and why.
+fn tell(vms: &mut BTreeMap<RegionName, Known>, run_dir: &Path, plan: &Plan, may_get: bool) -> Vec<String> {
+    let is_told = |verdict: &&Verdict| {
+        let known = vms.get(&verdict.vm);
+        // One that has what it was told to have need not hear it again; a silent one would not hear it.
+        known.is_some_and(|known| {
+            known.silent_until.is_none() && (known.is.size != verdict.to || verdict.from != verdict.to)
+        })
+    };
+    let told = plan.verdicts.iter().filter(is_told);
+    let (give, get): (Vec<_>, Vec<_>) = told.partition(|verdict| verdict.to < verdict.from);
+    let mut failed = Vec::new();
+    for verdicts in [give, if may_get { get } else { Vec::new() }] {
+        let told = side_by_side(verdicts, |verdict| {
+            let told = client::balloon(&Files::new(run_dir, &verdict.vm), Some(verdict.to));
+            (verdict, told.map(drop))
+        });
+        for (Verdict { vm, to, .. }, told) in told {
+            match (told, vms.get_mut(vm)) {
+                (Ok(()), Some(known)) => known.told = Some(*to),
+                (Ok(()), None) => {}
+                (Err(error), _) => failed.push(format!("{vm} is not told to have {to}: {error}")),
             }
-            return before
-                .map(|before| Known { is: Vm { swapped: Bytes::ZERO, contributed, ..before.is }, ..before });
+        }
+    }
+    failed
+}
+
+/// How a VM is now, and what is new of that. As it was, if it does not answer: what it holds it does not give back by being silent. One that was never
+/// heard may hold all that it can.
+fn find(
+    vm: &Files,
+    before: Option<Known>,
+    contributed: Bytes,
+    now: Instant,
+) -> (Option<Known>, Option<String>) {
+    let was_silent = before.as_ref().and_then(|before| before.silent_until);
+    let as_before = |before: Known, silent_until| Known {
+        is: Vm { swapped: Bytes::ZERO, contributed, ..before.is },
+        silent_until: Some(silent_until),
+        ..before
+    };
+    if let (Some(before), Some(until)) = (&before, was_silent)
+        && until > now
+    {
+        return (Some(as_before(before.clone(), until)), None);
+    }
+    let name = vm.name();
+    let answer = match client::balloon(vm, None) {
+        Ok(answer) => answer,
+        // It has ended meanwhile.
+        Err(GuestError::Unknown(_)) => return (None, None),
+        Err(error) => {
+            let new = was_silent.is_none();
+            let new = new.then(|| format!("{name} does not answer, and counts as it was last seen: {error}"));
+            let unseen = || client::ballooned_at_most(vm).ok().flatten();
+            let unseen = || unseen().map(|most| Known::from(name, &most, None, contributed));
+            let known = before.or_else(unseen);
+            return (known.map(|known| as_before(known, now + SILENT)), new);
         }
     };
-    let swapped = now.figures.map(|figures| figures.swap_in + figures.swap_out);
-    let last = before.as_ref().and_then(|before| before.swapped);
-    let told = before.and_then(|before| before.told);
-    let is = Vm {
-        vm: vm.name().clone(),
-        base: now.base,
-        max: now.max,
-        size: now.size,
-        target: told.unwrap_or(now.size),
-        swapped: Bytes(swapped.zip(last).map_or(0, |(now, last)| now.saturating_sub(last))),
-        contributed,
-    };
-    Some(Known { is, told, swapped: swapped.or(last) })
+    let new = was_silent.map(|_| format!("{name} answers again"));
+    (Some(Known::from(name, &answer, before, contributed)), new)
 }
+
+impl Known {
+    /// A VM that says this now.
+    fn from(name: &RegionName, now: &Ballooned, before: Option<Self>, contributed: Bytes) -> Self {
+        let swapped = now.figures.as_ref().map(|figures| figures.swap_in + figures.swap_out);
+        let last = before.as_ref().and_then(|before| before.swapped);
+        let told = before.and_then(|before| before.told);
+        let is = Vm {
+            vm: name.clone(),
+            base: now.base,
+            max: now.max,
+            size: now.size,
+            target: told.unwrap_or(now.size),
+            swapped: Bytes(swapped.zip(last).map_or(0, |(now, last)| now.saturating_sub(last))),
+            contributed,
+        };
+        Self { is, told, swapped: swapped.or(last), silent_until: None }
+    }
+}
+
+#[cfg(test)]
+mod tests;

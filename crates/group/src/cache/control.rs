@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group};
-use aquifer_region::process::GroupFiles;
+use aquifer_region::process::{ControlCall, GroupFiles};
 use serde::{Deserialize, Serialize};
 
 use super::{CacheError, Status};
@@ -19,11 +19,11 @@ use super::{CacheError, Status};
 /// Longer requests are not ours.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// How long a client may take to ask, or to read an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take to ask, or to read an answer: others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the cache may think about an answer: to give much memory back takes its time.
-const THINKING: Duration = Duration::from_secs(120);
+/// How long the cache may take for an answer. It gives back as much memory as it can in a part of that.
+const ANSWERING: Duration = Duration::from_secs(8);
 
 /// What a cache is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,7 +52,9 @@ pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<Status>, Cache
     ask(regions_dir, group, &Request::Status)
 }
 
-/// Has that cache have at most so much, unless its size is fixed: it does when this returns, and says how it is. None if there is none.
+/// Has that cache have at most so much, unless its size is fixed, and says how it is. None if there is none.
+///
+/// What it says is what it has by now: one that has much to give back may need to be told again.
 ///
 /// # Errors
 /// [`CacheError`].
@@ -63,26 +65,16 @@ pub fn resize(regions_dir: &Path, group: &Group, size: Bytes) -> Result<Option<S
 fn ask(regions_dir: &Path, group: &Group, request: &Request) -> Result<Option<Status>, CacheError> {
     let path = GroupFiles::new(regions_dir, group).cache_control();
     let asking = |source| CacheError::Io { what: "asking the cache at", path: path.clone(), source };
-    let client = match UnixStream::connect(&path) {
+    let mut call = match ControlCall::ask(&path, request, ANSWERING) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Ok(None);
         }
-        client => client.map_err(asking)?,
+        call => call.map_err(asking)?,
     };
-    let answer = converse(&client, request).map_err(asking)?;
-    match answer {
+    match call.answer().map_err(asking)? {
         Response::Status(status) => Ok(Some(status)),
         Response::Failed { error } => Err(CacheError::Refused(error)),
     }
-}
-
-fn converse(mut client: &UnixStream, request: &Request) -> io::Result<Response> {
-    client.set_read_timeout(Some(THINKING))?;
-    client.set_write_timeout(Some(PATIENCE))?;
-    say(client, request)?;
-    let mut line = String::new();
-    BufReader::new(&mut client).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
 }
 
 fn say(mut to: &UnixStream, what: &impl Serialize) -> io::Result<()> {

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::Target;
@@ -18,6 +19,12 @@ use super::lender::Lender;
 use super::lent::{Borrowers, Lent};
 use super::shelf::{Disks, Shelf};
 use super::{CacheError, Options, Status};
+
+/// How long a cache may give memory back before it says how far it got.
+const GIVING: Duration = Duration::from_secs(2);
+
+/// How much it gives back at a time: a fraction of a second's work.
+const STEP: Bytes = Bytes::mib(256);
 
 /// The cache of a group's disks, served. Dropping it ends that; clients find no trace of it but what they have written.
 #[derive(Debug)]
@@ -102,8 +109,18 @@ impl Asked for Inner {
     }
 
     fn resize(&self, size: Bytes) {
-        if !self.fixed {
-            self.shelf.pages.resize(size);
+        if self.fixed {
+            return;
+        }
+        let deadline = Instant::now() + GIVING;
+        let pages = &self.shelf.pages;
+        loop {
+            let next = size.max(pages.size().saturating_sub(STEP));
+            pages.resize(next);
+            // Who asks hears how far it got.
+            if next == size || Instant::now() > deadline {
+                return;
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ mod run;
 mod seen;
 mod totals;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -156,8 +156,9 @@ impl Scanner {
         let shared = self.members.all.iter().flat_map(Member::shared);
         match &mut self.frames {
             Some(frames) => {
-                for gone in frames.give_back_all_but(shared)? {
-                    self.stable.retain(|_, frame| *frame != gone);
+                let gone: HashSet<_> = frames.give_back_all_but(shared)?.into_iter().collect();
+                if !gone.is_empty() {
+                    self.stable.retain(|_, frame| !gone.contains(frame));
                 }
             }
             None => {

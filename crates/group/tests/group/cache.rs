@@ -18,6 +18,7 @@ fn what_clients_write_is_what_they_read_while_the_cache_changes_its_size_all_the
     work(&here, seconds(), |chance| {
         let size = if chance.below(4) == 0 { 0 } else { chance.below(8 << 20) };
         here.resize(Bytes(size));
+        true
     });
 }
 

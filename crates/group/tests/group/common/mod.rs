@@ -197,17 +197,24 @@ const SLOT: u64 = 1001;
 const SHARED: u64 = 4 << 20;
 const ALONE: u64 = 2 << 20;
 
-/// What each of them does at least, however slow the machine.
-const ENOUGH: u64 = 200;
-
 /// How long clients work.
 pub fn seconds() -> Duration {
     let told = std::env::var("AQUIFER_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(told.unwrap_or(4))
 }
 
-/// Has clients read and write a disk, and check what they read, while `disturb` does what it does again and again; then all is in the file.
-pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance) + Send) {
+/// Sets a flag when it is dropped, also by a panic.
+struct Sets<'a>(&'a AtomicBool);
+
+impl Drop for Sets<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has clients read and write a disk, and check what they read, for so long at least, while `disturb` does what it does again and again, until that says that
+/// all has come that was to come; then all is in the file.
+pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance) -> bool + Send) {
     // The last page is a part of one.
     let (path, content) = here.disk("disk", SHARED + WORKERS * ALONE + 777);
     let until = Instant::now() + seconds;
@@ -225,11 +232,10 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
                     slots: starts.map(|start| start..start + SLOT).collect(),
                     alone: alone..alone + ALONE + end,
                 };
+                let ended = &ended;
                 scope.spawn(move || {
-                    let mut rounds = 0;
-                    while Instant::now() < until || rounds < ENOUGH {
+                    while !ended.load(Ordering::Relaxed) {
                         worker.work();
-                        rounds += 1;
                     }
                     worker.verify_all();
                     worker
@@ -237,15 +243,21 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
             })
             .collect();
         let disturbing = scope.spawn(|| {
+            let _ends = Sets(&ended);
             let mut chance = Chance(99);
-            while !ended.load(Ordering::Relaxed) {
-                disturb(&mut chance);
+            loop {
+                let has_come = disturb(&mut chance);
+                let status = here.status();
+                if has_come && Instant::now() > until && status.hits > 100 && status.misses > 100 {
+                    return;
+                }
+                assert!(until.elapsed() < PATIENCE, "what was to come has not come: {status:?}");
                 thread::sleep(Duration::from_millis(chance.below(20)));
             }
         });
+        let disturbed = disturbing.join();
         let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-        ended.store(true, Ordering::Relaxed);
-        disturbing.join().unwrap();
+        disturbed.unwrap();
         done.into_iter().map(Result::unwrap).collect()
     });
     let status = here.status();

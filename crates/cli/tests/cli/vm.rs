@@ -1,15 +1,11 @@
 //! VMs of which one hangs, dies or powers itself off. Their guests are QEMU's firmware, which needs no more.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-mod common;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{aquifer, eventually, stderr, stdout};
+use crate::common::{aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -1,0 +1,77 @@
+//! Handing out what groups save, where something is wrong with one of them.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use aquifer_group::balance::{Balancing, Turn};
+use aquifer_group::cache::{Options, Service};
+use aquifer_group::{Agreement, Agreements, Sealed};
+use aquifer_page::{Bytes, Group};
+use aquifer_region::process::{ControlCall, GroupFiles};
+
+use crate::common::is_root;
+
+fn agreed(dir: &Path, groups: &[&str]) -> Agreements {
+    let agreements = Agreements::of(&dir.join("groups"));
+    for group in groups {
+        agreements.create(&Agreement::new(group.parse().unwrap(), Sealed::Random)).unwrap();
+    }
+    agreements
+}
+
+fn cache(dir: &Path, group: &str) -> Service {
+    let options = Options { size: Bytes::mib(1), ..Options::default() };
+    Service::start(&dir.join("regions"), group.parse().unwrap(), options).unwrap()
+}
+
+fn names(turn: &Turn) -> Vec<&str> {
+    turn.groups.iter().map(|one| one.account.group.as_str()).collect()
+}
+
+#[test]
+fn an_agreement_that_cannot_be_read_stops_no_other_group() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let agreements = agreed(dir.path(), &["blue", "red"]);
+    let _caches = (cache(dir.path(), "blue"), cache(dir.path(), "red"));
+    fs::write(agreements.file(&"green".parse().unwrap()), "name = green").unwrap();
+    let mut balancing = Balancing::new(dir.path(), agreements.clone());
+    let turn = balancing.turn(true).unwrap();
+    assert_eq!(names(&turn), ["blue", "red"]);
+    assert!(turn.malformed[0].contains("green.toml"), "{:?}", turn.malformed);
+    // One that could be read before goes on by what was read then.
+    fs::write(agreements.file(&"red".parse().unwrap()), "").unwrap();
+    let turn = balancing.turn(true).unwrap();
+    assert_eq!((names(&turn), turn.malformed.len()), (vec!["blue", "red"], 2));
+    fs::remove_file(agreements.file(&"red".parse().unwrap())).unwrap();
+    assert_eq!(names(&balancing.turn(true).unwrap()), ["blue"]);
+}
+
+#[test]
+fn a_cache_that_does_not_answer_stops_no_other_group() {
+    if !is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let agreements = agreed(dir.path(), &["blue", "red"]);
+    let _blue = cache(dir.path(), "blue");
+    // A process that is stopped: nobody takes calls from its queue.
+    let red: Group = "red".parse().unwrap();
+    let files = GroupFiles::new(&dir.path().join("regions"), &red);
+    fs::create_dir_all(files.directory()).unwrap();
+    let listener = UnixListener::bind(files.cache_control()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let short = Duration::from_millis(50);
+    let queued: Vec<_> =
+        std::iter::from_fn(|| ControlCall::connect(&files.cache_control(), "fill", short).ok()).collect();
+    let turn = Balancing::new(dir.path(), agreements).turn(true).unwrap();
+    assert_eq!(names(&turn), ["blue", "red"]);
+    let [blue, red] = &turn.groups[..] else { panic!("{turn:?}") };
+    assert!(blue.cache.is_some() && blue.failed.is_empty(), "{blue:?}");
+    assert!(red.failed.iter().any(|why| why.contains("no answer to 'status' within")), "{red:?}");
+    drop(queued);
+}
