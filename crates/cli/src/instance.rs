@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 
+use aquifer_page::file;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
 /// A running command's mark: `DIR/KIND-PID.lock`, gone when dropped, unlocked when the process dies.
@@ -49,9 +50,10 @@ impl Instance {
     ///
     /// # Errors
     /// If the note cannot be written.
-    pub fn note(&self, text: &str) -> io::Result<()> {
-        self.file.set_len(0)?;
-        std::os::unix::fs::FileExt::write_all_at(&self.file, text.as_bytes(), 0)
+    pub fn note(&mut self, text: &str) -> io::Result<()> {
+        let lock = |file: &File| Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?);
+        self.file = file::replace_with(&self.path, text.as_bytes(), lock)?;
+        Ok(())
     }
 
     /// Marks of this kind whose process is dead. Each is held (no other command sees it) until it is dropped, which
@@ -97,6 +99,8 @@ impl Instance {
             file => file?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // A living process puts a locked file in the place of the one before, with each note.
+            Ok(()) if !file::is_at(&file, &path)? => Ok(None),
             Ok(()) => Ok(Some(Self { path, name: name.to_owned(), file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
@@ -120,7 +124,9 @@ mod tests {
     #[test]
     fn a_living_command_is_not_taken_for_dead() {
         let dir = tempfile::tempdir().unwrap();
-        let mine = Instance::claim(dir.path(), "run").unwrap();
+        let mut mine = Instance::claim(dir.path(), "run").unwrap();
+        assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 0);
+        mine.note("a note").unwrap();
         assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 0);
         drop(mine);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -132,9 +138,10 @@ mod tests {
         fs::write(dir.path().join("run-1.lock"), "what it left").unwrap();
         assert_eq!(Instance::dead(dir.path(), "export").unwrap().len(), 0);
 
-        let dead = Instance::dead(dir.path(), "run").unwrap();
+        let mut dead = Instance::dead(dir.path(), "run").unwrap();
         assert_eq!((dead.len(), dead[0].name()), (1, "run-1"));
         assert_eq!(dead[0].read_note().unwrap(), "what it left");
+        dead[0].note("what it left, again").unwrap();
         assert_eq!(Instance::dead(dir.path(), "run").unwrap().len(), 0, "held by the first finder");
         drop(dead);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use aquifer_device::BackendKind;
-use aquifer_device::process::client;
-use aquifer_device::process::{Files, VolumeRecord, VolumeSpec};
+use aquifer_device::process::client::{self, Started};
+use aquifer_device::process::{VolumeRecord, VolumeSpec};
 use aquifer_page::VolumeId;
 use aquifer_pool::VolumeConfig;
 use serde::{Deserialize, Serialize};
@@ -73,7 +73,16 @@ impl Volumes {
     /// If the export is in use by another volume, or the process says why it cannot serve.
     pub fn attach(&self, lender: Lender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
         let what = || format!("attaching {}", lender.lease.uri());
-        if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, &lender)) {
+        self.start(&lender, wish, owner)?.keep().or_fail(what)
+    }
+
+    /// As [`attach`](Self::attach), but the volume goes again unless it is kept.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn start(&self, lender: &Lender, wish: Wish, owner: Owner) -> Result<Started> {
+        let what = || format!("attaching {}", lender.lease.uri());
+        if let Some(other) = self.all()?.into_iter().find(|found| is_over(&found.record, lender)) {
             let (id, device) = (other.record.spec.volume, other.record.device);
             let why = format!(
                 "volume {id} ({}) is over it already, and two would ruin each other's pages",
@@ -97,7 +106,7 @@ impl Volumes {
         };
         let exe = std::env::current_exe().or_fail(what)?;
         let _progress = Progress::spinner(what());
-        client::spawn(&exe, &spec).or_fail(what)
+        client::start(&exe, &spec).or_fail(what)
     }
 
     /// Takes a volume away: swap off, device gone, process ended. Of a dead one removes what is left.
@@ -113,10 +122,7 @@ impl Volumes {
         client::detach(&self.state, volume, |now| {
             progress.set(now.total.saturating_sub(now.remaining), now.total)
         })
-        .or_fail(what)?;
-        // It ended well: what its process had to say is of no use any more.
-        let _ = std::fs::remove_file(Files::new(&self.state, volume).log());
-        Ok(())
+        .or_fail(what)
     }
 
     /// All volumes, living or dead, as far as their records can be read.

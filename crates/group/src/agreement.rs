@@ -1,12 +1,12 @@
 //! What the members of a group agree on, and where that is written down.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::{reprovision, scan_rate};
-use aquifer_page::{Bytes, Group, RegionName};
+use aquifer_page::{Bytes, Group, RegionName, file};
 use aquifer_pool::{Seal, SealKey, Sealing};
 use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};
@@ -311,16 +311,10 @@ impl Agreements {
     /// For root only, and either the old one or the new one.
     fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
         let path = self.file(&agreement.name);
-        let new = path.with_extension("new");
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
             let text = toml::to_string(agreement).map_err(io::Error::other)?;
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            let mut file = options.open(&new)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &path)
+            file::replace_durably(&path, text.as_bytes())
         };
         write().map_err(|source| GroupError::Io { what: "writing", path: path.clone(), source })
     }

@@ -3,6 +3,7 @@
 //! A **page** (4 KiB) is the unit of transfer, an **extent** (64 MiB) the unit of promise and placement.
 
 mod bytes;
+pub mod file;
 mod name;
 
 pub use bytes::{Bytes, ParseBytesError};

@@ -1,9 +1,7 @@
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::Path;
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, file};
 use serde::{Deserialize, Serialize};
 
 use crate::StoreError;
@@ -49,14 +47,9 @@ impl LeaseRecord {
     ///
     /// No fsync: a tmpfs outlives the process, and nothing on it outlives the kernel.
     pub(crate) fn save(&self, path: &Path) -> Result<(), StoreError> {
-        let draft = path.with_extension("json.new");
-        let text = serde_json::to_vec_pretty(self)
-            .map_err(|error| StoreError::file("write", &draft)(error.into()))?;
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let write = |mut file: File| file.write_all(&text);
-        options.open(&draft).and_then(write).map_err(StoreError::file("write", &draft))?;
-        fs::rename(&draft, path).map_err(StoreError::file("put in place", path))
+        let text =
+            serde_json::to_vec_pretty(self).map_err(|error| StoreError::file("write", path)(error.into()))?;
+        file::replace(path, &text).map_err(StoreError::file("write", path))
     }
 
     /// Reads a record.

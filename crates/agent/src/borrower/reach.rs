@@ -2,9 +2,9 @@
 //! that has the lease by what to prove that it is that host.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 use aquifer_api::message::Access;
@@ -12,7 +12,7 @@ use aquifer_control::BorrowedLease;
 use aquifer_device::nvme::{SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
-use aquifer_page::LeaseId;
+use aquifer_page::{LeaseId, file};
 use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
 use tokio::runtime::Handle;
 
@@ -103,9 +103,7 @@ impl Reach {
         let path = self.secrets.join(lease.to_string());
         let write = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.secrets)?;
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            options.open(&path)?.write_all(secrets.as_bytes())
+            file::replace(&path, secrets.as_bytes())
         };
         write().map_err(|error: io::Error| format!("cannot write {}: {error}", path.display()))?;
         Ok(path)

@@ -2,17 +2,17 @@
 //! all of it outlives this one: what there is of a lease is found by its id, and a file beside tells whose it is.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, DirBuilder};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aquifer_device::nvme::target::{self, HostSecrets, Target, Wish};
 use aquifer_device::nvme::{Root, SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
-use aquifer_page::{Bytes, LeaseId};
+use aquifer_page::{Bytes, LeaseId, file};
 use aquifer_store::LeaseRecord;
 
 use super::{Leases, note};
@@ -146,8 +146,6 @@ impl Leases for KernelLeases {
     }
 }
 
-/// Replaced in place: a half-written one is of a lease that does not exist yet.
 fn save(path: &Path, record: &LeaseRecord) -> io::Result<()> {
-    let text = serde_json::to_vec(record)?;
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(&text)
+    file::replace(path, &serde_json::to_vec(record)?)
 }

@@ -17,7 +17,7 @@ pub(crate) use direct::failure as direct_failure;
 use lent::Lent;
 
 use super::Common;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, OrFail as _, Result};
 use crate::lender::{Lender, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
@@ -162,7 +162,9 @@ impl Attach {
         }
         let lender = Lender::find(uri, &self.trust, self.size)?;
         let wish = Wish { backend: self.backend, swap: self.swap.then_some(self.priority) };
-        let record = Volumes::under(&common.run_dir)?.attach(lender, wish, Owner::Attach)?;
+        // Whatever ends this program before the last line, the volume goes again.
+        let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;
+        let record = started.record();
         let attached = Attached {
             volume: record.spec.volume,
             device: record.device.display().to_string(),
@@ -172,6 +174,7 @@ impl Attach {
             pid: record.pid,
         };
         output::answer(common.json, &attached, |attached| attached.device.clone())?;
+        started.keep().or_fail(|| format!("attaching {uri}"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

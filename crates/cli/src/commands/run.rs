@@ -101,14 +101,14 @@ impl Run {
         let pool =
             Pool { agent: self.socket.clone().agent(common)?, volumes: Volumes::under(&common.run_dir)? };
         leftovers::clean_up(&marks, &hierarchy, &pool, common.json);
-        let instance =
+        let mut instance =
             Instance::claim(&marks, "run").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
         let mut note = Note { cgroup: name.clone(), volume: None };
-        note.leave(&instance)?;
+        note.leave(&mut instance)?;
         note.volume = self.swap_in(&pool)?;
-        note.leave(&instance)?;
+        note.leave(&mut instance)?;
         let ended = self.run_in_cgroup(&hierarchy, &name, &mut supervisor, common.json);
         // After the cgroup: what is swapped out belongs to its processes, and must be gone before the swap is.
         let returned = note.volume.map_or(Ok(()), |volume| pool.release(volume));

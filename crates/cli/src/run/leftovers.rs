@@ -23,7 +23,7 @@ impl Note {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn leave(&self, instance: &Instance) -> Result<()> {
+    pub fn leave(&self, instance: &mut Instance) -> Result<()> {
         let what = || "noting what the command needs";
         let text = serde_json::to_string(self).or_fail(what)?;
         instance.note(&text).or_fail(what)

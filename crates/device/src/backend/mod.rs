@@ -6,7 +6,9 @@ mod nbd;
 mod ublk;
 
 use std::fmt;
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::thread::{CapabilitySet, capabilities};
@@ -148,11 +150,27 @@ pub fn is_marked(device: &Path, label: &str) -> bool {
     let directory = Path::new("/sys/block").join(name);
     let shown = ["loop/backing_file", "backend"]
         .iter()
-        .find_map(|attribute| std::fs::read_to_string(directory.join(attribute)).ok());
+        .find_map(|attribute| fs::read_to_string(directory.join(attribute)).ok());
     match shown {
         Some(text) => text.trim().trim_start_matches('/') == label,
         None => ublk::is_marked(device, label),
     }
+}
+
+/// The device that is attached and marked with `label`, and by which backend.
+pub(crate) fn find(label: &str) -> io::Result<Option<(PathBuf, BackendKind)>> {
+    for entry in fs::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let kinds = [("loop", BackendKind::FuseLoop), ("nbd", BackendKind::Nbd), ("ublk", BackendKind::Ublk)];
+        let kind = kinds.iter().find(|(start, _)| name.to_string_lossy().starts_with(start));
+        let device = Path::new("/dev").join(&name);
+        if let Some((_, kind)) = kind
+            && is_marked(&device, label)
+        {
+            return Ok(Some((device, *kind)));
+        }
+    }
+    Ok(None)
 }
 
 /// Makes a device usable for its removal after its server has died: requests that would wait for a server fail. To be kept

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use aquifer_page::VolumeId;
 
 use super::ProcessError;
-use super::spec::{Files, Locked, VolumeRecord};
+use super::spec::{Files, Locked, VolumeRecord, label};
 use crate::{BackendKind, backend, swap};
 
 /// How long the kernel may take to let go of a device that nobody uses any more.
@@ -16,15 +16,33 @@ const PATIENCE: Duration = Duration::from_secs(5);
 ///
 /// [`ProcessError::Served`] while it lives, [`ProcessError::Left`] when something stays. Harmless where nothing is left.
 pub fn clean_up(state: &Path, volume: VolumeId) -> Result<(), ProcessError> {
-    let files = Files::new(state, volume);
+    Files::new(state, volume).clean_up()
+}
+
+impl Files {
+    /// As [`clean_up`].
+    pub(super) fn clean_up(&self) -> Result<(), ProcessError> {
+        clean_up_after(self)
+    }
+}
+
+fn clean_up_after(files: &Files) -> Result<(), ProcessError> {
+    let volume = files.id;
     if !files.record().exists() {
         return Ok(());
     }
-    let _lock = Locked::take(&files)?;
+    let _lock = Locked::take(files)?;
     let path = files.record();
     let record = files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
-    if let Some(VolumeRecord { spec, device, backend, .. }) = record {
-        release(&device, backend, &spec.label()).map_err(|why| ProcessError::Left { volume, why })?;
+    let known = record.map(|VolumeRecord { device, backend, .. }| (device, backend));
+    // Without a record that can be read, the mark on the device tells.
+    let found = match known {
+        Some(known) => Some(known),
+        None => backend::find(&label(volume))
+            .map_err(ProcessError::io("cannot look for the device of a dead volume in /sys/block"))?,
+    };
+    if let Some((device, backend)) = found {
+        release(&device, backend, &label(volume)).map_err(|why| ProcessError::Left { volume, why })?;
     }
     files.remove();
     Ok(())

@@ -5,17 +5,17 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{LeaseId, VolumeId};
 use aquifer_pool::LeaseTarget;
 
 use super::ProcessError;
 pub use super::clean_up::clean_up;
-use super::message::{Request, Response, Status};
+use super::message::{KEEP, Request, Response, Status};
 use super::run::Task;
 use super::spec::{Files, Locked, SUBCOMMAND, VolumeRecord, VolumeSpec};
 use super::swap_off;
@@ -30,13 +30,72 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a volume may take from its start until it is served.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A volume that is served. Its process takes all away again when this is dropped, or this program ends in whatever way, before
+/// the volume is [kept](Started::keep).
+#[derive(Debug)]
+pub struct Started {
+    files: Files,
+    record: VolumeRecord,
+    /// The process waits for a word by this pipe, or its end.
+    pipe: ChildStdin,
+}
+
+impl Started {
+    /// What is served.
+    pub fn record(&self) -> &VolumeRecord {
+        &self.record
+    }
+
+    /// From now on the volume is served until somebody detaches it.
+    pub fn keep(mut self) -> Result<VolumeRecord, ProcessError> {
+        let told = self.pipe.write_all(KEEP.as_bytes());
+        told.map_err(|error| silent(&self.files, &format!("ended as soon as it served ({error})")))?;
+        Ok(self.record)
+    }
+}
+
+/// Starts a process that serves a volume, waits until it does, and keeps it.
+///
+/// # Errors
+/// As [`start`].
+pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
+    start(program, spec)?.keep()
+}
+
 /// Starts a process that serves a volume and waits until it does.
 ///
-/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it,
-/// unless it was silent for too long: then it may yet come up, and [`is_alive`] tells.
-pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
+/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it: a process
+/// that was silent for too long takes away what it has made as soon as it can, and this waits for its end.
+///
+/// # Errors
+/// Why it cannot be served; [`ProcessError::Left`] where the process still has not ended.
+pub fn start(program: &Path, spec: &VolumeSpec) -> Result<Started, ProcessError> {
     let files = spec.files();
+    try_start(program, spec, &files).map_err(|error| match error {
+        // One that says why it does not serve has taken all away before.
+        ProcessError::Silent { .. } => wait_for_end(&files).err().unwrap_or(error),
+        error => error,
+    })
+}
+
+/// Waits until no process serves the volume, and removes what it has left.
+fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
+    let deadline = Instant::now() + START_PATIENCE;
+    while Locked::is_taken(files) {
+        if Instant::now() > deadline {
+            let pid = files.read().ok().flatten().map_or("?".to_owned(), |record| record.pid.to_string());
+            let why =
+                format!("its process ({pid}) did not serve it in time and does not end either; end that");
+            return Err(ProcessError::Left { volume: files.id, why });
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    files.clean_up()
+}
+
+fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started, ProcessError> {
     files.make_directory()?;
+    files.remove_old_logs();
     let path = files.log();
     let log = OpenOptions::new()
         .create(true)
@@ -45,8 +104,9 @@ pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessE
         .open(&path)
         .map_err(ProcessError::io(format!("cannot open the log {}", path.display())))?;
     let fail = || ProcessError::io(format!("cannot start a volume process with {}", program.display()));
-    let task =
+    let mut task =
         serde_json::to_vec(&Task::Serve(Box::new(spec.clone()))).map_err(|error| fail()(error.into()))?;
+    task.push(b'\n');
     let mut child = Command::new(program)
         .arg(SUBCOMMAND)
         .stdin(Stdio::piped())
@@ -54,15 +114,19 @@ pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessE
         .stderr(log)
         .spawn()
         .map_err(fail())?;
-    let told = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(&task));
+    let pipe = child.stdin.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()));
+    let told = pipe.and_then(|mut pipe| pipe.write_all(&task).map(|()| pipe).map_err(fail()));
     let first = child.stdout.take().map(first_line);
     // What is waited for is the process that has forked off the one that serves.
-    child.wait().and(told).map_err(fail())?;
+    child.wait().map_err(fail())?;
+    let pipe = told?;
     match first.transpose().map_err(fail())?.flatten().map(|line| serde_json::from_str(&line)) {
-        Some(Ok(Response::Status(status))) => Ok(status.record),
+        Some(Ok(Response::Status(status))) => {
+            Ok(Started { files: files.clone(), record: status.record, pipe })
+        }
         Some(Ok(Response::Failed { error })) => Err(ProcessError::Refused(error)),
-        Some(_) => Err(silent(&files, "did not say that it serves")),
-        None => Err(silent(&files, "ended, or did not serve in time")),
+        Some(_) => Err(silent(files, "did not say that it serves")),
+        None => Err(silent(files, "ended, or did not serve in time")),
     }
 }
 
@@ -127,18 +191,21 @@ pub fn evacuate(
     })
 }
 
-/// Turns swap off, takes the device away and waits until the process has ended. Where this fails the volume is still
-/// served.
+/// Turns swap off, takes the device away and waits until the process has ended; its log goes, too. Where this fails the
+/// volume is still served.
 pub fn detach(
     state: &Path,
     volume: VolumeId,
     mut progress: impl FnMut(swap::Progress),
 ) -> Result<(), ProcessError> {
-    done(&Files::new(state, volume), &Request::Detach, |response| {
+    let files = Files::new(state, volume);
+    done(&files, &Request::Detach, |response| {
         if let Response::SwapOff(now) = response {
             progress(now);
         }
-    })
+    })?;
+    files.remove_log();
+    Ok(())
 }
 
 /// Turns off swap on a device that no volume process serves, by a process of its own: the kernel ends the one that does it when

@@ -8,6 +8,10 @@ use super::VolumeRecord;
 use crate::safety::Report;
 use crate::swap;
 
+/// By this line on its standard input a volume process hears that its starter has heard that it serves. Where the pipe ends
+/// without it, nobody knows of the volume, and the process takes it away.
+pub(super) const KEEP: &str = "keep\n";
+
 /// What a volume process is asked: one JSON object on a line, one request a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -19,7 +23,9 @@ pub enum Request {
         /// The lease.
         lease: LeaseTarget,
     },
-    /// Move everything off a lease and give it up. Answered with [`Response::Done`].
+    /// Move everything off a lease and give it up. Answered with [`Response::Evacuating`] as it goes on and
+    /// [`Response::Done`]. May be asked again, by the same client or another, at any time: while the lease moves, the answer
+    /// follows that; a lease that the volume does not have counts as moved.
     Evacuate {
         /// The lease.
         lease: LeaseId,

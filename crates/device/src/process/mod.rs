@@ -6,7 +6,7 @@
 //! | `volumes/ID.json` | what it serves ([`VolumeRecord`]); locked while it lives, so that a dead one is told from a slow one |
 //! |---|---|
 //! | `volumes/ID.sock` | its control socket ([`message`]) |
-//! | `volumes/ID.log` | what it has to say |
+//! | `volumes/ID.log` | what it has to say; gone with an orderly end, and else kept for the last few volumes |
 
 mod clean_up;
 pub mod client;

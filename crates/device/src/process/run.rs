@@ -1,23 +1,24 @@
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::control::Control;
-use super::message::Response;
+use super::message::{KEEP, Response};
 use super::serving::Serving;
 use super::spec::VolumeSpec;
 use super::{ProcessError, swap_off};
 use crate::{safety, sys};
 
-/// What the process is for: one JSON object on its standard input.
+/// What the process is for: one JSON object on a line of its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Task {
@@ -36,7 +37,7 @@ pub(super) enum Task {
 /// standard output is a [`Response`]: the status of the volume that is now served, or why it is not.
 pub fn run() -> ExitCode {
     let mut text = String::new();
-    let task = io::stdin().read_to_string(&mut text).and_then(|_| Ok(serde_json::from_str(&text)?));
+    let task = io::stdin().read_line(&mut text).and_then(|_| Ok(serde_json::from_str(&text)?));
     let result = match task {
         Ok(Task::Serve(spec)) => serve(&spec),
         Ok(Task::SwapOff { device }) => swap_off::helper(&device).map_err(ProcessError::io("cannot report")),
@@ -73,16 +74,17 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     }
     let serving = Arc::new(Serving::start(spec, safety)?);
     let (finish, finished) = mpsc::channel();
-    if let Err(error) = open_to_requests(&serving, finish) {
+    if let Err(error) = open_to_requests(&serving, &finish) {
         // What this fails with is the lesser news.
         let _ = serving.detach(|_| ());
         return Err(error);
     }
     let record = serving.record();
     tracing::info!(volume = %spec.volume, device = %record.device.display(), backend = %record.backend, "serving");
-    // The starter may be gone, which matters to nobody.
+    // Whether the starter hears this is what it is listened for.
     let _ = say(&Response::Status(Box::new(serving.status())));
-    let _ = close_standard_output();
+    let _ = rustix::stdio::dup2_stdout(io::stderr());
+    listen_to_starter(serving, finish).map_err(ProcessError::io("cannot listen to the starter"))?;
     // Whoever detaches the volume says so when all is done and answered.
     let _ = finished.recv();
     tracing::info!(volume = %spec.volume, "detached");
@@ -90,9 +92,12 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
 }
 
 /// Turns swap on, if that is wanted, and listens to those who may ask for the end.
-fn open_to_requests(serving: &Arc<Serving>, finish: mpsc::Sender<()>) -> Result<(), ProcessError> {
+fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result<(), ProcessError> {
     let control = Control::bind(serving, finish.clone())?;
-    watch_signals(serving.clone(), finish).map_err(ProcessError::io("cannot watch for signals"))?;
+    watch_signals(serving.clone(), finish.clone()).map_err(ProcessError::io("cannot watch for signals"))?;
+    if starter_has_left().map_err(ProcessError::io("cannot look whether the starter waits"))? {
+        return Err(ProcessError::Refused("the process that wanted the volume has gone".to_owned()));
+    }
     serving.swap_on()?;
     control.listen()
 }
@@ -109,10 +114,31 @@ fn leave_starter() -> io::Result<bool> {
     Ok(false)
 }
 
-/// The starter waits for the end of this pipe; what is printed from now on goes to the log.
-fn close_standard_output() -> io::Result<()> {
-    rustix::stdio::dup2_stdout(io::stderr())?;
-    Ok(rustix::stdio::dup2_stdin(File::open("/dev/null")?)?)
+/// Whether the other end of standard input is closed.
+fn starter_has_left() -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default()))?;
+    Ok(fds[0].revents().contains(PollFlags::HUP))
+}
+
+/// Takes the volume away if the starter goes before it has said that it knows of it.
+fn listen_to_starter(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Result<()> {
+    thread::Builder::new().name("starter".to_owned()).spawn(move || {
+        let mut word = String::new();
+        let heard = io::stdin().read_line(&mut word);
+        if heard.is_ok() && word == KEEP {
+            // The pipe may as well stay open.
+            let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdin);
+            return;
+        }
+        tracing::warn!("the process that wanted the volume ended before it knew that it has it: detaching");
+        match serving.detach(|_| ()) {
+            Ok(()) => _ = finish.send(()),
+            Err(error) => tracing::error!("{error}; the volume is still served"),
+        }
+    })?;
+    Ok(())
 }
 
 /// SIGTERM and SIGINT detach in order; a detach that is refused leaves the volume served. SIGHUP means nothing here.

@@ -1,4 +1,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::Duration;
 
 use aquifer_fabric::tls::Identity;
 use aquifer_page::LeaseId;
@@ -11,6 +13,9 @@ use super::{ProcessError, swap_off};
 use crate::backend::{self, Attached, Options};
 use crate::safety::Report;
 use crate::swap;
+
+/// How often a client hears how far an evacuation is that another one has asked for.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 
 /// A volume on its device.
 #[derive(Debug)]
@@ -72,12 +77,25 @@ impl Serving {
         Ok(())
     }
 
+    /// Moves everything off a lease and gives it up. While another caller does so, follows that, and goes on where it fails;
+    /// a lease that the volume does not have is empty already.
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
-        progress: impl FnMut(aquifer_pool::Progress),
+        mut progress: impl FnMut(aquifer_pool::Progress),
     ) -> Result<(), PoolError> {
-        self.volume.evacuate(lease, progress)?;
+        loop {
+            match self.volume.evacuate(lease, &mut progress) {
+                Ok(_) | Err(PoolError::UnknownLease(..)) => break,
+                Err(PoolError::Evacuating(..)) => {
+                    while let Some(now) = self.volume.evacuating(lease) {
+                        progress(now);
+                        thread::sleep(PROGRESS_PERIOD);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
         self.note_leases(|leases| leases.retain(|target| target.lease != lease));
         Ok(())
     }

@@ -1,11 +1,11 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_page::{Bytes, VolumeId};
+use aquifer_page::{Bytes, VolumeId, file};
 use aquifer_pool::LeaseTarget;
 use serde::{Deserialize, Serialize};
 
@@ -57,9 +57,17 @@ impl VolumeSpec {
 
     /// What the device is marked with, so that it can be told from others later.
     pub fn label(&self) -> String {
-        format!("aquifer-{}", self.volume)
+        label(self.volume)
     }
 }
+
+/// What the device of a volume is marked with.
+pub(super) fn label(volume: VolumeId) -> String {
+    format!("aquifer-{volume}")
+}
+
+/// How many logs of past volumes are kept.
+const KEPT_LOGS: usize = 8;
 
 /// The files of one volume process.
 #[derive(Clone, Debug)]
@@ -107,19 +115,29 @@ impl Files {
         self.directory.join(format!("{}.log", self.id))
     }
 
-    /// Reads the record. Its writer replaces it in place, so one that is half-written is read again; nothing where the
-    /// writer died before it had anything to write.
+    /// Reads the record; nothing where its writer died before it had anything to write, or it is damaged.
     pub(super) fn read(&self) -> io::Result<Option<VolumeRecord>> {
-        let mut tries = 3;
-        loop {
-            match serde_json::from_str(&fs::read_to_string(self.record())?) {
-                Ok(record) => return Ok(Some(record)),
-                Err(_) if tries == 0 => return Ok(None),
-                Err(_) => {
-                    tries -= 1;
-                    thread::sleep(Duration::from_millis(10));
-                }
-            }
+        Ok(serde_json::from_str(&fs::read_to_string(self.record())?).ok())
+    }
+
+    /// Removes the log.
+    pub(super) fn remove_log(&self) {
+        // One that stays is removed with the old ones.
+        let _ = fs::remove_file(self.log());
+    }
+
+    /// Removes the logs of volumes that are gone, but for the newest ones: those are of volumes that ended otherwise than well.
+    pub(super) fn remove_old_logs(&self) {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut logs: Vec<_> = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|kind| kind == "log"))
+            .filter(|path| !path.with_extension("json").exists())
+            .filter_map(|path| Some((fs::metadata(&path).ok()?.modified().ok()?, path)))
+            .collect();
+        logs.sort();
+        for (_, path) in logs.iter().rev().skip(KEPT_LOGS) {
+            let _ = fs::remove_file(path);
         }
     }
 
@@ -155,14 +173,10 @@ pub struct VolumeRecord {
 /// Whoever looks whether a record is locked has it locked for a moment: a lock is tried again for this long.
 const LOOK: Duration = Duration::from_millis(300);
 
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let (ours, there) = (file.metadata()?, fs::metadata(path));
-    Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))
-}
-
 /// The open and locked record of a volume. Nobody else can serve the volume or clean up after it meanwhile.
 #[derive(Debug)]
 pub(super) struct Locked {
+    path: PathBuf,
     file: File,
 }
 
@@ -177,8 +191,8 @@ impl Locked {
         loop {
             let file = options.open(&path).map_err(fail())?;
             match file.try_lock() {
-                // Who had it before may have removed the file after we opened it.
-                Ok(()) if is_at(&file, &path).map_err(fail())? => return Ok(Self { file }),
+                // The process that had it before may have removed or replaced the file after we opened it.
+                Ok(()) if file::is_at(&file, &path).map_err(fail())? => return Ok(Self { path, file }),
                 Ok(()) => {}
                 Err(fs::TryLockError::WouldBlock) if Instant::now() > deadline => {
                     return Err(ProcessError::Served(files.id));
@@ -191,19 +205,29 @@ impl Locked {
 
     /// Whether a process has the record locked.
     pub(super) fn is_taken(files: &Files) -> bool {
-        let Ok(file) = File::open(files.record()) else { return false };
-        matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock))
+        let path = files.record();
+        while let Ok(file) = File::open(&path) {
+            match file.try_lock_shared() {
+                Err(error) => return matches!(error, fs::TryLockError::WouldBlock),
+                // Its process may have put another in its place since.
+                Ok(()) if file::is_at(&file, &path).unwrap_or(true) => return false,
+                Ok(()) => {}
+            }
+        }
+        false
     }
 
-    /// Says that the volume is about to be served.
+    /// Says that the volume is about to be served: there is nothing of it yet.
     pub(super) fn clear(&mut self) -> io::Result<()> {
-        self.file.set_len(0)
+        self.replace(&[])
     }
 
     pub(super) fn write(&mut self, record: &VolumeRecord) -> io::Result<()> {
-        let text = serde_json::to_vec(record)?;
-        self.file.rewind()?;
-        self.file.set_len(0)?;
-        self.file.write_all(&text)
+        self.replace(&serde_json::to_vec(record)?)
+    }
+
+    fn replace(&mut self, text: &[u8]) -> io::Result<()> {
+        self.file = file::replace_with(&self.path, text, |file| Ok(file.try_lock()?))?;
+        Ok(())
     }
 }

@@ -170,6 +170,95 @@ fn a_volume_is_served_by_a_process_of_its_own_until_it_is_detached() {
 }
 
 #[test]
+fn a_volume_goes_again_when_its_starter_ends_before_it_keeps_it() {
+    let lender = OurLender::start(EXTENTS);
+    let mut volume = Volume::new(vec![lease(&lender, 1)]);
+    (volume.spec.swap, volume.spec.priority) = (true, Some(0));
+    let started = client::start(&volume_process(), &volume.spec).unwrap();
+    let record = started.record().clone();
+    assert!(swap::usage(&record.device).unwrap().is_some());
+    drop(started);
+    volume.assert_gone(&record);
+}
+
+#[test]
+fn a_lease_may_be_moved_out_by_several_at_once_and_again() {
+    let (first, second) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
+    let volume = Volume::new(vec![lease(&first, 1)]);
+    let record = volume.spawn();
+    write_content(&record.device);
+    client::add_lease(volume.state(), volume.id(), lease(&second, 2)).unwrap();
+    let evacuate = || client::evacuate(volume.state(), volume.id(), LeaseId(1), |_| ());
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..3).map(|_| scope.spawn(evacuate)).collect();
+        all.into_iter().for_each(|one| one.join().unwrap().unwrap());
+    });
+    // The one that asked may have died with the answer.
+    evacuate().unwrap();
+    assert_eq!(client::record(volume.state(), volume.id()).unwrap().spec.leases, [lease(&second, 2)]);
+    drop(first);
+    check_content(&record.device);
+    volume.detach().unwrap();
+}
+
+#[test]
+fn swap_is_found_and_turned_off_without_a_record_that_can_be_read() {
+    for damage in ["", "{\"spec\":{\"vol"] {
+        let lender = OurLender::start(EXTENTS);
+        let mut volume = Volume::new(vec![lease(&lender, 1)]);
+        (volume.spec.swap, volume.spec.priority) = (true, Some(0));
+        let record = volume.spawn();
+        kill_process(pid(record.pid), Signal::KILL).unwrap();
+        common::wait_until("the death of the process", || !client::is_alive(volume.state(), volume.id()));
+        fs::write(volume.files().record(), damage).unwrap();
+        client::clean_up(volume.state(), volume.id()).unwrap();
+        volume.assert_gone(&record);
+    }
+}
+
+#[test]
+fn a_record_is_replaced_whole_and_a_living_process_never_taken_for_dead() {
+    let (first, second) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
+    let volume = Volume::new(vec![lease(&first, 1)]);
+    let record = volume.spawn();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looks = scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                assert!(client::is_alive(volume.state(), volume.id()));
+                client::record(volume.state(), volume.id()).unwrap();
+            }
+        });
+        for round in 0..10 {
+            let (from, to) = if round % 2 == 0 { (1, &second) } else { (2, &first) };
+            client::add_lease(volume.state(), volume.id(), lease(to, 3 - from)).unwrap();
+            client::evacuate(volume.state(), volume.id(), LeaseId(from), |_| ()).unwrap();
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        looks.join().unwrap();
+    });
+    volume.detach().unwrap();
+    volume.assert_gone(&record);
+    assert!(!volume.files().log().exists(), "an orderly end leaves no log");
+}
+
+#[test]
+fn logs_of_past_volumes_are_bounded() {
+    let lender = OurLender::start(EXTENTS);
+    let volume = Volume::new(vec![lease(&lender, 1)]);
+    let directory = volume.files().log().parent().unwrap().to_owned();
+    fs::create_dir_all(&directory).unwrap();
+    (0..30).for_each(|_| fs::write(Files::new(volume.state(), VolumeId::random()).log(), "it died").unwrap());
+    volume.spawn();
+    let logs = fs::read_dir(&directory)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|kind| kind == "log"));
+    assert!(logs.count() <= 9);
+    assert!(volume.files().log().exists());
+    volume.detach().unwrap();
+}
+
+#[test]
 fn the_socket_is_for_its_owner_only() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use aquifer_page::file;
 use serde::{Deserialize, Serialize};
 
 /// A mapping of a program.
@@ -91,8 +92,6 @@ impl Expected {
 
     fn write(&self) -> io::Result<()> {
         let all: Vec<_> = self.here.iter().chain(&self.missing).collect();
-        let new = self.path.with_extension("new");
-        fs::write(&new, serde_json::to_vec(&all)?)?;
-        fs::rename(&new, &self.path)
+        file::replace(&self.path, &serde_json::to_vec(&all)?)
     }
 }

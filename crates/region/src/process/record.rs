@@ -1,10 +1,10 @@
 //! JSON files that processes read while others write them anew.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::Path;
 
+use aquifer_page::file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -13,12 +13,7 @@ use serde::de::DeserializeOwned;
 /// # Errors
 /// The system's.
 pub fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    // What is in some is for nobody else: keys, say.
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(&new)?.write_all(&serde_json::to_vec(value)?)?;
-    fs::rename(&new, path)
+    file::replace(path, &serde_json::to_vec(value)?)
 }
 
 /// What is in a file. None where there is no file.

@@ -24,7 +24,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub(super) fn make(export: &Export, instance: &Instance) -> Result<Self> {
+    pub(super) fn make(export: &Export, instance: &mut Instance) -> Result<Self> {
         let what = || format!("exporting {}", export.size);
         let own_dir = Path::new("/dev/shm/aquifer").join(instance.name());
         let dir = export.dir.clone().unwrap_or_else(|| own_dir.clone());

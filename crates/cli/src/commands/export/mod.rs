@@ -188,7 +188,7 @@ impl Export {
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
         clean_up(&marks);
-        let instance =
+        let mut instance =
             Instance::claim(&marks, "export").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
             let why = "over NVMe there is one device";
@@ -199,7 +199,7 @@ impl Export {
             let why = "each of several devices needs a name of its own";
             return Err(Failure::new(what(), why).help("give each another --name"));
         }
-        let memory = Memory::make(&self, &instance)?;
+        let memory = Memory::make(&self, &mut instance)?;
         let leases = self.names.iter().cloned().zip(memory.leases.iter().cloned()).collect();
         let servers = self.listen(&addresses, Arc::new(Leases(leases)))?;
 

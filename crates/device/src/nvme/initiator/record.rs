@@ -1,10 +1,10 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use aquifer_page::{Bytes, VolumeId};
+use aquifer_page::{Bytes, VolumeId, file};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
@@ -79,7 +79,7 @@ impl Held {
         DirBuilder::new().recursive(true).mode(0o755).create(&dir).map_err(fail())?;
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(fail())?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| fail()(error.into()))?;
+        lock(&file).map_err(fail())?;
         let mut held = Self { path: path.clone(), file, record };
         held.write()?;
         Ok(held)
@@ -90,12 +90,11 @@ impl Held {
         let path = path(state, id);
         let fail = || NvmeError::io(format!("cannot read {}", path.display()));
         let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(fail())?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            NvmeError::new(format!("another process attaches or detaches {id} at this moment"))
-                .help("wait for it to end")
-        })?;
-        if file.metadata().map_err(fail())?.nlink() == 0 {
-            return Err(NvmeError::new(format!("{id} has been detached meanwhile")));
+        let taken = lock(&file).and_then(|()| file::is_at(&file, &path));
+        // One that is no longer there was replaced or removed by the process that had it locked.
+        if !taken.unwrap_or(false) {
+            return Err(NvmeError::new(format!("another process attaches or detaches {id} at this moment"))
+                .help("wait for it to end"));
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(fail())?;
@@ -107,18 +106,18 @@ impl Held {
     pub(super) fn write(&mut self) -> Result<(), NvmeError> {
         let fail = || NvmeError::io(format!("cannot write {}", self.path.display()));
         let text = serde_json::to_vec(&self.record).map_err(|error| fail()(error.into()))?;
-        let write = |mut file: &File| {
-            file.rewind()?;
-            file.set_len(0)?;
-            file.write_all(&text)
-        };
-        write(&self.file).map_err(fail())
+        self.file = file::replace_with(&self.path, &text, lock).map_err(fail())?;
+        Ok(())
     }
 
     pub(super) fn remove(self) -> Result<(), NvmeError> {
         fs::remove_file(&self.path)
             .map_err(NvmeError::io(format_args!("cannot remove {}", self.path.display())))
     }
+}
+
+fn lock(file: &File) -> io::Result<()> {
+    Ok(flock(file, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 fn dir(state: &Path) -> PathBuf {
