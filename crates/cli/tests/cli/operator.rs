@@ -1,11 +1,12 @@
 //! What an operator reads when something is not as it should be: who is refused, what is waited for, what is left.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::common::{aquifer, lacks_cgroups, stderr, stdout};
 
@@ -211,4 +212,50 @@ fn an_adopted_vm_is_shown_with_its_own_paths() {
     let output = aquifer(dir.path()).args(["vm", "show", "theirs", "--json"]).output().unwrap();
     let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!((&shown["qmp"], &shown["serial"]), (&qmp.to_str().unwrap().into(), &serde_json::Value::Null));
+}
+
+/// A QEMU that does all that it is asked by its monitor, with a guest that is deaf.
+fn deaf_guest(monitor: UnixListener) {
+    std::thread::spawn(move || {
+        for mut client in monitor.incoming().flatten() {
+            std::thread::spawn(move || -> std::io::Result<()> {
+                client.write_all(
+                    b"{\"QMP\": {\"version\": {\"qemu\": {}, \"package\": \"\"}, \"capabilities\": []}}\r\n",
+                )?;
+                for order in BufReader::new(client.try_clone()?).lines() {
+                    let id = serde_json::from_str::<serde_json::Value>(&order?)?["id"].clone();
+                    let answer =
+                        serde_json::json!({"return": {"status": "running", "running": true}, "id": id});
+                    client.write_all(format!("{answer}\r\n").as_bytes())?;
+                }
+                Ok(())
+            });
+        }
+    });
+}
+
+#[test]
+fn a_stop_says_at_once_how_long_it_waits_for_a_deaf_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let vm = dir.path().join("vms/one");
+    fs::create_dir_all(&vm).unwrap();
+    let spec = serde_json::json!({
+        "name": "one", "memory": 64 << 20, "max_memory": 64 << 20, "backing": {"local": {"huge": null}}, "cpus": 1,
+        "accelerator": "tcg", "machine": "q35", "disks": [], "kernel": null, "initrd": null, "append": null,
+        "qemu": "qemu", "shim": "shim", "extra": [],
+    });
+    let record = serde_json::json!({"origin": {"started": spec}, "pid": null, "ended": null});
+    fs::write(vm.join("record.json"), record.to_string()).unwrap();
+    deaf_guest(UnixListener::bind(vm.join("control")).unwrap());
+
+    let mut stop = aquifer(dir.path());
+    let mut stop =
+        stop.args(["vm", "stop", "one", "--timeout", "2s"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(stop.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let first = said.next().unwrap();
+    assert!(first.contains("waiting for the guest of VM 'one'") && first.contains("at most 2s"), "{first}");
+    assert!(stop.try_wait().unwrap().is_none(), "it says so before it is over");
+    assert_eq!(stop.wait().unwrap().code(), Some(1));
+    let rest: Vec<_> = said.collect();
+    assert!(rest.join("\n").contains("--force"), "{rest:?}");
 }
