@@ -175,4 +175,18 @@ mod tests {
         let refused = after(remote, false, 4).unwrap_err().to_string();
         assert!(refused.contains("with no lender"), "{refused}");
     }
+
+    #[test]
+    fn a_page_that_vanished_from_the_file_is_lost_and_not_zeroes() {
+        for stored in [false, true] {
+            let was = Page { place: Place::Unmapped, stored, dirty: true, wanted: false, coming: false };
+            let engine = after(was, false, 4).unwrap();
+            assert_eq!(engine.table.get(0).place, Place::Lost);
+            let refused = engine.begin_outgoing().unwrap_err().to_string();
+            assert!(refused.contains("page 0 is lost"), "{refused}");
+            // Whoever had it need not want it any more.
+            engine.discard(aquifer_mapping::Run { first: 0, count: 1 }).unwrap();
+            assert_eq!(engine.table.get(0).place, Place::Zero);
+        }
+    }
 }

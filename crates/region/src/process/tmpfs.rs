@@ -1,6 +1,6 @@
 //! The file system that regions are on.
 
-use std::ffi::CString;
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Whether something is mounted there.
@@ -16,16 +17,48 @@ fn is_mounted(directory: &Path) -> io::Result<bool> {
     Ok(fs::metadata(directory)?.dev() != fs::metadata(parent)?.dev())
 }
 
+/// Refuses a file system on which a page that is taken out of a file would still be somewhere, or
+/// nowhere.
+fn is_tmpfs(directory: &Path) -> io::Result<()> {
+    if i64::from(rustix::fs::statfs(directory)?.f_type) == libc::TMPFS_MAGIC {
+        return Ok(());
+    }
+    let why = "something else than a tmpfs is mounted there: unmount it, and regions get their own";
+    Err(io::Error::other(why))
+}
+
 /// Mounts a tmpfs there, for root only, if nothing is: without a limit of its own, as each region has one, and without huge pages,
 /// as single pages come and go.
 pub(super) fn ensure(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     if is_mounted(directory)? {
-        return Ok(());
+        return is_tmpfs(directory);
     }
-    let options = CString::new("size=0,nr_inodes=0,mode=700,huge=never").expect("no zero in it");
+    mount_at(directory)
+}
+
+/// What the tmpfs of regions is mounted with. `noswap` (Linux 6.4): the kernel must not swap out the
+/// local cache, or each miss would cost two.
+const OPTIONS: &CStr = c"size=0,nr_inodes=0,mode=700,huge=never,noswap";
+const OPTIONS_WITH_SWAP: &CStr = c"size=0,nr_inodes=0,mode=700,huge=never";
+
+fn mount_at(directory: &Path) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(mount("aquifer-regions", directory, "tmpfs", flags, options.as_c_str())?)
+    let mounted = |options| mount("aquifer-regions", directory, "tmpfs", flags, options);
+    match mounted(OPTIONS) {
+        // An older kernel, or one that allows it only in its first user namespace.
+        Err(error @ (Errno::INVAL | Errno::PERM)) => {
+            mounted(OPTIONS_WITH_SWAP)?;
+            tracing::warn!(
+                "{} is mounted without 'noswap', which the kernel refuses ({error}): regions' local \
+                 caches may be swapped out on this host; turn swap off, or use Linux 6.4 outside of \
+                 user namespaces",
+                directory.display()
+            );
+            Ok(())
+        }
+        done => Ok(done?),
+    }
 }
 
 /// Takes it away if nothing is in it, as soon as processes that are ending have closed their files there.
@@ -44,4 +77,25 @@ pub(super) fn release(directory: &Path) -> bool {
     }
     // Somebody may have made a region meanwhile: then it is busy, and stays.
     unmount(directory, UnmountFlags::NOFOLLOW).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn no_region_is_swapped_out() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("regions");
+        ensure(&directory).unwrap();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let is = directory.to_str().unwrap();
+        let mount = mounts.lines().find(|line| line.split(' ').nth(4) == Some(is));
+        let mount = mount.map(str::to_owned);
+        let released = release(&directory);
+        assert!(mount.unwrap().ends_with("noswap"), "{mounts}");
+        assert!(released);
+    }
 }
