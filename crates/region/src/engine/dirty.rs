@@ -127,3 +127,50 @@ impl Engine {
         cache.outgoing.iter_mut().for_each(|outgoing| outgoing.changed(&lost));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    fn page(place: Place, stored: bool, dirty: bool, coming: bool) -> Page {
+        Page { place, stored, dirty, wanted: false, coming }
+    }
+
+    #[test]
+    fn a_page_on_its_way_is_dirty_once_a_program_has_died() {
+        let engine = Engine::bare(4);
+        let clean = |place| page(place, true, false, false);
+        let places = [Place::Resident, Place::Filling, Place::Leaving, Place::Unmapped];
+        (0..).zip(places).for_each(|(at, place)| engine.table.set(at, clean(place)));
+        engine.lose_marks(&mut lock(&engine.cache));
+        let dirty: Vec<_> = (0..4).map(|at| engine.table.get(at).dirty).collect();
+        // What is out of all page tables was judged as it left them.
+        assert_eq!(dirty, [true, true, true, false]);
+        // The thread that was mapping the page for another program knows nothing of it.
+        engine.settle(1, clean(Place::Resident), false);
+        assert!(engine.table.get(1).dirty);
+    }
+
+    #[test]
+    fn a_crash_makes_dirty_what_nothing_proves_clean() {
+        let is_dirty = |was| match after_crash(was, true, false) {
+            Found::Is(is) => is.dirty,
+            other => panic!("{other:?}"),
+        };
+        assert!(!is_dirty(page(Place::Resident, true, false, false)));
+        assert!(!is_dirty(page(Place::Unmapped, true, false, false)));
+        assert!(is_dirty(page(Place::Leaving, true, false, false)));
+        assert!(is_dirty(page(Place::Remote, true, false, false)));
+        assert!(is_dirty(page(Place::Resident, false, false, false)));
+        assert!(is_dirty(page(Place::Filling, true, false, true)));
+    }
+
+    #[test]
+    fn zeroes_in_the_place_of_a_page_that_is_coming_go() {
+        let was = page(Place::Leaving, false, true, true);
+        let nowhere = page(Place::Zero, false, false, true);
+        assert_eq!(after_crash(was, true, false), Found::IsNot(nowhere));
+    }
+}

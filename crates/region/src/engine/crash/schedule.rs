@@ -160,6 +160,21 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |number| number.parse().unwrap_or(default))
 }
 
+/// Each of these found a write that was lost, where the rule of `dirty.rs` was broken in one way.
+#[test]
+fn schedules_that_once_lost_writes_lose_none() {
+    let armed_before_noted = [35, 1978, 3392];
+    let empty_entry_is_clean = [2227, 2575, 2635];
+    let given_away_and_discarded = [22, 68, 77];
+    let died_without_an_engine = [98, 1977, 3570];
+    let all = [armed_before_noted, empty_entry_is_clean, given_away_and_discarded, died_without_an_engine];
+    for seed in all.into_iter().flatten() {
+        if let Err(what) = run(seed) {
+            panic!("{what}");
+        }
+    }
+}
+
 #[test]
 fn nothing_is_lost_wherever_an_engine_is_killed() {
     let (first, count) = (number("AQUIFER_SEED", 1), number("AQUIFER_SCHEDULES", 300));
