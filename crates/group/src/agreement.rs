@@ -206,6 +206,9 @@ pub struct Agreements {
     dir: PathBuf,
 }
 
+/// A group's name, and its agreement or why that cannot be read.
+pub type NamedAgreement = (Group, Result<Agreement, GroupError>);
+
 impl Agreements {
     /// Those in this directory, which need not be there.
     pub fn of(dir: &Path) -> Self {
@@ -258,7 +261,7 @@ impl Agreements {
     ///
     /// # Errors
     /// [`GroupError::Io`]: they cannot be listed.
-    pub fn each(&self) -> Result<Vec<(Group, Result<Agreement, GroupError>)>, GroupError> {
+    pub fn each(&self) -> Result<Vec<NamedAgreement>, GroupError> {
         let fail = |source| GroupError::Io { what: "listing", path: self.dir.clone(), source };
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

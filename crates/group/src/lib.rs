@@ -12,4 +12,4 @@ mod member;
 pub mod scan;
 mod sys;
 
-pub use agreement::{Agreement, Agreements, GroupError, Limits, Sealed};
+pub use agreement::{Agreement, Agreements, GroupError, Limits, NamedAgreement, Sealed};

@@ -191,9 +191,9 @@ impl Extent {
         if matches!(*place, Place::Nowhere) {
             return Err(Fault::Nowhere);
         }
-        let ends = pieces.iter().map(|(at, data)| (*at, *at + data.len() as u64));
-        let all = ends.fold(u64::MAX..0, |all, (start, end)| all.start.min(start)..all.end.max(end));
-        let _parts = self.keep(&all);
+        let ranges = pieces.iter().map(|(at, data)| *at..*at + data.len() as u64);
+        let all = ranges.reduce(|all, next| all.start.min(next.start)..all.end.max(next.end));
+        let _parts = self.keep(&all.unwrap_or_default());
         for (at, data) in &*pieces {
             self.written.set(&(*at..*at + data.len() as u64));
         }

@@ -462,11 +462,14 @@ pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
     Files::all(run_dir).map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
 }
 
+/// A VM's name, and how it is or why that cannot be told.
+pub type NamedStatus = (RegionName, Result<Status, GuestError>);
+
 /// How the VMs under `run_dir` are, each asked beside the others.
 ///
 /// # Errors
 /// Where they cannot be listed.
-pub fn statuses(run_dir: &Path) -> Result<Vec<(RegionName, Result<Status, GuestError>)>, GuestError> {
+pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, GuestError> {
     Ok(side_by_side(list(run_dir)?, |files| (files.name().clone(), status(&files))))
 }
 

@@ -20,7 +20,7 @@ fn is_mounted(directory: &Path) -> io::Result<bool> {
 /// Refuses a file system on which a page that is taken out of a file would still be somewhere, or
 /// nowhere.
 fn is_tmpfs(directory: &Path) -> io::Result<()> {
-    if i64::from(rustix::fs::statfs(directory)?.f_type) == libc::TMPFS_MAGIC {
+    if rustix::fs::statfs(directory)?.f_type == libc::TMPFS_MAGIC {
         return Ok(());
     }
     let why = "something else than a tmpfs is mounted there: unmount it, and regions get their own";
