@@ -37,10 +37,9 @@ fn sysfs(device: &Path, file: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// A device that serves nobody has no size, or is not there at all.
 /// Marks the devices of a test, whose names may be those of another test's as soon as they are gone.
 fn label() -> String {
-    format!("aquifer-test-{:?}", thread::current().id())
+    format!("aquifer-test-{}-{:?}", std::process::id(), thread::current().id())
 }
 
 fn is_up(device: &Path) -> bool {

@@ -1,5 +1,6 @@
 //! Swap on the FUSE + loop backend: a process whose memory does not fit finds every byte of it again.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -16,24 +17,32 @@ use crate::touch;
 const LIMIT: u64 = 64 << 20;
 const LOAD: Bytes = Bytes::mib(192);
 
-/// Every test gives its swap the same priority: run at the same time, they share out the pages, and none is
-/// left without.
-const PRIORITY: u16 = 100;
+/// Waits for, and takes, the right to put swap on: a swap device belongs to the whole kernel, and what one test swaps
+/// out would go to the device of another. Held as long as the file is open, on the whole machine.
+fn the_kernels_swap() -> File {
+    let path = std::env::temp_dir().join("aquifer-swap-tests.lock");
+    let file = File::options().create(true).append(true).open(&path).unwrap();
+    file.lock().unwrap();
+    file
+}
 
 /// Swap on a disk in RAM; turned off and detached when dropped.
 struct SwapDevice {
     disk: Arc<RamDisk>,
     device: Box<dyn Attached>,
+    _right: File,
 }
 
 impl SwapDevice {
     fn new() -> Self {
+        let right = the_kernels_swap();
         let disk = RamDisk::new(Bytes::mib(512));
         let options = Options { workers: 4, label: "aquifer-test".to_owned() };
         let device = FuseLoop.attach(disk.clone(), &options).unwrap();
         swap::format(device.path(), Bytes::mib(512), "aquifer", 1).unwrap();
-        swap::on(device.path(), Some(PRIORITY)).unwrap();
-        Self { disk, device }
+        // Before whatever other swap the machine has.
+        swap::on(device.path(), Some(32_767)).unwrap();
+        Self { disk, device, _right: right }
     }
 
     fn used(&self) -> Bytes {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,7 +27,9 @@ pub struct Network(String);
 
 impl Network {
     fn new() -> Result<Self> {
-        let network = Self(format!("aquifer-move-{}", std::process::id()));
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = NEXT.fetch_add(1, Ordering::Relaxed);
+        let network = Self(format!("aquifer-move-{}-{own}", std::process::id()));
         for (host, _) in HOSTS {
             ip(&["netns", "add", &network.of(host)])?;
         }

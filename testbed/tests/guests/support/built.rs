@@ -2,18 +2,19 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 use aquifer_testbed::Spec;
 use serde_json::Value;
 
 /// The command `aquifer`.
 pub fn aquifer() -> PathBuf {
-    find(&build(&["build", "--lib", "--bins", "--examples"]), "cli", "aquifer")
+    find(programs(), "cli", "aquifer")
 }
 
 /// The example `name` of the crate in `crates/ROOM`.
 pub fn example(room: &str, name: &str) -> PathBuf {
-    find(&build(&["build", "--lib", "--bins", "--examples"]), room, name)
+    find(programs(), room, name)
 }
 
 /// The test program `name` of the crate in `crates/ROOM`.
@@ -33,6 +34,12 @@ pub fn tool(name: &str) -> PathBuf {
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("{name} is missing")).canonicalize().unwrap()
+}
+
+/// All programs and examples of the workspace.
+fn programs() -> &'static [Value] {
+    static BUILT: OnceLock<Vec<Value>> = OnceLock::new();
+    BUILT.get_or_init(|| build(&["build", "--lib", "--bins", "--examples"]))
 }
 
 /// What cargo says of each program that it has built, or found built.
