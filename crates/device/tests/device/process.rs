@@ -209,7 +209,9 @@ fn swap_is_found_and_turned_off_without_a_record_that_can_be_read() {
         (volume.spec.swap, volume.spec.priority) = (true, Some(0));
         let record = volume.spawn();
         kill_process(pid(record.pid), Signal::KILL).unwrap();
-        common::wait_until("the death of the process", || !client::is_alive(volume.state(), volume.id()));
+        crate::common::wait_until("the death of the process", || {
+            !client::is_alive(volume.state(), volume.id())
+        });
         fs::write(volume.files().record(), damage).unwrap();
         client::clean_up(volume.state(), volume.id()).unwrap();
         volume.assert_gone(&record);
