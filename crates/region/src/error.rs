@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use aquifer_page::RegionName;
+use aquifer_page::{Bytes, RegionName};
 use aquifer_pool::PoolError;
 
 /// Why a region could not be made, served or changed.
@@ -42,6 +42,18 @@ pub enum RegionError {
         name: RegionName,
         /// Who.
         programs: String,
+    },
+    /// A program has memory pinned.
+    #[error(
+        "{program} has {pinned} of memory pinned (fixed buffers of io_uring, RDMA): no page can leave \
+         the cache, as a device could still write to it; have the program unpin it, or give the region \
+         a cache of its own size"
+    )]
+    Pinned {
+        /// The program.
+        program: String,
+        /// How much.
+        pinned: Bytes,
     },
     /// A page was only in the region's file, and is not there any more.
     #[error(

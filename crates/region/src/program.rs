@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
-use aquifer_page::PAGE_SIZE;
+use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher};
 use crate::{effect, lock, sys};
@@ -241,8 +241,22 @@ impl Program {
         }
     }
 
+    /// Memory that devices may write to whatever its page table says: fixed buffers of io_uring, RDMA.
+    /// It may be the region's.
+    pub(crate) fn pinned(&self) -> Bytes {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:")?.strip_suffix("kB"));
+        Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
+    }
+
     /// Adds the pages of its mapping that have no mark of "not written since it was armed".
     pub(crate) fn unproven(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
+        // A device's write leaves no mark.
+        if self.pinned() > Bytes::ZERO {
+            let all = runs.iter().map(|run| self.addresses(run));
+            into.extend(all.flat_map(|addresses| self.pages_at(addresses)));
+            return Ok(());
+        }
         let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
         for run in runs {
             let Range { mut start, end } = self.addresses(run);

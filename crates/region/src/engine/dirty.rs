@@ -8,6 +8,9 @@
 //! mark goes with it. A program that has not come back to this engine proves nothing either. When
 //! a program is gone, all that it may have written to is dirty.
 //!
+//! Where a program has memory pinned, its marks prove nothing and no page may leave: a device writes
+//! to pinned memory without a mark, and would go on writing to a page that the file has no more.
+//!
 //! The engine scans the marks, sets the table, and then arms the marks of exactly those pages. So
 //! at every moment either the mark or the table tells of a write, and a crash loses neither.
 //! A page on its way is judged by the thread that moves it; nobody else arms its mark meanwhile.
@@ -16,7 +19,10 @@ use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
+use aquifer_page::Bytes;
+
 use super::{Cache, Engine};
+use crate::error::RegionError;
 use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
@@ -91,6 +97,14 @@ impl Engine {
         let mut unproven = HashSet::new();
         self.programs().iter().try_for_each(|program| program.unproven(pages, &mut unproven))?;
         Ok(unproven)
+    }
+
+    /// Why no page may leave, if devices may be writing to some.
+    pub(super) fn pinned_by(&self) -> Option<RegionError> {
+        self.programs().iter().find_map(|program| {
+            let pinned = program.pinned();
+            (pinned > Bytes::ZERO).then(|| RegionError::Pinned { program: program.name(), pinned })
+        })
     }
 
     /// Whether every program that may have pages mapped is served by this engine. Programs that ended

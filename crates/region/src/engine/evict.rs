@@ -192,6 +192,11 @@ impl Engine {
 
     /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
     pub(super) fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
+        // None is in a page table, so nobody can pin one of them after this.
+        if let Some(pinned) = self.pinned_by() {
+            self.stay(pages);
+            return Err(pinned);
+        }
         let (written, mut failed) = self.write_back(worker, pages, |run| self.file.frozen(run));
         self.note_written(&written);
         let goes = |(page, stored): &(u64, Option<bool>)| stored.is_some() && !self.table.get(*page).wanted;

@@ -100,16 +100,14 @@ impl Engine {
         };
         let mut cache = lock(&self.cache);
         let here = self.programs();
-        // A program that is gone, or new, has no marks that tell.
+        // A program that is gone has no marks that tell, and a device makes none.
         let are_the_same =
             programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
         let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
         let mapped = runs(mapped.map(|(page, _)| *page));
-        let again = if are_the_same {
-            self.unproven(&mut cache, &mapped)
-        } else {
-            Ok(pages.iter().copied().collect())
-        };
+        let are_known = are_the_same && self.pinned_by().is_none();
+        let again =
+            if are_known { self.unproven(&mut cache, &mapped) } else { Ok(pages.iter().copied().collect()) };
         let again = again.unwrap_or_else(|error| {
             failed = Some(cannot_look(error));
             pages.iter().copied().collect()

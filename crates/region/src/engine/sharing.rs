@@ -61,7 +61,8 @@ impl Engine {
         let held = self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
         let mut merged = Merged::default();
         let programs = self.programs();
-        let ([program], true) = (&*programs, self.is_complete()) else {
+        let may_share = self.is_complete() && self.pinned_by().is_none();
+        let ([program], true) = (&*programs, may_share) else {
             // Who is not known cannot be told, and of two the one would not see what the other writes.
             merged.busy = proposals.len() as u64;
             return Ok(merged);

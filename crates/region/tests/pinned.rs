@@ -1,0 +1,61 @@
+//! Pages that a device may write to at any time. In a program of its own, as what a process has pinned counts for all regions that it maps.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "region/common/mod.rs"]
+mod common;
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::Ordering;
+
+use aquifer_mapping::Region;
+use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_region::{PolicyKind, Scheme};
+use common::{PAGE, Setting};
+use io_uring::{IoUring, opcode, types};
+
+const PAGES: u64 = 128;
+const WORDS: usize = PAGE_SIZE / 8;
+
+fn word(region: &Region, page: u64) -> u64 {
+    region.words()[page as usize * WORDS].load(Ordering::Relaxed)
+}
+
+/// Has the kernel read zeroes into the ring's first buffer, all of it, by no page table.
+fn read_zeroes(ring: &mut IoUring, into: *mut u8) {
+    let zeroes = File::open("/dev/zero").unwrap();
+    let read = opcode::ReadFixed::new(types::Fd(zeroes.as_raw_fd()), into, PAGE_SIZE as u32, 0);
+    // SAFETY: the buffer is a page of the region, which stays mapped.
+    unsafe { ring.submission().push(&read.build()) }.unwrap();
+    ring.submit_and_wait(1).unwrap();
+    assert_eq!(ring.completion().next().unwrap().result(), PAGE_SIZE as i32);
+}
+
+#[test]
+fn what_a_device_writes_to_pinned_pages_is_kept() {
+    let setting = Setting::new(PAGES);
+    let serving = setting.serve(PAGES, PolicyKind::Fifo, Scheme::OnDemand);
+    let region = setting.map();
+    (0..PAGES).for_each(|page| region.words()[page as usize * WORDS].store(page + 1, Ordering::Relaxed));
+    serving.engine.persist().unwrap();
+    let mut ring = IoUring::new(2).unwrap();
+    let first = region.bytes().as_ptr().cast_mut().cast::<u8>();
+    let buffer = libc::iovec { iov_base: first.cast(), iov_len: PAGE_SIZE };
+    // SAFETY: the buffer is a page of the region, which stays mapped.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+
+    // Nothing leaves, and it is said why.
+    let refused = serving.engine.resize_cache(Bytes(64 * PAGE)).unwrap_err().to_string();
+    assert!(refused.contains("pinned") && refused.contains("io_uring"), "{refused}");
+    // What the device writes after this is no program's write.
+    serving.engine.persist().unwrap();
+    read_zeroes(&mut ring, first);
+    assert_eq!(word(&region, 0), 0);
+
+    ring.submitter().unregister_buffers().unwrap();
+    serving.engine.resize_cache(Bytes(64 * PAGE)).unwrap();
+    assert!(serving.engine.usage().remote > Bytes::ZERO);
+    (1..PAGES).for_each(|page| assert_eq!(word(&region, page), page + 1));
+    assert_eq!(word(&region, 0), 0);
+}
