@@ -8,7 +8,7 @@ use aquifer_api::client::{CallError, Client};
 use aquifer_api::order::{Return as Order, Returned};
 use aquifer_api::path;
 use aquifer_api::status::{Status, Volume};
-use aquifer_page::{Bytes, VolumeId};
+use aquifer_page::{Bytes, HostName, VolumeId};
 use clap::Args;
 
 use super::Common;
@@ -43,6 +43,9 @@ pub(super) const MANUAL: Manual = Manual {
 /// How long swapping back may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 
+/// How long the agent may take to say what the order is about, before it gets the order.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+
 /// How often the progress is looked up.
 const LOOK: Duration = Duration::from_millis(300);
 
@@ -68,44 +71,63 @@ impl Return {
     }
 }
 
-/// Sends the order and shows, while it is carried out, how much is still swapped out and which lender is waited for.
+/// What a person is told while an order is carried out.
+struct Telling<'a> {
+    order: &'a Order,
+    /// Programs are told nothing.
+    quiet: bool,
+    progress: Progress,
+    total: Bytes,
+    lenders: BTreeSet<HostName>,
+}
+
+impl Telling<'_> {
+    /// Shows how much is still swapped out, and once of each lender that it is waited for.
+    fn tell(&mut self, status: &Status) {
+        let left = swapped(status, self.order.volume);
+        if self.total == Bytes::ZERO && left > self.total {
+            let limit = humantime::format_duration(LIMIT);
+            self.note(&format!("waiting for {left} to be swapped back into memory, at most {limit}"));
+        }
+        self.total = self.total.max(left);
+        self.progress.set(self.total.saturating_sub(left), self.total);
+        for held in meant(status, self.order.volume).flat_map(|volume| &volume.leases) {
+            if held.state.starts_with("unreachable") && self.lenders.insert(held.lender.clone()) {
+                self.note(&format!(
+                    "waiting for lender {}, {}: for each of its pages as long as borrow.patience says",
+                    held.lender, held.state
+                ));
+            }
+        }
+    }
+
+    fn note(&self, text: &str) {
+        if !self.quiet {
+            self.progress.note(text);
+        }
+    }
+}
+
+/// Sends the order, and tells how it goes: before it is sent, so that what it waits for is known, and now and then.
 async fn post_with_progress(client: &Client, order: &Order, quiet: bool) -> Result<Returned, CallError> {
     let progress = Progress::bytes("swapping back", Bytes::ZERO);
-    let note = |text: String| {
-        if !quiet {
-            progress.note(&text);
-        }
-    };
-    let mut total = Bytes::ZERO;
-    let mut told = BTreeSet::new();
+    let mut telling = Telling { order, quiet, progress, total: Bytes::ZERO, lenders: BTreeSet::new() };
+    // An agent too busy to tell is no reason to give up the order.
+    if let Ok(status) = client.clone().with_timeout(FIRST_LOOK).get(path::STATUS).await {
+        telling.tell(&status);
+    }
     let answer = client.post(path::RETURN, order);
     tokio::pin!(answer);
     loop {
-        let status = tokio::select! {
-            answer = &mut answer => return answer,
-            status = client.get::<Status>(path::STATUS) => status,
+        let look = async {
+            tokio::time::sleep(LOOK).await;
+            client.get(path::STATUS).await
         };
-        // An agent too busy to tell is no reason to give up the order.
-        if let Ok(status) = status {
-            let left = swapped(&status, order.volume);
-            if total == Bytes::ZERO && left > total {
-                let limit = humantime::format_duration(LIMIT);
-                note(format!("waiting for {left} to be swapped back into memory, at most {limit}"));
-            }
-            total = total.max(left);
-            progress.set(total.saturating_sub(left), total);
-            for held in meant(&status, order.volume).flat_map(|volume| &volume.leases) {
-                if held.state.starts_with("unreachable") && told.insert(held.lender.clone()) {
-                    note(format!(
-                        "waiting for lender {}, {}: for each of its pages as long as borrow.patience says",
-                        held.lender, held.state
-                    ));
-                }
-            }
-        }
         tokio::select! {
             answer = &mut answer => return answer,
-            () = tokio::time::sleep(LOOK) => {}
+            status = look => {
+                let _ = status.map(|status| telling.tell(&status));
+            }
         }
     }
 }
