@@ -49,6 +49,34 @@ impl Volume {
                 holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
             );
         }
+        self.lay_over(target, holder, total, |index| clean[index as usize]);
+        Ok(())
+    }
+
+    /// Lays the volume over a lease that an earlier process had [added](Self::add_lease) to it. Its lender is not connected to before it is
+    /// needed, and need not be there yet. Where no extent is [restored](Self::restore), leftovers are discarded when one is placed.
+    ///
+    /// # Errors
+    /// When what it takes to connect cannot be read here.
+    pub fn resume_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
+        let _joining = lock(&self.joining);
+        if self.leases.find(target.lease).is_some() {
+            return Err(PoolError::LeaseInUse(self.id(), target.lease));
+        }
+        let source = target.source(self.config.tls.as_ref())?;
+        let holder = RemoteHolder::unconnected(source, self.config.workers + 1, self.config.patience);
+        let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
+        self.lay_over(target, holder, total, |_| false);
+        Ok(())
+    }
+
+    fn lay_over(
+        &self,
+        target: LeaseTarget,
+        holder: RemoteHolder,
+        total: u32,
+        is_clean: impl FnMut(u32) -> bool,
+    ) {
         let holder: Box<dyn Holder> = match &target.seal {
             None => Box::new(holder),
             Some(seal) => {
@@ -56,8 +84,7 @@ impl Volume {
                 Box::new(SealedHolder::new(holder, sealer, self.config.workers + 1))
             }
         };
-        self.add_holder(target, holder, total, |index| clean[index as usize]);
-        Ok(())
+        self.add_holder(target, holder, total, is_clean);
     }
 
     /// Lays the volume over a holder that the caller made, which stands for this lease: `total` extents, of which `is_clean` tells

@@ -55,10 +55,21 @@ impl RemoteHolder {
     /// # Errors
     /// When the lender cannot be reached, or does not let us in.
     pub fn connect(source: Source, workers: usize, patience: Duration) -> Result<Self, LinkError> {
-        let connect = || source.connect(patience / 2).map(|link| Mutex::new(Some(link)));
-        let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<_, _>>()?;
+        let connect = || source.connect(patience / 2).map(Some);
+        let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::with_links(source, links, patience))
+    }
+
+    /// The same, where each worker connects when it first has something to do.
+    pub fn unconnected(source: Source, workers: usize, patience: Duration) -> Self {
+        let links = (0..workers.max(1)).map(|_| None).collect();
+        Self::with_links(source, links, patience)
+    }
+
+    fn with_links(source: Source, links: Vec<Option<Link>>, patience: Duration) -> Self {
+        let links = links.into_iter().map(Mutex::new).collect();
         let (lost_at, tried_at, closed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { source, links, patience, lost_at, tried_at, started: Instant::now(), closed })
+        Self { source, links, patience, lost_at, tried_at, started: Instant::now(), closed }
     }
 
     /// The size of the export or namespace, and whether it is read-only.
