@@ -35,9 +35,10 @@ int main(int argc, char **argv) {
 
     uint8_t *states = malloc(pages);
     check(states == NULL || aquifer_page_states(region, 0, pages, states), "looking at the pages");
-    uint64_t count[4] = {0, 0, 0, 0};
+    uint64_t count[AQUIFER_PAGE_STATES] = {0};
     for (uint64_t page = 0; page < pages; page++)
-        count[states[page]]++;
+        if (states[page] < AQUIFER_PAGE_STATES)
+            count[states[page]]++;
     free(states);
     uint64_t wrong = 0;
     for (uint64_t byte = 0; byte < metadata.size; byte++) {
@@ -47,9 +48,9 @@ int main(int argc, char **argv) {
     check(aquifer_get_metadata(region, &metadata), "asking about the region");
     struct aquifer_extent extent;
     check(aquifer_extent(region, 0, &extent), "asking where the first extent is");
-    printf("zero %llu remote %llu resident %llu dirty %llu cache %llu wrong %llu at %s\n", (unsigned long long)count[AQUIFER_ZERO],
+    printf("zero %llu remote %llu resident %llu dirty %llu shared %llu cache %llu wrong %llu at %s\n", (unsigned long long)count[AQUIFER_ZERO],
            (unsigned long long)count[AQUIFER_REMOTE], (unsigned long long)count[AQUIFER_RESIDENT], (unsigned long long)count[AQUIFER_DIRTY],
-           (unsigned long long)metadata.cache, (unsigned long long)wrong, extent.address);
+           (unsigned long long)count[AQUIFER_SHARED], (unsigned long long)metadata.cache, (unsigned long long)wrong, extent.address);
     if (aquifer_extent(region, metadata.extents, &extent) == 0 || aquifer_open("/nothing/here") != NULL)
         return 1;
     aquifer_close(region);

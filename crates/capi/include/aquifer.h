@@ -5,7 +5,8 @@
  *
  * A page is of AQUIFER_PAGE_SIZE bytes. Pages are numbered from 0. Functions that return int return 0, or -1 when they failed; then
  * aquifer_error() says why. All of them may be called from any thread; a region may be closed once nobody uses it. A process that
- * has a region mapped must not use it in a child that it forks: the child does not have it.
+ * has a region mapped must not use it in a child that it forks: the child does not have it. madvise(MADV_REMOVE) fails there (EINVAL),
+ * as the kernel would remove only what is in local RAM: use aquifer_drop().
  */
 #ifndef AQUIFER_H
 #define AQUIFER_H
@@ -24,8 +25,12 @@ enum aquifer_page_state {
     AQUIFER_ZERO = 0,     /* nowhere: never written, or dropped; it reads as zeroes */
     AQUIFER_REMOTE = 1,   /* with a lender only */
     AQUIFER_RESIDENT = 2, /* in local RAM, and as far as is known a lender has the same */
-    AQUIFER_DIRTY = 3     /* in local RAM, and known to differ from what a lender has */
+    AQUIFER_DIRTY = 3,    /* in local RAM, and known to differ from what a lender has */
+    AQUIFER_SHARED = 4    /* kept once in local RAM for several regions of the group */
 };
+
+/* States that there are: a later release may add some, so do not index by one without looking. */
+#define AQUIFER_PAGE_STATES 5
 
 /* What is known of a region: bytes, and counts since its engine started. */
 struct aquifer_metadata {

@@ -1,6 +1,9 @@
 //! Regions for programs in C: what `include/aquifer.h` declares, where it is documented (Migration, section 4.1: the five calls of its
 //! library).
 
+#[cfg(test)]
+mod header;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
