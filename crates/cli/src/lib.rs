@@ -19,6 +19,7 @@ pub mod listening;
 pub mod logging;
 pub mod manual;
 pub mod output;
+pub mod panics;
 pub mod progress;
 pub mod run;
 mod sys;
@@ -27,6 +28,7 @@ pub mod volumes;
 
 /// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.
 pub fn main() -> ExitCode {
+    panics::end_the_process();
     let line: Vec<_> = std::env::args_os().collect();
     let (ended, json) = match commands::worker::Worker::of(&line) {
         Ok(Some(worker)) => (worker.run(), false),

@@ -1,0 +1,41 @@
+//! A panic in any thread ends the process.
+//!
+//! A process that serves others must not go on without one of its threads: who waits for that waits for ever, and whoever supervises the
+//! process sees nothing. (`panic = "abort"` in the profiles would do the same, and have all dependencies compiled twice for tests.)
+
+use std::panic;
+use std::process::abort;
+
+/// Has every panic end the process by `SIGABRT`, after it was told on standard error.
+pub fn end_the_process() {
+    let tell = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        tell(info);
+        eprintln!(
+            "aquifer: that is a mistake in this program, which ends here rather than go on without a part of it"
+        );
+        abort();
+    }));
+    #[cfg(debug_assertions)]
+    on_order::wait();
+}
+
+/// For tests: `AQUIFER_TEST_PANIC=FILE` has a thread of each process panic that finds FILE.PID.
+#[cfg(debug_assertions)]
+mod on_order {
+    use std::path::Path;
+    use std::thread;
+    use std::time::Duration;
+
+    pub(super) fn wait() {
+        let Ok(file) = std::env::var("AQUIFER_TEST_PANIC") else { return };
+        let file = format!("{file}.{}", std::process::id());
+        let started = thread::Builder::new().name("panics".to_owned()).spawn(move || {
+            while !Path::new(&file).exists() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            panic!("as {file} says");
+        });
+        started.map(drop).unwrap_or_default();
+    }
+}
