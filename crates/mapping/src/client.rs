@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use std::time::Duration;
 use aquifer_page::PAGE_SIZE;
 
 use crate::connection::Connection;
-use crate::message::{Attach, Order, Reply, Request, Run, Shared as SharedPages, VERSION};
+use crate::live::Live;
+use crate::message::{Attach, Order, Release, Reply, Request, Run, Shared as SharedPages, VERSION};
 use crate::sharing::{self, Sharing};
 use crate::sys;
 use crate::userfault::Userfault;
@@ -58,13 +60,17 @@ pub struct Mapping(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    /// Whose mapping it is: a child that the process forked has this, too, but neither the mapping nor its thread.
+    process: u32,
     address: usize,
     pages: Run,
+    /// The kernel is to refuse that pages are removed without the engine.
+    is_locked: bool,
     socket: PathBuf,
     userfault: Userfault,
     sharing: Sharing,
-    /// The parts that are still mapped. Held while pages are unmapped, lest they be somebody else's by then.
-    live: Mutex<Vec<Range<usize>>>,
+    /// The pages that are still mapped. Held while some are unmapped, lest they be somebody else's by then.
+    live: Mutex<Live>,
     /// To ask for things by.
     asking: Mutex<Option<Connection>>,
     /// What orders come by.
@@ -76,7 +82,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mapping {
-    /// Puts a mapping of this process under the care of the engine that listens at `socket`. It starts a thread.
+    /// Puts a mapping of this process under the care of the engine that listens at `socket`. It starts a thread. With `is_locked` the
+    /// kernel refuses `MADV_REMOVE` there, of which the engine would not know; without, the caller sees to it.
     ///
     /// # Safety
     /// `address` must be that of a shared mapping of the region's file, `length` bytes from page `first` on, that nobody has touched yet.
@@ -89,6 +96,7 @@ impl Mapping {
         length: usize,
         first: u64,
         socket: &Path,
+        is_locked: bool,
     ) -> Result<Self, AdoptError> {
         let userfault = Userfault::new().map_err(system(
             "cannot serve page faults (it takes root or vm.unprivileged_userfaultfd=1, and Linux 6.7)",
@@ -100,16 +108,26 @@ impl Mapping {
         // SAFETY: the caller says so.
         unsafe { userfault.register(address as u64, length as u64) }
             .map_err(system("cannot register the mapping with userfaultfd"))?;
+        if is_locked {
+            // SAFETY: pages are taken out by `unmap` only.
+            unsafe { sys::refuse_removal(address, length) }.map_err(system(
+                "cannot lock the mapping, so that no page is removed but by the engine (it takes CAP_IPC_LOCK, or a limit of locked memory \
+                 as large as the region)",
+            ))?;
+        }
         let pages = Run { first, count: (length / PAGE_SIZE) as u64 };
-        let attach = Attach { version: VERSION, address: address as u64, pages };
+        let live = vec![pages];
+        let attach = Attach { version: VERSION, address: address as u64, pages, live };
         let orders = hand_over(&attach, [&userfault, &sharing.guard], socket)?;
         let shared = Arc::new(Shared {
+            process: process::id(),
             address,
             pages,
+            is_locked,
             socket: socket.to_owned(),
             userfault,
             sharing,
-            live: Mutex::new(std::iter::once(address..address + length).collect()),
+            live: Mutex::new(Live::new(&[pages])),
             asking: Mutex::new(None),
             orders: Mutex::new(Arc::new(orders)),
         });
@@ -121,16 +139,32 @@ impl Mapping {
         Ok(Self(shared))
     }
 
-    /// The part of the range of addresses that belongs to this mapping; none where there is none.
-    pub fn part_of(&self, range: &Range<usize>) -> Option<Range<usize>> {
-        let all = self.0.address..self.0.address + (self.0.pages.count as usize) * PAGE_SIZE;
-        let part = range.start.max(all.start)..range.end.min(all.end);
-        (part.start < part.end && !lock(&self.0.live).is_empty()).then_some(part)
+    /// Whether any of these addresses belongs to this mapping still.
+    pub fn has_part_of(&self, range: &Range<usize>) -> bool {
+        let shared = &self.0;
+        shared.is_mine()
+            && shared.pages_in(range).is_some_and(|pages| lock(&shared.live).parts(&pages).next().is_some())
+    }
+
+    /// The parts of the range of addresses that belong to this mapping still.
+    pub fn parts_of(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let shared = &self.0;
+        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else { return Vec::new() };
+        let part = |pages: Range<u64>| {
+            let [from, to] = [pages.start, pages.end].map(|page| shared.address_of(page));
+            from.max(range.start)..to.min(range.end)
+        };
+        lock(&shared.live).parts(&pages).map(part).collect()
     }
 
     /// Whether any of it still is.
     pub fn is_mapped(&self) -> bool {
-        !lock(&self.0.live).is_empty()
+        !self.0.is_mine() || !lock(&self.0.live).is_empty()
+    }
+
+    /// Whether it is this process's, and not that of one that forked this.
+    pub fn is_mine(&self) -> bool {
+        self.0.is_mine()
     }
 
     /// The socket of the region's engine.
@@ -141,8 +175,13 @@ impl Mapping {
     /// Makes whole pages of the region read as zeroes, and gives their memory back. Waits until that is so.
     ///
     /// # Errors
-    /// Where the engine refuses. One that is gone is waited for.
+    /// Where the engine refuses, and in a child of the process whose mapping it is. An engine that is gone is waited for.
     pub fn discard(&self, pages: Run) -> io::Result<()> {
+        if !self.0.is_mine() {
+            return Err(io::Error::other(
+                "the region is mapped in the process that forked this one, and not here",
+            ));
+        }
         let mut asking = lock(&self.0.asking);
         loop {
             match self.0.ask(&mut asking, &Request::Discard(pages)) {
@@ -167,24 +206,50 @@ impl Mapping {
         self.discard(Run { first: self.0.pages.first + from, count: to - from })
     }
 
-    /// Has `unmap` unmap or replace these addresses, of which the engine knows nothing from then on.
-    pub fn release<T>(&self, range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
-        let mut live = lock(&self.0.live);
-        let done = unmap();
-        let rest = |part: Range<usize>| {
-            let before = part.start..part.end.min(range.start);
-            let after = part.start.max(range.end)..part.end;
-            [before, after].into_iter().filter(|part| part.start < part.end)
-        };
-        *live = std::mem::take(&mut *live).into_iter().flat_map(rest).collect();
-        if live.is_empty() {
-            lock(&self.0.orders).shut();
+    /// Has `unmap` unmap or replace these addresses, of which the engine knows nothing from then on. The engine is told before: it must not
+    /// put there what it is fetching. One that is gone puts nothing there.
+    ///
+    /// # Errors
+    /// Those of `unmap`; all is as it was then.
+    pub fn release<T>(&self, range: &Range<usize>, unmap: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let shared = &self.0;
+        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else { return unmap() };
+        let mut live = lock(&shared.live);
+        shared.tell_release(&pages);
+        match unmap() {
+            Ok(done) => {
+                live.remove(&pages);
+                Ok(done)
+            }
+            Err(error) => {
+                // The engine learns from the thread of this mapping that they are mapped still.
+                lock(&shared.orders).shut();
+                Err(error)
+            }
         }
-        done
     }
 }
 
 impl Shared {
+    fn is_mine(&self) -> bool {
+        process::id() == self.process
+    }
+
+    /// Tells the engine, if there is one, that pages are about to be unmapped, and waits until it puts nothing there any more.
+    fn tell_release(&self, pages: &Range<u64>) {
+        let pages = Run { first: pages.start, count: pages.end - pages.start };
+        let request = Request::Release(Release { address: self.address as u64, pages });
+        // Not by the connection by which others ask: the engine may need this mapping before it answers them. What breaks is an engine
+        // that has ended; the next one may know of this mapping already.
+        while let Ok(connection) = Connection::to(&self.socket) {
+            let answered = connection.send(&request, &[]).and_then(|()| connection.receive::<Reply>());
+            if matches!(answered, Ok(Some(_))) {
+                return;
+            }
+            thread::sleep(RETRY);
+        }
+    }
+
     fn ask(&self, asking: &mut Option<Connection>, request: &Request) -> io::Result<Reply> {
         let connection = match asking {
             Some(connection) => connection,
@@ -214,15 +279,16 @@ impl Shared {
     }
 
     fn hand_over_again(&self) -> Option<Arc<Connection>> {
-        let attach = Attach { version: VERSION, address: self.address as u64, pages: self.pages };
         let mut told = false;
         loop {
             thread::sleep(RETRY);
-            // Held, so that the connection is there to be shut by whoever lets go of the last of the mapping.
+            // Held, so that what is unmapped meanwhile is told to this engine or is not told of as mapped.
             let live = lock(&self.live);
             if live.is_empty() {
                 return None;
             }
+            let (address, pages) = (self.address as u64, self.pages);
+            let attach = Attach { version: VERSION, address, pages, live: live.runs() };
             match hand_over(&attach, [&self.userfault, &self.sharing.guard], &self.socket) {
                 Ok(orders) => {
                     let orders = Arc::new(orders);
@@ -266,12 +332,8 @@ impl Shared {
 
     /// Does something with those parts of these pages that are still mapped; no other thread lets go of one meanwhile.
     fn each_part(&self, run: &Run, mut what: impl FnMut(&Range<usize>) -> io::Result<()>) -> io::Result<()> {
-        let wanted = self.address_of(run.first)..self.address_of(run.end());
-        for part in &*lock(&self.live) {
-            let part = part.start.max(wanted.start)..part.end.min(wanted.end);
-            if part.start < part.end {
-                what(&part)?;
-            }
+        for part in lock(&self.live).parts(&(run.first..run.end())) {
+            what(&(self.address_of(part.start)..self.address_of(part.end)))?;
         }
         Ok(())
     }
@@ -286,6 +348,15 @@ impl Shared {
         self.pages.first + ((address - self.address) / PAGE_SIZE) as u64
     }
 
+    /// The pages that have some of these addresses; none where there are none.
+    fn pages_in(&self, range: &Range<usize>) -> Option<Range<u64>> {
+        let length = self.pages.count as usize * PAGE_SIZE;
+        let at = |address: usize| address.clamp(self.address, self.address + length) - self.address;
+        let (from, to) = (at(range.start) / PAGE_SIZE, at(range.end).div_ceil(PAGE_SIZE));
+        (from < to && range.start < range.end)
+            .then(|| self.pages.first + from as u64..self.pages.first + to as u64)
+    }
+
     fn unmap(&self, run: &Run) -> io::Result<()> {
         // SAFETY: it is still part of the mapping, and the lock is held.
         self.each_part(run, |part| unsafe { sys::unmap_pages(part.start, part.end - part.start) })
@@ -298,7 +369,10 @@ impl Shared {
     fn restore_at(&self, part: &Range<usize>, region: &OwnedFd) -> io::Result<()> {
         let offset = self.page_at(part.start) * PAGE_SIZE as u64;
         // SAFETY: it is still part of the mapping; the engine has put the pages there, or this has.
-        unsafe { sharing::restore(part, region.as_fd(), offset, &self.userfault) }
+        unsafe {
+            sharing::restore(part, region.as_fd(), offset, &self.userfault)?;
+            if self.is_locked { sys::refuse_removal(part.start, part.end - part.start) } else { Ok(()) }
+        }
     }
 
     fn share(

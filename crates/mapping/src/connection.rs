@@ -15,6 +15,8 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::sys;
+
 /// No message is longer.
 const LONGEST: usize = 16 << 10;
 
@@ -64,6 +66,12 @@ impl Connection {
     /// The process at the other end when it connected.
     pub fn peer(&self) -> io::Result<u32> {
         Ok(sockopt::socket_peercred(&self.0)?.pid.as_raw_nonzero().get().cast_unsigned())
+    }
+
+    /// The same process as a pidfd, which is readable once that has ended. (The end of the connection says less: children that the
+    /// process forked hold it, too.)
+    pub fn peer_process(&self) -> io::Result<OwnedFd> {
+        sys::peer_process(self.as_fd())
     }
 
     /// Sends a message with these descriptors, two at most.

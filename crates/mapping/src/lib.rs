@@ -9,6 +9,7 @@
 
 mod client;
 mod connection;
+mod live;
 mod message;
 mod region;
 mod sharing;
@@ -17,7 +18,8 @@ mod userfault;
 
 pub use client::{AdoptError, Mapping};
 pub use connection::{Connection, Listener};
-pub use message::{Attach, Order, Reply, Request, Run, Shared, VERSION};
+pub use live::Live;
+pub use message::{Attach, Order, Release, Reply, Request, Run, Shared, VERSION};
 pub use region::{Opened, Region, socket_of, window};
 pub use sys::FileMap;
 pub use userfault::{Fault, Filled, Userfault};

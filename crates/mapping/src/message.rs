@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Of these messages; who does not speak this one is refused.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Pages of a region that follow one another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,9 @@ pub enum Request {
     Attach(Attach),
     /// The pages' contents are not needed any more: they read as zeroes from now on.
     Discard(Run),
+    /// The program is about to unmap pages. From the answer on, the engine puts nothing there: something else may be mapped at these
+    /// addresses then.
+    Release(Release),
 }
 
 /// A mapping, as its program sees it.
@@ -30,7 +33,18 @@ pub struct Attach {
     pub version: u32,
     /// The address in the program.
     pub address: u64,
-    /// Which pages of the region are there.
+    /// Which pages of the region were mapped there.
+    pub pages: Run,
+    /// Those of them that still are.
+    pub live: Vec<Run>,
+}
+
+/// Pages that a program is about to unmap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// The address of the mapping, as it was attached.
+    pub address: u64,
+    /// The pages.
     pub pages: Run,
 }
 

@@ -50,7 +50,8 @@ impl Opened {
     }
 }
 
-/// A whole region, in the memory of this process.
+/// A whole region, in the memory of this process, and not in that of children that it forks. The kernel refuses `MADV_REMOVE` there
+/// (`EINVAL`), as it would take out only what is here: [`Region::discard`] does it.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -77,12 +78,14 @@ impl Region {
         let file =
             OpenOptions::new().read(true).write(true).open(path).map_err(system("cannot open the region"))?;
         let length = file.metadata().map_err(system("cannot look at the region"))?.len() as usize;
-        let memory = FileMap::new(&file, length).map_err(system("cannot map the region"))?;
+        let memory = FileMap::closed(&file, length).map_err(system("cannot map the region"))?;
         let socket =
             socket_of(path).ok_or(io::ErrorKind::InvalidInput.into()).map_err(system("this is no region"))?;
         // SAFETY: it is a shared mapping of all of the file, and nobody else has it yet.
-        let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket) }?;
-        Ok(Self { memory: ManuallyDrop::new(memory), mapping })
+        let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket, true) }?;
+        let region = Self { memory: ManuallyDrop::new(memory), mapping };
+        region.memory.open_up().map_err(system("cannot make the mapping accessible"))?;
+        Ok(region)
     }
 
     /// Its bytes. They are atomic because others may have the region mapped, too.
@@ -106,9 +109,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // A child of the process does not have it, and may have something else there.
+        if !self.mapping.is_mine() {
+            return;
+        }
         let all = self.memory.address()..self.memory.address() + self.memory.bytes().len();
         // SAFETY: nobody uses it after this, as this is the end of what holds it.
-        self.mapping.release(&all, || unsafe { ManuallyDrop::drop(&mut self.memory) });
+        let unmapped = self.mapping.release(&all, || Ok(unsafe { ManuallyDrop::drop(&mut self.memory) }));
+        debug_assert!(unmapped.is_ok(), "it does not fail");
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use linux_raw_sys::general as raw;
-use rustix::mm::{Advice, MapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags, UserfaultfdFlags};
 
 pub(crate) use linux_raw_sys::general::{
     uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage,
@@ -65,6 +65,9 @@ impl Argument for UffdioWriteprotect {
 /// `UFFDIO_WRITEPROTECT_MODE_WP` of `linux/userfaultfd.h`.
 pub(crate) const WRITEPROTECT: u64 = 1;
 
+/// `UFFDIO_WRITEPROTECT_MODE_DONTWAKE` without the one above: protect no more, and leave who waits waiting.
+pub(crate) const WRITEPROTECT_DONT_WAKE: u64 = 2;
+
 /// A new userfaultfd, for faults of the program and of the kernel on its behalf.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
     // SAFETY: a userfaultfd that nothing is registered with changes nothing.
@@ -112,23 +115,45 @@ pub(crate) fn page_fault(message: &uffd_msg) -> Option<(u64, u64, u32)> {
     }
 }
 
-/// Takes the pages out of the page tables. What was written to them stays in the file.
+/// Takes the pages out of the page tables, also where the program has locked them: that they are to stay cannot be. What was written to
+/// them stays in the file.
 ///
 /// # Safety
 /// The range must be of a shared mapping of a file.
 pub(crate) unsafe fn unmap_pages(address: usize, length: usize) -> io::Result<()> {
-    let start = ptr::with_exposed_provenance_mut(address);
+    let start = ptr::with_exposed_provenance_mut::<c_void>(address);
     // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
-    let unmap = || unsafe { rustix::mm::madvise(start, length, Advice::LinuxDontNeed) };
-    match unmap() {
-        // The program has locked them, which says that they are to stay. They cannot.
-        Err(rustix::io::Errno::INVAL) => {
-            // SAFETY: that they are not locked any more is what the region's limit demands.
-            unsafe { rustix::mm::munlock(start, length) }?;
-            Ok(unmap()?)
-        }
-        done => Ok(done?),
+    let done = unsafe { libc::madvise(start, length, libc::MADV_DONTNEED_LOCKED) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the kernel refuse `MADV_REMOVE` in the range, which would take pages out of the file without the engine: it does so (`EINVAL`) where
+/// memory is locked. Nothing comes to be there by it.
+///
+/// # Safety
+/// The range must be of a mapping whose pages are taken out by [`unmap_pages`] only.
+pub(crate) unsafe fn refuse_removal(address: usize, length: usize) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: what is touched is there as before, what is not stays away.
+    Ok(unsafe { rustix::mm::mlock_with(start, length, MlockFlags::ONFAULT) }?)
+}
+
+/// `SO_PEERPIDFD` of `asm-generic/socket.h`.
+const PEER_PIDFD: libc::c_int = 77;
+
+/// The process at the other end of a unix socket, when it connected: a pidfd.
+pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let (mut pidfd, mut length) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the option's value is a number of this size, and both pointers are ours.
+    let got = unsafe {
+        let value = (&raw mut pidfd).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, PEER_PIDFD, value, &raw mut length)
+    };
+    if got < 0 {
+        return Err(io::Error::last_os_error());
     }
+    // SAFETY: the kernel made it for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
 /// Keeps the range out of the children of this process, which the engine would know nothing of, and whole huge pages out of it.
@@ -217,12 +242,26 @@ impl FileMap {
     /// # Errors
     /// As mmap(2).
     pub fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
+        Self::with(file, length, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// The same, but nobody may touch it before it is [opened up](Self::open_up): not even the kernel, for a program that locks all its
+    /// memory (`MCL_FUTURE`).
+    pub(crate) fn closed(file: impl AsFd, length: usize) -> io::Result<Self> {
+        Self::with(file, length, ProtFlags::empty())
+    }
+
+    fn with(file: impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
-        let start = unsafe {
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
-        }?;
+        let start =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
         Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, length })
+    }
+
+    pub(crate) fn open_up(&self) -> io::Result<()> {
+        let protection = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: it is ours, and nothing that was there before is less accessible.
+        Ok(unsafe { rustix::mm::mprotect(self.start.as_ptr().cast(), self.length, protection) }?)
     }
 
     pub(crate) fn address(&self) -> usize {

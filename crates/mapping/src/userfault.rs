@@ -146,8 +146,14 @@ impl Userfault {
         filled(unsafe { sys::userfault(self.as_fd(), &mut resume) })
     }
 
-    /// Has whoever touches this page, from now on, get `SIGBUS`.
+    /// Has whoever touches this page, which is not in the page table, get `SIGBUS` from now on.
     pub fn poison(&self, address: u64) -> io::Result<Filled> {
+        // A page that left clean has left a mark, and the kernel poisons only what is empty. Without the mark it counts as written to.
+        let mode = sys::WRITEPROTECT_DONT_WAKE;
+        let mut unmark = sys::UffdioWriteprotect { range: page(address), mode };
+        // SAFETY: writes are not noticed any more, as to a page that is there for the first time.
+        let unmarked = unsafe { sys::userfault(self.as_fd(), &mut unmark) };
+        unmarked.or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error) })?;
         let mut poison = sys::UffdioPoison { range: page(address), mode: 0, updated: 0 };
         // SAFETY: whoever registered the mapping leaves it to the engine what comes of a touch.
         filled(unsafe { sys::userfault(self.as_fd(), &mut poison) })
@@ -169,10 +175,14 @@ fn filled(result: io::Result<()>) -> io::Result<Filled> {
     let Err(error) = result else { return Ok(Filled::Now) };
     match error.raw_os_error() {
         Some(libc::EEXIST) => Ok(Filled::Before),
-        // The program has ended, or there is no mapping there any more.
-        Some(libc::ESRCH | libc::ENOENT) => Ok(Filled::Gone),
+        _ if is_gone(&error) => Ok(Filled::Gone),
         _ => Err(error),
     }
+}
+
+/// The program has ended, or there is no mapping there any more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
 
 impl From<OwnedFd> for Userfault {

@@ -42,6 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let userfault = userfaults.into_iter().next().ok_or("a mapping without its userfaultfd")?;
     program.send(&Reply::Done, &[])?;
+    // Nobody else is served: who asks anything finds nobody.
+    drop(listener);
     serve(&userfault.into(), attach.address, &mut lender)
 }
 

@@ -13,6 +13,7 @@ macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Pages, faults and times since the engine started.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
         pub struct Counts {
             $($(#[$doc])* pub $name: u64,)*
         }
@@ -52,6 +53,10 @@ counts! {
     found_zero,
     /// Pages that were fetched before they were touched.
     prefetched,
+    /// Of these, such as were touched then, as far as that is known: it was as good as the pattern went on just behind them.
+    prefetch_used,
+    /// Of these, such as left the cache without that.
+    prefetch_wasted,
     /// Pages of zeroes that were there before they were touched.
     zeroed,
     /// Nanoseconds that remote faults took, all together.

@@ -57,6 +57,15 @@ impl RegionFile {
         Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)
     }
 
+    /// Whether a page is in the file, as far as can be told.
+    pub(crate) fn has(&self, page: u64) -> bool {
+        let at = page * PAGE_SIZE as u64;
+        match seek(&self.file, SeekFrom::Data(at)) {
+            Ok(start) => start == at,
+            Err(error) => error != rustix::io::Errno::NXIO,
+        }
+    }
+
     /// The pages that are in the file.
     pub(crate) fn present(&self) -> io::Result<Vec<Range<u64>>> {
         let mut runs = Vec::new();

@@ -4,15 +4,17 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
-use std::sync::Mutex;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_mapping::{Attach, Connection, Filled, Order, Reply, Run, Shared, Userfault};
+use aquifer_mapping::{Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault};
 use aquifer_page::{Bytes, PAGE_SIZE};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::prefetch::{Guess, PrefetchKind, Prefetcher};
+use crate::prefetch::{Guess, PrefetchKind, Prefetcher, Proven};
 use crate::{effect, lock, sys};
 
 /// Runs in one order: what fits a message with room to spare.
@@ -24,6 +26,13 @@ const SCANNED: usize = if cfg!(test) { 4 } else { 64 };
 /// Threads of a program that are told apart.
 const THREADS: usize = 64;
 
+/// How long a program may take to carry out an order. It is for the thread of its mapping, which does nothing else: a program that takes
+/// longer is stopped, or its host is.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether a program that takes no orders still has the region mapped.
+const SILENT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
 /// What came of pages that were to be shared.
 #[derive(Debug)]
 pub(crate) enum Sharing {
@@ -34,6 +43,10 @@ pub(crate) enum Sharing {
 }
 
 /// One mapping of the region in one program.
+///
+/// It is there for as long as the program has it mapped, whatever becomes of the connection: children that the program forks hold the
+/// other end, too, and may shut it. Without one it is silent. Its faults are served then, and pages that it has in its page table stay,
+/// until its thread has connected anew; another `Program` takes the place of this one then.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) id: u64,
@@ -43,14 +56,23 @@ pub(crate) struct Program {
     pub(crate) guard: Userfault,
     address: u64,
     pages: Run,
+    /// Those of them that are still mapped. Read while a page is put there, and written before any is unmapped.
+    live: Arc<RwLock<Live>>,
     pagemap: File,
     orders: Connection,
+    /// Readable once the process has ended.
+    process: OwnedFd,
     /// What each of its threads has been waiting for, those that did last the last.
     prefetchers: Mutex<Vec<(u32, Box<dyn Prefetcher>)>>,
     prefetch: PrefetchKind,
     /// Held from an order until its answer.
     ordering: Mutex<()>,
+    /// It has nothing mapped any more.
     gone: AtomicBool,
+    /// It takes no orders.
+    silent: AtomicBool,
+    /// Another has taken its place.
+    replaced: AtomicBool,
     /// Shared pages that it has written to, and whether it had too many mappings when that was looked at.
     broken: AtomicU64,
     crowded: AtomicBool,
@@ -69,18 +91,24 @@ pub fn mappings_left(pid: u32, share: f64) -> u64 {
 }
 
 impl Program {
+    /// `before` is what has the same mapping by an earlier connection.
     pub(crate) fn new(
         id: u64,
         attach: &Attach,
         [userfault, guard]: [Userfault; 2],
         orders: Connection,
         prefetch: PrefetchKind,
+        before: Option<&Self>,
     ) -> io::Result<Self> {
-        let pid = orders.peer()?;
+        let (pid, process) = (orders.peer()?, orders.peer_process()?);
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        // One for both: a worker may be about to put a page there for the other.
+        let live = before.map(|before| before.live.clone()).unwrap_or_default();
+        *live.write().unwrap_or_else(PoisonError::into_inner) = Live::new(&attach.live);
         let (address, pages) = (attach.address, attach.pages);
-        let (ordering, gone, prefetchers) = (Mutex::new(()), AtomicBool::new(false), Mutex::default());
-        let (broken, crowded) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (ordering, prefetchers) = (Mutex::new(()), Mutex::default());
+        let [gone, silent, replaced, crowded] = std::array::from_fn(|_| AtomicBool::new(false));
+        let broken = AtomicU64::new(0);
         Ok(Self {
             id,
             pid,
@@ -88,12 +116,16 @@ impl Program {
             guard,
             address,
             pages,
+            live,
             pagemap,
             orders,
+            process,
             prefetchers,
             prefetch,
             ordering,
             gone,
+            silent,
+            replaced,
             broken,
             crowded,
         })
@@ -120,8 +152,98 @@ impl Program {
         format!("{} (process {})", name.trim(), self.pid)
     }
 
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.orders
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Returns once it has nothing mapped any more, as `is_mapped` says where the connection is of no use, or another has taken its place.
+    pub(crate) fn wait_for_end(&self, is_mapped: impl Fn() -> bool) {
+        let is_over = || self.replaced.load(Ordering::Relaxed) || self.live().is_empty();
+        while !is_over() {
+            if !self.is_silent() {
+                // Without events to wait for only a hang-up ends this.
+                let mut fds = [
+                    PollFd::new(&self.orders, PollFlags::empty()),
+                    PollFd::new(&self.process, PollFlags::IN),
+                ];
+                if poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {
+                    continue;
+                }
+                let [hung_up, ended] = fds.map(|fd| !fd.revents().is_empty());
+                if ended || is_over() {
+                    return;
+                }
+                if hung_up {
+                    self.is_lost("its connection has ended");
+                }
+            } else if !is_mapped() || self.has_ended(SILENT_POLL_INTERVAL) {
+                return;
+            }
+        }
+    }
+
+    /// Whether its process has ended, or does within this time.
+    fn has_ended(&self, within: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(within))).is_ok_and(|ready| ready > 0)
+    }
+
+    /// It has nothing mapped any more, and what it had written to is not known of it from now on.
+    pub(crate) fn end(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Another has taken its place.
+    pub(crate) fn replace(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
+        self.silent.store(true, Ordering::Relaxed);
+        self.orders.shut();
+    }
+
+    /// Whether it takes no orders.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
+    /// It takes no orders by this connection any more. Its thread, if it is there, finds that out and connects anew.
+    fn is_lost(&self, why: &str) {
+        if !self.silent.swap(true, Ordering::Relaxed) {
+            self.orders.shut();
+            if !self.has_ended(Duration::ZERO) {
+                let program = self.name();
+                tracing::info!(program, "takes no orders, so what it has in its page table stays: {why}");
+            }
+        }
+    }
+
+    fn live(&self) -> RwLockReadGuard<'_, Live> {
+        self.live.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live_mut(&self) -> RwLockWriteGuard<'_, Live> {
+        self.live.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing is put there any more: the program is about to unmap these pages.
+    pub(crate) fn release(&self, pages: &Range<u64>) {
+        self.live_mut().remove(pages);
+    }
+
+    /// Whether it has unmapped all; the connection is of no use then.
+    pub(crate) fn has_released_all(&self) -> bool {
+        let all = self.live().is_empty();
+        if all {
+            self.orders.shut();
+        }
+        all
     }
 
     /// The page of the region at an address; none where that is not the region.
@@ -139,14 +261,25 @@ impl Program {
         at(pages.start)..at(pages.end)
     }
 
-    /// What this thread, which waits for a page that is fetched or was nowhere, may touch next.
-    pub(crate) fn guess(&self, thread: u32, page: u64, most: u64) -> Option<Guess> {
+    /// What this thread, which waits for a page that is fetched or was nowhere, may touch next; `most` pages where that is proven. `used` is told
+    /// of the guess that the thread has gone by.
+    pub(crate) fn guess(
+        &self,
+        thread: u32,
+        page: u64,
+        used: &dyn Fn(Proven),
+        most: &dyn Fn() -> u64,
+    ) -> Option<Guess> {
+        if self.prefetch == PrefetchKind::Off {
+            return None;
+        }
         let mut prefetchers = lock(&self.prefetchers);
         let known = prefetchers.iter().position(|(id, _)| *id == thread);
         let mut own = match known {
             Some(at) => prefetchers.remove(at),
             None => (thread, self.prefetch.make()?),
         };
+        own.1.proven(page).into_iter().for_each(used);
         let guess = own.1.after(page, most);
         if prefetchers.len() == THREADS {
             prefetchers.remove(0);
@@ -155,16 +288,34 @@ impl Program {
         guess
     }
 
-    /// Puts a page, of which the volume has the same, into its memory. False where that cannot be.
-    pub(crate) fn fill_clean(&self, page: u64, data: &[u8]) -> bool {
-        let Range { start, end } = self.addresses(&(page..page + 1));
-        start < end && matches!(self.userfault.fill(start, data, true), Ok(Filled::Now))
+    /// Puts a page into its memory; `clean` has the next write be noticed.
+    pub(crate) fn fill(&self, page: u64, data: &[u8], clean: bool) -> io::Result<Filled> {
+        self.put(page, |address| self.userfault.fill(address, data, clean))
     }
 
     /// Puts a page of zeroes into its memory.
     pub(crate) fn fill_zero(&self, page: u64) -> io::Result<Filled> {
-        let Range { start, end } = self.addresses(&(page..page + 1));
-        if start < end { self.userfault.fill_zero(start) } else { Ok(Filled::Gone) }
+        self.put(page, |address| self.userfault.fill_zero(address))
+    }
+
+    /// Puts the page that is in the region's file into its page table; `clean` has the next write be noticed.
+    pub(crate) fn map(&self, page: u64, clean: bool) -> io::Result<Filled> {
+        self.put(page, |address| self.userfault.map(address, clean))
+    }
+
+    /// Has whoever touches the page get `SIGBUS`.
+    pub(crate) fn poison(&self, page: u64) -> io::Result<Filled> {
+        self.put(page, |address| self.userfault.poison(address))
+    }
+
+    /// Something else may be mapped where it has unmapped a page, and the kernel would put it there.
+    fn put(&self, page: u64, put: impl FnOnce(u64) -> io::Result<Filled>) -> io::Result<Filled> {
+        let live = self.live();
+        if live.has(page) && !self.is_gone() {
+            put(self.addresses(&(page..page + 1)).start)
+        } else {
+            Ok(Filled::Gone)
+        }
     }
 
     /// Has whoever waits for these pages try again.
@@ -222,21 +373,50 @@ impl Program {
     /// Its answer; none from one that is gone.
     fn order(&self, order: &Order, files: &[&File]) -> io::Result<Option<Reply>> {
         let _ordering = lock(&self.ordering);
-        if self.gone.load(Ordering::Relaxed) {
+        if self.is_gone() {
             return Ok(None);
         }
-        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
-        going_to_sleep();
-        effect::at("order");
-        let sent = self.orders.send(order, &files);
-        effect::at("ordered");
-        match sent.and_then(|()| self.orders.receive()) {
-            Ok(Some((Reply::Refused(why), _))) => Err(io::Error::other(why)),
-            Ok(Some((reply, _))) => Ok(Some(reply)),
-            // It ended, or let go of the mapping: both have taken the pages out.
-            Ok(None) | Err(_) => {
-                self.gone.store(true, Ordering::Relaxed);
-                Ok(None)
+        if !self.is_silent() {
+            let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+            going_to_sleep();
+            effect::at("order");
+            let sent = self.orders.send(order, &files);
+            effect::at("ordered");
+            match sent.and_then(|()| self.answer()) {
+                Ok(Some(Reply::Refused(why))) => return Err(io::Error::other(why)),
+                Ok(Some(reply)) => return Ok(Some(reply)),
+                Ok(None) => self.is_lost("its connection has ended"),
+                Err(error) => self.is_lost(&error.to_string()),
+            }
+        }
+        // Both have taken the pages out.
+        if self.live().is_empty() || self.has_ended(Duration::ZERO) {
+            return Ok(None);
+        }
+        Err(io::Error::other(format!("{} takes no orders just now", self.name())))
+    }
+
+    /// Waits for its answer, but no longer than for its end.
+    fn answer(&self) -> io::Result<Option<Reply>> {
+        let deadline = Instant::now() + ORDER_TIMEOUT;
+        loop {
+            let left = timespec(deadline.saturating_duration_since(Instant::now()));
+            let mut fds =
+                [PollFd::new(&self.orders, PollFlags::IN), PollFd::new(&self.process, PollFlags::IN)];
+            match poll(&mut fds, Some(&left)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Ok(0) => {
+                    let why = format!("it has not answered for {ORDER_TIMEOUT:?}: is it stopped?");
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                }
+                polled => polled?,
+            };
+            // What it has answered before its end counts.
+            if !fds[0].revents().is_empty() {
+                return Ok(self.orders.receive()?.map(|(reply, _)| reply));
+            }
+            if !fds[1].revents().is_empty() {
+                return Ok(None);
             }
         }
     }
@@ -249,41 +429,53 @@ impl Program {
         Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
     }
 
-    /// Adds the pages of its mapping that have no mark of "not written since it was armed".
+    /// Adds the pages that it still has mapped and that have no mark of "not written since it was
+    /// armed". No mark of a program that is gone tells anything.
     pub(crate) fn unproven(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
         // A device's write leaves no mark.
-        if self.pinned() > Bytes::ZERO {
-            let all = runs.iter().map(|run| self.addresses(run));
-            into.extend(all.flat_map(|addresses| self.pages_at(addresses)));
+        if self.is_gone() || self.pinned() > Bytes::ZERO {
+            into.extend(runs.iter().cloned().flatten());
             return Ok(());
         }
+        let live = self.live();
+        runs.iter().flat_map(|run| live.parts(run)).try_for_each(|part| self.unproven_in(&part, into))
+    }
+
+    fn unproven_in(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> io::Result<()> {
         let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
-        for run in runs {
-            let Range { mut start, end } = self.addresses(run);
-            while start < end {
-                effect::at("scan");
-                let (count, walked) = match sys::scan_unwritten(&self.pagemap, start..end, &mut found) {
-                    // It has ended, and its page table with it.
-                    Err(error) if has_ended(&error) => (0, end),
-                    looked => looked?,
-                };
-                for region in &found[..count] {
-                    into.extend(self.pages_at(start..region.start));
-                    start = region.end;
-                }
-                // A scan ends early where `found` is full.
-                let walked = if walked <= start && count == 0 { end } else { walked };
-                into.extend(self.pages_at(start..walked));
-                start = start.max(walked);
+        let Range { mut start, end } = self.addresses(pages);
+        while start < end {
+            effect::at("scan");
+            let (count, walked) = match sys::scan_unwritten(&self.pagemap, start..end, &mut found) {
+                // It has ended, and its page table with it.
+                Err(error) if has_ended(&error) => (0, end),
+                looked => looked?,
+            };
+            for region in &found[..count] {
+                into.extend(self.pages_at(start..region.start));
+                start = region.end;
             }
+            // A scan ends early where `found` is full.
+            let walked = if walked <= start && count == 0 { end } else { walked };
+            into.extend(self.pages_at(start..walked));
+            start = start.max(walked);
         }
         Ok(())
     }
 
+    /// Adds those of the pages that are in its page table.
+    pub(crate) fn present(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
+        let live = self.live();
+        let mut found = |found: Range<u64>| into.extend(self.pages_at(found));
+        let mut parts = runs.iter().flat_map(|run| live.parts(run));
+        parts.try_for_each(|part| each_present(&self.pagemap, self.addresses(&part), &mut found))
+    }
+
     /// Arms the marks of these pages: the next write to each is noticed.
     pub(crate) fn notice_writes(&self, runs: &[Range<u64>]) -> io::Result<()> {
-        for run in runs {
-            let Range { mut start, end } = self.addresses(run);
+        let live = self.live();
+        for part in runs.iter().flat_map(|run| live.parts(run)) {
+            let Range { mut start, end } = self.addresses(&part);
             while start < end {
                 effect::at("notice writes");
                 let walked = match sys::notice_writes(&self.pagemap, start..end) {
@@ -309,4 +501,30 @@ impl Program {
 
 fn has_ended(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Names the parts of these addresses of a process that are in its page table.
+pub(crate) fn each_present(
+    pagemap: &File,
+    Range { mut start, end }: Range<u64>,
+    mut each: impl FnMut(Range<u64>),
+) -> io::Result<()> {
+    let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
+    while start < end {
+        let (count, walked) = match sys::scan_present(pagemap, start..end, &mut found) {
+            // It has ended.
+            Err(error) if has_ended(&error) => return Ok(()),
+            looked => looked?,
+        };
+        found[..count].iter().for_each(|region| each(region.start..region.end));
+        if walked <= start {
+            break;
+        }
+        start = walked;
+    }
+    Ok(())
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) }
 }

@@ -60,6 +60,23 @@ pub(crate) fn scan_unwritten(
     unsafe { scan(pagemap, argument) }
 }
 
+/// Finds parts of a process's addresses that are in its page table, as [`scan_unwritten`] finds others.
+pub(crate) fn scan_present(
+    pagemap: impl AsFd,
+    addresses: Range<u64>,
+    into: &mut [page_region],
+) -> io::Result<(usize, u64)> {
+    let argument = pm_scan_arg {
+        vec: into.as_mut_ptr().expose_provenance() as u64,
+        vec_len: into.len() as u64,
+        category_mask: PAGE_IS_PRESENT,
+        return_mask: PAGE_IS_PRESENT,
+        ..scan_of(addresses)
+    };
+    // SAFETY: the vector is ours, and as long as it says.
+    unsafe { scan(pagemap, argument) }
+}
+
 /// Arms the marks of these pages, whether they are in the page table or not. Mappings without write
 /// tracking stay as they are. Says how far the kernel came.
 pub(crate) fn notice_writes(pagemap: impl AsFd, addresses: Range<u64>) -> io::Result<u64> {

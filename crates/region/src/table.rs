@@ -111,6 +111,11 @@ impl Table {
         self.0.bytes().len() as u64
     }
 
+    /// Whether nothing was ever noted there.
+    pub(crate) fn is_new(&self) -> bool {
+        self.0.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0)
+    }
+
     pub(crate) fn get(&self, page: u64) -> Page {
         Page::from_byte(self.0.bytes()[page as usize].load(Ordering::Acquire))
     }

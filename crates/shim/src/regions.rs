@@ -4,6 +4,8 @@ use std::ffi::c_int;
 use std::fs;
 use std::io;
 use std::ops::Range;
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use aquifer_mapping::{Mapping, Opened, Run};
@@ -13,10 +15,18 @@ use crate::sys;
 
 static MAPPINGS: RwLock<Vec<Mapping>> = RwLock::new(Vec::new());
 
-/// Those that have some of these addresses. Allocates nothing where there are none: allocators map and unmap, too.
+/// The process whose mappings they are; 0 as long as there are none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Those that have some of these addresses. Allocates nothing where there are none: allocators map and unmap, too. A child has none, and
+/// does not look: who held the lock when it was forked is not there to let go of it.
 fn mappings(range: &Range<usize>) -> Vec<Mapping> {
+    let owner = OWNER.load(Ordering::Relaxed);
+    if owner == 0 || owner != process::id() {
+        return Vec::new();
+    }
     let all = MAPPINGS.read().unwrap_or_else(PoisonError::into_inner);
-    all.iter().filter(|mapping| mapping.part_of(range).is_some()).cloned().collect()
+    all.iter().filter(|mapping| mapping.has_part_of(range)).cloned().collect()
 }
 
 /// The region that the open file is, or has a part of.
@@ -49,10 +59,10 @@ pub(crate) unsafe fn map(
     // SAFETY: the caller's promise. Without protection not even a program that locks all its memory touches a page.
     let mapped = unsafe { sys::mmap(address, length, libc::PROT_NONE, flags, fd, offset) }?;
     // SAFETY: it is a new shared mapping of the region, of all that was asked for, and unmapped by way of this module only.
-    let adopted = unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket) };
+    let adopted = unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket, false) };
     match adopted {
         Ok(mapping) => {
-            MAPPINGS.write().unwrap_or_else(PoisonError::into_inner).push(mapping);
+            take_in(mapping);
             // SAFETY: it is this program's.
             unsafe { sys::open_up(mapped, whole, protection) }?;
             Ok(mapped)
@@ -66,8 +76,16 @@ pub(crate) unsafe fn map(
     }
 }
 
+fn take_in(mapping: Mapping) {
+    let mut all = MAPPINGS.write().unwrap_or_else(PoisonError::into_inner);
+    // In a child, those of the process that forked it are nobody's.
+    all.retain(Mapping::is_mine);
+    all.push(mapping);
+    OWNER.store(process::id(), Ordering::Relaxed);
+}
+
 /// Has `unmap` unmap or replace these addresses, whoever's they are.
-pub(crate) fn release<T>(range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
+pub(crate) fn release<T>(range: &Range<usize>, unmap: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let here = mappings(range);
     if here.is_empty() {
         return unmap();
@@ -77,7 +95,11 @@ pub(crate) fn release<T>(range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
     done
 }
 
-fn nested<T>(mappings: &[Mapping], range: &Range<usize>, unmap: impl FnOnce() -> T) -> T {
+fn nested<T>(
+    mappings: &[Mapping],
+    range: &Range<usize>,
+    unmap: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
     match mappings.split_first() {
         None => unmap(),
         Some((first, rest)) => first.release(range, || nested(rest, range, unmap)),
@@ -93,7 +115,7 @@ pub(crate) fn touches(range: &Range<usize>) -> bool {
 pub(crate) fn discard(range: &Range<usize>) -> io::Result<bool> {
     let mut any = false;
     for mapping in mappings(range) {
-        if let Some(part) = mapping.part_of(range) {
+        for part in mapping.parts_of(range) {
             mapping.discard_at(&part)?;
             any = true;
         }

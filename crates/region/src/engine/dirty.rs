@@ -91,7 +91,7 @@ impl Engine {
 
     /// The pages among these that a program may have written to since their marks were armed.
     pub(super) fn unproven(&self, cache: &mut Cache, pages: &[Range<u64>]) -> io::Result<HashSet<u64>> {
-        if !self.is_complete_now(cache) {
+        if !self.is_known_now(cache) {
             return Ok(pages.iter().cloned().flatten().collect());
         }
         let mut unproven = HashSet::new();
@@ -109,12 +109,12 @@ impl Engine {
 
     /// Whether every program that may have pages mapped is served by this engine. Programs that ended
     /// without coming back may have written to any page that is mapped.
-    pub(super) fn is_complete(&self) -> bool {
-        self.is_complete_now(&mut lock(&self.cache))
+    pub(super) fn is_known(&self) -> bool {
+        self.is_known_now(&mut lock(&self.cache))
     }
 
     /// The same with the cache locked.
-    pub(super) fn is_complete_now(&self, cache: &mut Cache) -> bool {
+    pub(super) fn is_known_now(&self, cache: &mut Cache) -> bool {
         let mut expected = lock(&self.expected);
         if expected.missing() == 0 {
             return true;
@@ -125,13 +125,17 @@ impl Engine {
         expected.missing() == 0
     }
 
-    /// A program's page table is gone, and its marks with it. The table knows all about a page that
-    /// was unmapped before.
+    /// A program's page table is gone, and its marks with it.
     pub(super) fn lose_marks(&self, cache: &mut Cache) {
+        self.lose_marks_of(cache, 0..self.table.pages());
+    }
+
+    /// The same for these pages. The table knows all about a page that was unmapped before.
+    pub(super) fn lose_marks_of(&self, cache: &mut Cache, pages: Range<u64>) {
         let may_be_mapped = |page: &u64| {
             matches!(self.table.get(*page).place, Place::Resident | Place::Filling | Place::Leaving)
         };
-        let lost: Vec<u64> = (0..self.table.pages()).filter(may_be_mapped).collect();
+        let lost: Vec<u64> = pages.filter(may_be_mapped).collect();
         for page in &lost {
             let is = self.table.get(*page);
             if !is.dirty {

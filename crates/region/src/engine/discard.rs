@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use aquifer_mapping::Run;
 
-use super::{Engine, bytes};
+use super::{Engine, bytes, evict};
 use crate::counters::add;
 use crate::error::RegionError;
+use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
 
@@ -73,6 +74,37 @@ impl Engine {
         Ok(())
     }
 
+    /// Has lenders forget pages that an engine before this one was about to discard, as far as they are nowhere still. What a lender that is
+    /// away keeps of them nobody will ask for.
+    pub(super) fn discard_leftovers(&self) {
+        let leftovers = std::mem::take(&mut *lock(&self.leftovers));
+        let few = leftovers.iter().flat_map(|run| {
+            run.clone().step_by(evict::BATCH).map(|first| first..run.end.min(first + evict::BATCH as u64))
+        });
+        for run in few {
+            let cache = lock(&self.cache);
+            if self.is_frozen() || self.has_ended() {
+                return;
+            }
+            let pages: Vec<u64> = run.filter(|page| self.is_nowhere(*page)).collect();
+            for page in &pages {
+                self.table.set(*page, Page { dirty: true, ..self.table.get(*page).at(Place::Leaving) });
+            }
+            drop(cache);
+            let discarded =
+                runs(pages.iter().copied()).iter().map(bytes).try_for_each(|Range { start, end }| {
+                    self.volume.discard(self.control_worker(), start, end - start)
+                });
+            self.have_left(&pages, 0);
+            if let Err(error) = discarded {
+                tracing::warn!(
+                    "cannot give back pages that were being discarded when an engine ended: {error}"
+                );
+                return;
+            }
+        }
+    }
+
     fn is_nowhere(&self, page: u64) -> bool {
         let is = self.table.get(page);
         is.place == Place::Zero && !is.stored && !is.coming
@@ -87,6 +119,7 @@ impl Engine {
         reachable: &mut bool,
     ) -> Result<(), RegionError> {
         let (gone, stuck) = self.punch(framed);
+        self.were_discarded(gone);
         if stored {
             let Range { start, end } = bytes(&pages);
             // The lender keeps what nobody will ask for until it is written to or the lease ends. Its patience is waited for once.

@@ -31,6 +31,11 @@ impl Cache {
         self.limit.saturating_sub(self.frames)
     }
 
+    /// Whether a page that is touched may have a frame.
+    pub(super) fn has_room(&self) -> bool {
+        self.frames < self.limit + self.beyond
+    }
+
     /// Frames that are kept free for faults to come.
     pub(super) fn reserve(&self) -> u64 {
         match self.scheme {
@@ -90,7 +95,7 @@ impl Engine {
 
     /// Has so many pages leave the cache, or fewer where there are not so many that can.
     pub(super) fn evict(&self, worker: usize, count: usize) -> Result<(), RegionError> {
-        if !self.is_complete() || self.is_frozen() {
+        if self.is_frozen() {
             self.wait_for_change(lock(&self.cache));
             return Ok(());
         }
@@ -133,7 +138,11 @@ impl Engine {
         let another_has_some = cache.outgoing.is_some();
         drop(cache);
         victims.sort_unstable();
-        let unmapped = self.unmap(&victims, another_has_some);
+        let held = self.held(&victims);
+        let unmapped = held.and_then(|held| {
+            self.put_back(&held, &mut victims);
+            self.unmap(&victims, another_has_some)
+        });
         let mut cache = lock(&self.cache);
         let mut wanted = Vec::new();
         for page in victims {
@@ -162,12 +171,63 @@ impl Engine {
         unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
     }
 
-    /// Takes pages out of all page tables. Says which of them programs may have written to since their
+    /// Puts those of the victims back that programs hold which take no orders. While there are such, others may have a few frames beyond the
+    /// limit, so that they are served.
+    fn put_back(&self, held: &HashSet<u64>, victims: &mut Vec<u64>) {
+        let mut cache = lock(&self.cache);
+        if self.is_complete_now(&mut cache) {
+            cache.beyond = 0;
+        } else if !held.is_empty() && cache.beyond == 0 {
+            // They may hold more than the limit, which may be smaller now.
+            cache.beyond = cache.frames.saturating_sub(cache.limit) + Self::LEAST_FRAMES;
+        }
+        let mut wanted = Vec::new();
+        for page in victims.extract_if(.., |page| held.contains(page)) {
+            let is = self.table.get(page);
+            if is.wanted {
+                wanted.push(page);
+            }
+            self.table.set(page, Page { wanted: false, ..is.at(Place::Resident) });
+            cache.policy.came(page);
+        }
+        drop(cache);
+        self.arrived(&wanted);
+    }
+
+    /// Those of the pages, which are on their way out, that programs have in their page tables which take no orders: they are silent, or not
+    /// back since an engine ended. (What such a program does not have now it will not have: no page that is on its way comes into a page
+    /// table.)
+    fn held(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
+        let mut held = HashSet::new();
+        if self.is_complete() {
+            return Ok(held);
+        }
+        let runs = runs(pages.iter().copied());
+        for program in self.programs().iter().filter(|program| program.is_silent()) {
+            program.present(&runs, &mut held)?;
+        }
+        if !lock(&self.expected).add_present(&runs, &mut held) {
+            held.extend(pages);
+        }
+        Ok(held)
+    }
+
+    /// Takes pages, which are on their way out, out of all page tables. Says which of them programs may have written to since their
     /// marks were armed. Pages that the table knows as dirty count only if `another_has_some`:
     /// another host's engine to which they were sent.
     pub(super) fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
-        self.programs().iter().try_for_each(|program| program.unmap(&all))?;
+        for program in self.programs().iter().filter(|program| !program.is_silent()) {
+            match program.unmap(&all) {
+                // What it has in its page table is looked at.
+                Err(_) if program.is_silent() => {}
+                unmapped => unmapped?,
+            }
+        }
+        // Who has fallen silent just now may have some in its page table.
+        if !self.held(pages)?.is_empty() {
+            return Err(io::Error::other(self.who_is_away()));
+        }
         let maybe_clean = |page: &u64| !self.table.get(*page).is_known_dirty() || another_has_some;
         let maybe_clean = runs(pages.iter().copied().filter(maybe_clean));
         // Nobody can write to them any more.
@@ -205,6 +265,7 @@ impl Engine {
         let (going, mut staying) = (pages(going), pages(staying));
         let (gone, stuck) = self.punch(&going);
         add(&self.counters.evicted, gone.len());
+        self.were_let_go(gone);
         self.have_left(gone, gone.len());
         if let Some((pages, error)) = stuck {
             failed = Some(error);

@@ -1,12 +1,18 @@
 //! Programs that an engine before this one took care of: until they have come back or are gone, they may write to pages that they have
-//! mapped without this one knowing, so none may leave.
+//! mapped without this one knowing, so none of those may leave.
 
-use std::fs;
+use std::collections::HashSet;
+use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
-use aquifer_page::file;
+use aquifer_mapping::Run;
+use aquifer_page::{PAGE_SIZE, file};
 use serde::{Deserialize, Serialize};
+
+use crate::program;
 
 /// A mapping of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,28 +21,80 @@ pub(super) struct Mapped {
     /// When the program started, in ticks since the machine did: another one may come to have its number.
     started: u64,
     address: u64,
+    /// Which pages. Older releases did not note it: any.
+    #[serde(default)]
+    pages: Option<Run>,
 }
 
 /// All mappings, in a file that outlives the engine.
 #[derive(Debug)]
 pub(super) struct Expected {
     path: PathBuf,
+    /// What such mappings are of: the region, and what its group shares.
+    files: [PathBuf; 2],
     here: Vec<Mapped>,
     missing: Vec<Mapped>,
 }
 
 impl Mapped {
-    pub(super) fn new(pid: u32, address: u64) -> io::Result<Self> {
+    pub(super) fn new(pid: u32, address: u64, pages: Run) -> io::Result<Self> {
         let started = started(pid).ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self { pid, started, address })
+        Ok(Self { pid, started, address, pages: Some(pages) })
     }
 
-    /// Whether the program still has something mapped there.
-    fn is_there(&self) -> bool {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
-        let start = format!("{:x}-", self.address);
-        started(self.pid) == Some(self.started) && maps.lines().any(|line| line.starts_with(&start))
+    fn addresses(&self) -> Range<u64> {
+        let length = self.pages.map(|pages| pages.count.saturating_mul(PAGE_SIZE as u64));
+        self.address..self.address.saturating_add(length.unwrap_or(u64::MAX))
     }
+
+    /// Whether the program still has a part of one of the files mapped there.
+    fn is_there(&self, files: &[PathBuf; 2]) -> bool {
+        let identity = |file: &PathBuf| fs::metadata(file).map(|data| (data.dev(), data.ino()));
+        let files: Vec<_> = files.iter().filter_map(|file| identity(file).ok()).collect();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let is_part = |line: &str| {
+            parse(line).is_some_and(|(at, file)| {
+                let all = self.addresses();
+                at.start < all.end && all.start < at.end && files.contains(&file)
+            })
+        };
+        started(self.pid) == Some(self.started) && maps.lines().any(is_part)
+    }
+
+    /// Adds those of the pages that are in its page table. None where they are not known.
+    fn add_present(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> Option<()> {
+        let all = self.pages?;
+        let at = |page: u64| self.address + (page.clamp(all.first, all.end()) - all.first) * PAGE_SIZE as u64;
+        let page = |address: u64| all.first + (address - self.address) / PAGE_SIZE as u64;
+        let pagemap = File::open(format!("/proc/{}/pagemap", self.pid)).ok()?;
+        let found = |found: Range<u64>| into.extend(page(found.start)..page(found.end));
+        program::each_present(&pagemap, at(pages.start)..at(pages.end), found).ok()
+    }
+
+    fn name(&self) -> String {
+        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+        format!("{} (process {}, not back since an engine ended)", name.trim(), self.pid)
+    }
+}
+
+/// Addresses, device and inode of a line of proc_pid_maps(5).
+fn parse(line: &str) -> Option<(Range<u64>, (u64, u64))> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (major, minor) = fields.nth(2)?.split_once(':')?;
+    let hex = |digits| u64::from_str_radix(digits, 16).ok();
+    let device = rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32);
+    Some((hex(start)?..hex(end)?, (device, fields.next()?.parse().ok()?)))
+}
+
+/// Programs that wait for an engine of the region whose `mapped` file this is, for people; `files` are what they map of it.
+///
+/// # Errors
+/// The system's.
+pub fn waiting_programs(mapped: &Path, files: [PathBuf; 2]) -> io::Result<Vec<String>> {
+    let mut expected = Expected::open(mapped.to_owned(), files)?;
+    expected.look();
+    Ok(expected.missing_names())
 }
 
 /// The twenty-second field of proc_pid_stat(5); the second is a name that may have anything in it but ends with the last bracket.
@@ -47,13 +105,13 @@ fn started(pid: u32) -> Option<u64> {
 }
 
 impl Expected {
-    /// What the engine before this one has left there.
-    pub(super) fn open(path: PathBuf) -> io::Result<Self> {
+    /// What the engine before this one has left there. `files` are what programs map: the region, and what its group shares.
+    pub(super) fn open(path: PathBuf, files: [PathBuf; 2]) -> io::Result<Self> {
         let missing = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             read => serde_json::from_slice(&read?)?,
         };
-        Ok(Self { path, here: Vec::new(), missing })
+        Ok(Self { path, files, here: Vec::new(), missing })
     }
 
     /// Programs that should come back.
@@ -63,21 +121,41 @@ impl Expected {
 
     /// Forgets those that will not come back. Says whether there were any.
     pub(super) fn look(&mut self) -> bool {
-        let before = self.missing.len();
-        self.missing.retain(Mapped::is_there);
+        let (files, before) = (&self.files, self.missing.len());
+        self.missing.retain(|mapped| mapped.is_there(files));
         self.missing.len() < before
     }
 
+    /// Those that should come back, for people.
+    pub(super) fn missing_names(&self) -> Vec<String> {
+        self.missing.iter().map(Mapped::name).collect()
+    }
+
+    /// Whether the program still has this mapped.
+    pub(super) fn is_there(&self, mapped: &Mapped) -> bool {
+        mapped.is_there(&self.files)
+    }
+
+    /// Adds those of the pages that programs which are not back yet have in their page tables. False where that is not known.
+    pub(super) fn add_present(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> bool {
+        let mut known = |mapped: &Mapped| runs.iter().all(|run| mapped.add_present(run, into).is_some());
+        self.missing.iter().all(&mut known)
+    }
+
     pub(super) fn add(&mut self, mapped: Mapped) -> io::Result<()> {
-        self.missing.retain(|other| *other != mapped);
+        // (An older release noted less of it.)
+        self.missing.retain(|other| {
+            (other.pid, other.started, other.address) != (mapped.pid, mapped.started, mapped.address)
+        });
+        self.leaves(&mapped);
         self.here.push(mapped);
         self.write()
     }
 
     /// It is not here any more, and will come back or be gone.
     pub(super) fn is_away(&mut self, mapped: Mapped) {
-        self.here.retain(|other| *other != mapped);
-        if !self.missing.contains(&mapped) {
+        self.leaves(&mapped);
+        if !self.missing.contains(&mapped) && !self.here.contains(&mapped) {
             self.missing.push(mapped);
         }
         // What is still listed is looked for in vain.
@@ -85,9 +163,13 @@ impl Expected {
     }
 
     pub(super) fn remove(&mut self, mapped: &Mapped) {
-        self.here.retain(|other| other != mapped);
+        self.leaves(mapped);
         // What is still listed is looked for in vain.
         let _ = self.write();
+    }
+
+    fn leaves(&mut self, mapped: &Mapped) {
+        self.here.retain(|other| other != mapped);
     }
 
     fn write(&self) -> io::Result<()> {

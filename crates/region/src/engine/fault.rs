@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_mapping::{Fault, Filled};
+use aquifer_mapping::{Fault, Filled, Run};
 use aquifer_page::PAGE_SIZE;
 use aquifer_pool::PoolError;
 use rustix::event::epoll;
@@ -80,18 +80,34 @@ impl Engine {
         let mut stalled = lock(&self.stalled);
         let fault = stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
         fault.waits = true;
-        if self.give_up.is_some_and(|longest| fault.since.elapsed() >= longest) {
+        let gives_up = self.give_up.is_some_and(|longest| fault.since.elapsed() >= longest);
+        if gives_up && self.gives_up(touch, error) {
             stalled.remove(&(program.id, page));
-            drop(stalled);
-            tracing::error!(program = program.name(), page, "gives up: the program gets SIGBUS: {error}");
-            add(&self.counters.given_up, 1);
-            // Where the program is gone nobody waits.
-            let _ = program.userfault.poison(touch.fault.address);
-            program.wake(&(page..page + 1));
             return;
         }
         drop(stalled);
         self.retry.notify_one();
+    }
+
+    /// Has who waits for a page get `SIGBUS`. False where it has to be tried again.
+    fn gives_up(&self, touch: &Touch<'_>, error: &RegionError) -> bool {
+        let (program, page) = (touch.program, touch.page);
+        match program.poison(page) {
+            Ok(Filled::Now) => {
+                tracing::error!(program = program.name(), page, "gives up: the program gets SIGBUS: {error}");
+                add(&self.counters.given_up, 1);
+            }
+            // Nobody waits there any more.
+            Ok(Filled::Gone) => {}
+            // It came just now; or it is shared, and read: who wants to write to it waits on.
+            Ok(Filled::Before) => return false,
+            Err(refused) => {
+                tracing::warn!(program = program.name(), page, "cannot give up ({error}): {refused}");
+                return false;
+            }
+        }
+        program.wake(&(page..page + 1));
+        true
     }
 
     pub(super) fn try_serve(
@@ -129,6 +145,10 @@ impl Engine {
                 Place::Resident | Place::Unmapped if !touch.fault.minor => {
                     drop(cache);
                     add(&self.counters.late_faults, 1);
+                    if !self.file.has(page) {
+                        self.is_removed(page)?;
+                        continue;
+                    }
                     program.wake(&(page..page + 1));
                     return Ok(());
                 }
@@ -137,12 +157,12 @@ impl Engine {
                     drop(cache);
                     return self.map(touch, is);
                 }
-                Place::Shared if cache.frames < cache.limit || self.is_frozen() => {
+                Place::Shared if cache.has_room() || self.is_frozen() => {
                     drop(cache);
                     return self.part(touch);
                 }
                 // While nothing may leave there is always room: it is but a moment.
-                Place::Zero | Place::Remote if cache.frames < cache.limit || self.is_frozen() => {
+                Place::Zero | Place::Remote if cache.has_room() || self.is_frozen() => {
                     cache.frames += 1;
                     self.table.set(page, is.at(Place::Filling));
                     self.see_to_room(&mut cache);
@@ -167,13 +187,22 @@ impl Engine {
         }
     }
 
+    /// A page that should be in the region's file is not: a program has removed it there, which says that it is to read as zeroes.
+    fn is_removed(&self, page: u64) -> Result<(), RegionError> {
+        tracing::warn!(
+            page,
+            "was taken out of the region's file by a program, without its engine: it is discarded"
+        );
+        self.discard(Run { first: page, count: 1 })
+    }
+
     /// Puts a page that is in the file back into the page table.
     fn map(&self, touch: &Touch<'_>, is: Page) -> Result<(), RegionError> {
         let Touch { program, fault, page, .. } = *touch;
         let cooled = is.place == Place::Unmapped;
         // A page that was in a page table already, that of another mapping or one that is gone, may have been written to there.
         let dirty = is.dirty || fault.write || !cooled;
-        let mapped = program.userfault.map(fault.address, is.stored && !dirty);
+        let mapped = program.map(page, is.stored && !dirty);
         let there = Page { dirty, wanted: false, ..is };
         match mapped {
             Ok(Filled::Now) => self.settle(page, there.at(Place::Resident), cooled),
@@ -189,6 +218,7 @@ impl Engine {
         }
         if cooled {
             add(&self.counters.second_chances, 1);
+            self.were_used([page]);
         }
         Ok(())
     }
@@ -199,12 +229,12 @@ impl Engine {
         let remote = is.place == Place::Remote;
         let filled = if remote {
             self.fetch(worker, page, buffer).and_then(|()| {
-                let filled = program.userfault.fill(fault.address, buffer, !fault.write);
+                let filled = program.fill(page, buffer, !fault.write);
                 filled.map_err(|error| cannot_map(page, error))
             })
         } else {
             self.zero_ahead(touch);
-            program.userfault.fill_zero(fault.address).map_err(|error| cannot_map(page, error))
+            program.fill_zero(page).map_err(|error| cannot_map(page, error))
         };
         let there = Page { dirty: !remote || fault.write, wanted: false, ..is.at(Place::Resident) };
         match filled {

@@ -27,6 +27,7 @@ mod link;
 mod outgoing;
 mod persist;
 mod prefetch;
+mod programs;
 mod recover;
 mod sharing;
 
@@ -43,7 +44,6 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_fabric::turn::Turn;
-use aquifer_mapping::{Attach, Connection, Run, Userfault};
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
 use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
 use rustix::event::epoll;
@@ -59,11 +59,13 @@ use crate::policy::{Policy, PolicyKind};
 use crate::prefetch::PrefetchKind;
 use crate::program::Program;
 use crate::table::{Place, Table};
-use expected::{Expected, Mapped};
+use expected::Expected;
+pub(crate) use expected::waiting_programs;
 pub use incoming::Incoming;
 use link::Link;
 pub use link::LinkSpec;
 use outgoing::Outgoing;
+use prefetch::Early;
 pub use sharing::{Merged, Proposal};
 
 /// When victims leave the cache (Disaggregation, section 4.3).
@@ -129,6 +131,9 @@ struct Cache {
     frames: u64,
     policy: Box<dyn Policy>,
     scheme: Scheme,
+    /// Frames beyond the limit that may be taken just now, as programs that cannot be ordered to give up pages hold so many: others are served
+    /// all the same.
+    beyond: u64,
     /// The thread that keeps frames free is at it.
     making_room: bool,
     /// Somebody wants to know when faults have to wait for room, or would soon; and they have.
@@ -158,6 +163,7 @@ pub struct Engine {
     volume: Volume,
     workers: usize,
     prefetch: PrefetchKind,
+    early: Early,
     link: Option<Link>,
     give_up: Option<Duration>,
     cache: Mutex<Cache>,
@@ -169,6 +175,10 @@ pub struct Engine {
     watch: Condvar,
     programs: RwLock<Vec<Arc<Program>>>,
     expected: Mutex<Expected>,
+    /// No program may come: the region is being removed. Looked at under the lock of the programs.
+    removing: AtomicBool,
+    /// How often programs have unmapped something: what they had written to there was known to their page tables only.
+    released: AtomicU64,
     next_program: AtomicU64,
     /// The programs' userfaultfds, and what says that it is the end.
     faults: OwnedFd,
@@ -193,6 +203,8 @@ pub struct Engine {
     sharing: Mutex<()>,
     /// Held by who looks for what is dirty: what one has found the next does not find.
     looking: Mutex<()>,
+    /// Pages that an engine before this one was about to discard, and that lenders may have still.
+    leftovers: Mutex<Vec<Range<u64>>>,
     /// Where the volume's extents are, as it is kept for the next engine.
     places: Arc<Places>,
 }
@@ -202,7 +214,7 @@ impl Engine {
     /// one. `frames` is the file of what its group shares.
     ///
     /// # Errors
-    /// Where the files cannot be used, or a lease cannot be reached.
+    /// Where the files cannot be used; where it is the region's first engine, also where a lease cannot be reached.
     pub fn open(
         config: &EngineConfig,
         volume: VolumeConfig,
@@ -210,19 +222,22 @@ impl Engine {
         [region, table, places, sharers]: [(&Path, File); 4],
         [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
-        let joined = |volume: VolumeConfig| {
+        let joined = |volume: VolumeConfig, resumes| {
             let volume = Volume::new(volume)?;
-            leases.iter().try_for_each(|lease| volume.add_lease(lease.clone()))?;
+            for lease in leases.iter().cloned() {
+                // Programs are to have what is here also while a lender is away.
+                if resumes { volume.resume_lease(lease)? } else { volume.add_lease(lease)? }
+            }
             Ok(volume)
         };
         Self::over(config, volume, joined, [region, table, places, sharers], [programs, frames])
     }
 
-    /// The same over a volume whose leases `joined` adds.
+    /// The same over a volume whose leases `joined` adds. It is told whether an engine before this one had found them usable.
     fn over(
         config: &EngineConfig,
         volume: VolumeConfig,
-        joined: impl FnOnce(VolumeConfig) -> Result<Volume, RegionError>,
+        joined: impl FnOnce(VolumeConfig, bool) -> Result<Volume, RegionError>,
         [region, table, places, sharers]: [(&Path, File); 4],
         [programs, frames]: [PathBuf; 2],
     ) -> Result<Self, RegionError> {
@@ -235,15 +250,19 @@ impl Engine {
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
         // Two more than serve faults: one evicts, one discards.
         let workers = volume_workers(config.workers);
-        let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume })?;
-        let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
-        let expected = Mutex::new(Expected::open(programs).map_err(fail)?);
+        let mapped = [region.0.to_owned(), frames.clone()];
+        let expected = Expected::open(programs, mapped).map_err(fail)?;
+        let resumes = places.all().next().is_some() || !table.is_new() || expected.missing() > 0;
+        let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
+        let expected = Mutex::new(expected);
+        let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
         let cache = Cache {
             limit: (config.cache.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES),
             frames: 0,
             policy: config.policy.make(pages),
             scheme: config.scheme,
+            beyond: 0,
             making_room: false,
             watched: false,
             is_short: false,
@@ -257,6 +276,7 @@ impl Engine {
             volume,
             workers: config.workers,
             prefetch: config.prefetch,
+            early: Early::new(pages),
             link: config.link.map(Link::new),
             give_up: config.give_up,
             cache: Mutex::new(cache),
@@ -265,6 +285,8 @@ impl Engine {
             watch: Condvar::new(),
             programs: RwLock::default(),
             expected,
+            removing: AtomicBool::new(false),
+            released: AtomicU64::new(0),
             next_program: AtomicU64::new(0),
             faults,
             end,
@@ -280,6 +302,7 @@ impl Engine {
             frames: Frames::new(frames),
             sharing: Mutex::default(),
             looking: Mutex::default(),
+            leftovers: Mutex::default(),
             places: places.clone(),
         };
         engine.recover(&places).map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
@@ -304,6 +327,11 @@ impl Engine {
         threads.push(thread::Builder::new().name("evict".to_owned()).spawn(move || engine.keep_room())?);
         let engine = self.clone();
         threads.push(thread::Builder::new().name("retry".to_owned()).spawn(move || engine.retry_stalled())?);
+        if !lock(&self.leftovers).is_empty() {
+            let engine = self.clone();
+            let body = move || engine.discard_leftovers();
+            threads.push(thread::Builder::new().name("leftovers".to_owned()).spawn(body)?);
+        }
         Ok(threads)
     }
 
@@ -336,102 +364,6 @@ impl Engine {
             return Err(RegionError::Misuse("the region is being handed over to another host".to_owned()));
         }
         Ok(())
-    }
-
-    /// Takes care of a mapping from now on, and returns when its program has let go of it.
-    ///
-    /// # Errors
-    /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
-    pub fn attend(&self, attach: &Attach, userfaults: [OwnedFd; 2], orders: Connection) -> io::Result<()> {
-        let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
-        let hangup = rustix::event::PollFlags::empty();
-        let mut fds = [rustix::event::PollFd::new(program.connection(), hangup)];
-        // Only a hang-up ends this.
-        while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
-        self.detach(&program);
-        lock(&self.expected).remove(&mapped);
-        Ok(())
-    }
-
-    fn attach(
-        &self,
-        attach: &Attach,
-        userfaults: [Userfault; 2],
-        orders: Connection,
-    ) -> io::Result<(Arc<Program>, Mapped)> {
-        let refuse = |why: String| {
-            let _ = orders.send(&aquifer_mapping::Reply::Refused(why.clone()), &[]);
-            io::Error::other(why)
-        };
-        if attach.version != aquifer_mapping::VERSION {
-            return Err(refuse(format!(
-                "it speaks version {} of the protocol, this engine {}: use programs of one release",
-                attach.version,
-                aquifer_mapping::VERSION
-            )));
-        }
-        let Run { first, count } = attach.pages;
-        if first.checked_add(count).is_none_or(|end| end > self.table.pages()) {
-            return Err(refuse("the mapping is larger than the region".to_owned()));
-        }
-        let mapped = Mapped::new(orders.peer()?, attach.address)?;
-        let id = self.next_program.fetch_add(1, Ordering::Relaxed);
-        let program = Arc::new(Program::new(id, attach, userfaults, orders, self.prefetch)?);
-        if let Err(error) = self.take_care(&program, mapped) {
-            self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
-            // It has pages mapped, and comes back.
-            lock(&self.expected).is_away(mapped);
-            return Err(error);
-        }
-        tracing::info!(program = program.name(), pages = count, "mapped");
-        Ok((program, mapped))
-    }
-
-    fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
-        // Where an engine before this one took care of it, no page may leave before both are done.
-        program.accept(|| {
-            self.programs_mut().push(program.clone());
-            lock(&self.expected).add(mapped)
-        })?;
-        self.settle_shared().map_err(io::Error::other)?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        for (userfault, id) in [(&program.userfault, program.id), (&program.guard, program.id | GUARD)] {
-            epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
-        }
-        // Whoever an engine before this one was told of and did not serve.
-        program.wake_all();
-        Ok(())
-    }
-
-    fn detach(&self, program: &Arc<Program>) {
-        let _ = epoll::delete(&self.faults, &program.userfault);
-        let _ = epoll::delete(&self.faults, &program.guard);
-        self.programs_mut().retain(|other| !Arc::ptr_eq(other, program));
-        self.lose_marks(&mut lock(&self.cache));
-        tracing::info!(process = program.pid, "unmapped");
-    }
-
-    fn programs(&self) -> Vec<Arc<Program>> {
-        self.programs.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn program(&self, id: u64) -> Option<Arc<Program>> {
-        let programs = self.programs.read().unwrap_or_else(PoisonError::into_inner);
-        programs.iter().find(|program| program.id == id).cloned()
-    }
-
-    fn programs_mut(&self) -> std::sync::RwLockWriteGuard<'_, Vec<Arc<Program>>> {
-        self.programs.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Those that have the region mapped, for people.
-    pub fn mapped_by(&self) -> Vec<String> {
-        self.programs().iter().map(|program| program.name()).collect()
-    }
-
-    /// The processes that have it mapped.
-    pub fn processes(&self) -> Vec<u32> {
-        self.programs().iter().map(|program| program.pid).collect()
     }
 
     /// The region's volume.
@@ -484,20 +416,38 @@ impl Engine {
     /// Changes the limit of the local cache. Returns when the cache is within it.
     ///
     /// # Errors
-    /// When pages cannot leave; the limit is the new one all the same.
+    /// When pages cannot leave: it says what they wait for. The limit is the new one all the same.
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
-        let over = |cache: &Cache| cache.frames > cache.limit;
         self.may_change()?;
         self.limit_cache(limit);
-        while over(&lock(&self.cache)) {
+        let (mut least, mut since) = (u64::MAX, Instant::now());
+        loop {
+            let frames = {
+                let cache = lock(&self.cache);
+                if cache.frames <= cache.limit {
+                    return Ok(());
+                }
+                cache.frames
+            };
+            if frames < least {
+                (least, since) = (frames, Instant::now());
+            } else if since.elapsed() > STUCK {
+                let over = Bytes(frames.saturating_sub(self.cache().pages()) * PAGE_SIZE as u64);
+                let why =
+                    if self.is_complete() { "all is on its way".to_owned() } else { self.who_is_away() };
+                return Err(RegionError::Refused(format!(
+                    "{over} over the limit cannot leave the cache: {why}"
+                )));
+            }
             self.evict(self.control_worker(), evict::BATCH)?;
         }
-        Ok(())
     }
 
     /// Changes the limit of the local cache. What is over it leaves as there are faults.
     pub fn limit_cache(&self, limit: Bytes) {
-        lock(&self.cache).limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
+        let mut cache = lock(&self.cache);
+        cache.limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
+        cache.beyond = 0;
     }
 
     /// The limit of the local cache.
@@ -549,6 +499,9 @@ impl Engine {
         }
     }
 }
+
+/// How long no page may leave before whoever waits for a smaller cache is told so.
+const STUCK: Duration = Duration::from_secs(3);
 
 /// No program has this number.
 const NO_PROGRAM: u64 = u64::MAX;

@@ -120,9 +120,17 @@ impl Engine {
     fn wait_until_settled(&self) -> Result<(), RegionError> {
         let deadline = Instant::now() + SETTLING;
         let on_its_way = |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
+        let mut first = 0;
         loop {
+            // Of those before it none comes to be on its way again: none leaves, and nobody touches one.
+            let Some(page) = (first..self.table.pages()).find(|page| on_its_way(*page)) else {
+                return Ok(());
+            };
+            first = page;
             let cache = lock(&self.cache);
-            let Some(page) = (0..self.table.pages()).find(|page| on_its_way(*page)) else { return Ok(()) };
+            if !on_its_way(page) {
+                continue;
+            }
             if Instant::now() > deadline {
                 let why = format!("page {page} is still on its way: can its lender be reached?");
                 return Err(RegionError::Refused(why));

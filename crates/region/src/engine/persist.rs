@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use aquifer_page::PAGE_SIZE;
 
@@ -23,6 +24,8 @@ struct Taken {
     were: Vec<Page>,
     /// Who may write to them.
     programs: Vec<Arc<Program>>,
+    /// How often programs had unmapped something.
+    released: u64,
 }
 
 impl Engine {
@@ -36,10 +39,7 @@ impl Engine {
         let (mut written, mut next) = (0, 0);
         let mut buffer = vec![0; CHUNK as usize * PAGE_SIZE];
         while next < self.table.pages() {
-            if !self.is_complete() {
-                self.wait_for_change(lock(&self.cache));
-                continue;
-            }
+            self.wait_until(Self::is_known)?;
             let chunk = next..(next + CHUNK).min(self.table.pages());
             let taken = self.take_dirty(chunk, &mut next)?;
             written += taken.pages.len() as u64;
@@ -53,7 +53,8 @@ impl Engine {
     fn take_dirty(&self, chunk: Range<u64>, next: &mut u64) -> Result<Taken, RegionError> {
         let mut cache = lock(&self.cache);
         self.may_change()?;
-        let mut taken = Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs() };
+        let released = self.released.load(Ordering::Relaxed);
+        let mut taken = Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs(), released };
         self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
         for page in chunk {
             let is = self.table.get(page);
@@ -80,7 +81,7 @@ impl Engine {
 
     /// Writes them, and has them be where they were: clean, if nobody has written to them meanwhile.
     fn write_taken(&self, taken: Taken, buffer: &mut [u8]) -> Result<(), RegionError> {
-        let Taken { pages, were, programs } = taken;
+        let Taken { pages, were, programs, released } = taken;
         if pages.is_empty() {
             return Ok(());
         }
@@ -100,9 +101,10 @@ impl Engine {
         };
         let mut cache = lock(&self.cache);
         let here = self.programs();
-        // A program that is gone has no marks that tell, and a device makes none.
-        let are_the_same =
-            programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
+        // A program that is gone, or new, or has unmapped some, has no marks that tell, and a device
+        // makes none.
+        let are_the_same = self.released.load(Ordering::Relaxed) == released
+            && programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
         let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
         let mapped = runs(mapped.map(|(page, _)| *page));
         let are_known = are_the_same && self.pinned_by().is_none();

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
 
+use super::Engine;
 use super::dirty::{Found, after_crash};
-use super::{Engine, bytes};
 use crate::file::runs;
 use crate::lock;
 use crate::places::Places;
@@ -18,13 +18,14 @@ impl Engine {
     pub(super) fn recover(&self, places: &Places) -> io::Result<()> {
         let present = self.file.present()?;
         let mut present = present.into_iter().flatten().peekable();
-        // The engine before may have been about to write them, or to discard them: the volume has them, or not.
+        let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
+        // The engine before may have been about to discard them: the volume has them, or not.
         let mut unsure = HashSet::new();
         let mut cache = lock(&self.cache);
         for page in 0..self.table.pages() {
             let was = self.table.get(page);
             let in_file = present.next_if_eq(&page).is_some();
-            let is = match after_crash(was, in_file, self.sharers.get(page).is_some()) {
+            let mut is = match after_crash(was, in_file, self.sharers.get(page).is_some()) {
                 Found::Is(is) => is,
                 Found::IsNot(is) => {
                     self.file.punch(&(page..page + 1))?;
@@ -42,6 +43,10 @@ impl Engine {
                 cache.frames += 1;
                 cache.policy.came(page);
             }
+            if is.has_frame() && was.has_frame() && !self.is_frozen() {
+                // The engine before may have been about to write it, and then the volume has it, as it was.
+                is.stored |= placed.contains(&(page / PAGES_PER_EXTENT));
+            }
             if was.has_frame() && !was.stored {
                 unsure.insert(page);
             }
@@ -50,7 +55,6 @@ impl Engine {
             }
         }
         drop(cache);
-        let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
         let lost = (0..self.table.pages())
             .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
             .find(|page| self.table.get(*page).place == Place::Remote && !self.table.get(*page).coming);
@@ -68,15 +72,11 @@ impl Engine {
             let written = stored.iter().chain(&left).map(within);
             self.volume.restore(extent, place, written).map_err(io::Error::other)?;
             // Another host may have stored pages there by now. What is not discarded only takes
-            // memory of the lender until the page is written to.
-            if self.is_frozen() {
-                continue;
-            }
-            for run in left.iter().map(bytes) {
-                if let Err(error) = self.volume.discard(self.control_worker(), run.start, run.end - run.start)
-                {
-                    tracing::warn!("cannot give back what the engine before was about to discard: {error}");
-                }
+            // memory of the lender until the page is written to; and lenders need not be there yet.
+            if !self.is_frozen() {
+                let gone =
+                    (first..last).filter(|page| unsure.contains(page) && !self.table.get(*page).has_frame());
+                lock(&self.leftovers).extend(runs(gone));
             }
         }
         Ok(())

@@ -290,14 +290,10 @@ impl Engine {
     /// Waits until all programs that may have pages mapped are known: one that is not could not be told to map others. Who touches a page is to try
     /// again instead.
     fn wait_for_programs(&self, touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
-        while !self.is_complete() {
-            if touch.is_some() || self.has_ended() {
-                let why = "a program that was served by the engine before this one is not back yet";
-                return Err(RegionError::Refused(why.to_owned()));
-            }
-            self.wait_for_change(lock(&self.cache));
+        if touch.is_none() {
+            return self.wait_until(Self::is_complete);
         }
-        Ok(())
+        if self.is_complete() { Ok(()) } else { Err(RegionError::Refused(self.who_is_away())) }
     }
 
     /// The shared pages that are mapped together with this one, from it to the nearer end of them.
@@ -328,7 +324,7 @@ impl Engine {
             }
             // It would ask for it at once. Where this fails, it does.
             if let Some(touch) = touch.filter(|touch| pages.contains(&touch.page)) {
-                let _ = touch.program.userfault.map(touch.fault.address, false);
+                let _ = touch.program.map(touch.page, false);
             }
         }
         self.come_back(pages);

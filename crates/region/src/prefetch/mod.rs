@@ -4,20 +4,28 @@
 //! What a prefetcher sees are the faults of one thread of a program on pages that are not here, in their order: touches of pages that are here, prefetched ones
 //! among them, it does not see. So a guess was good if the next fault is just behind what was guessed.
 
+mod account;
 mod sequential;
+#[cfg(test)]
+mod traces;
 mod trend;
 
+use std::cell::OnceCell;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::named::named;
 
+pub(crate) use account::Account;
 use sequential::Sequential;
 use trend::Trend;
 
 /// Pages that are brought together at most.
 pub(crate) const MOST: u64 = 64;
+
+/// Faults in a row that must come where a pattern has them, before anything is fetched for it: objects of a few pages are no pattern.
+const PROOF: usize = 3;
 
 /// What to fetch after a fault: `count` pages, the first `stride` pages behind it, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +34,36 @@ pub(crate) struct Guess {
     pub(crate) count: u64,
 }
 
+impl Guess {
+    /// The pages, where it was made after a fault on this one.
+    pub(crate) fn pages(self, after: u64) -> impl Iterator<Item = u64> {
+        (1..=self.count as i64)
+            .map_while(move |step| after.checked_add_signed(step.checked_mul(self.stride)?))
+    }
+}
+
+/// A guess that was good: the next fault was just behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Proven {
+    guess: Guess,
+    behind: u64,
+}
+
+impl Proven {
+    /// The pages that were touched.
+    pub(crate) fn pages(self) -> impl Iterator<Item = u64> {
+        let Guess { stride, count } = self.guess;
+        Guess { stride: -stride, count }.pages(self.behind)
+    }
+}
+
 /// Guesses what a thread will touch.
 pub(crate) trait Prefetcher: fmt::Debug + Send {
-    /// The thread waits for this page, which is brought; so many others can be at most.
-    fn after(&mut self, page: u64, most: u64) -> Option<Guess>;
+    /// The guess that is proven by a fault on this page, which [`after`](Self::after) is asked of next.
+    fn proven(&self, page: u64) -> Option<Proven>;
+
+    /// The thread waits for this page, which is brought. Where a pattern is proven, `most` says how many others can be.
+    fn after(&mut self, page: u64, most: &dyn Fn() -> u64) -> Option<Guess>;
 }
 
 /// The ways to guess that there are.
@@ -65,9 +99,14 @@ impl PrefetchKind {
 struct Auto(Sequential, Trend);
 
 impl Prefetcher for Auto {
-    fn after(&mut self, page: u64, most: u64) -> Option<Guess> {
-        let sequential = self.0.after(page, most);
-        let trend = self.1.after(page, most);
+    fn proven(&self, page: u64) -> Option<Proven> {
+        self.0.proven(page).or_else(|| self.1.proven(page))
+    }
+
+    fn after(&mut self, page: u64, most: &dyn Fn() -> u64) -> Option<Guess> {
+        let known = OnceCell::new();
+        let most = || *known.get_or_init(most);
+        let [sequential, trend] = [self.0.after(page, &most), self.1.after(page, &most)];
         sequential.or(trend)
     }
 }
@@ -87,10 +126,8 @@ mod tests {
                 hits += 1;
                 continue;
             }
-            let guess = prefetcher.as_mut().and_then(|prefetcher| prefetcher.after(page, MOST));
-            if let Some(Guess { stride, count }) = guess {
-                here.extend((1..=count as i64).filter_map(|step| page.checked_add_signed(step * stride)));
-            }
+            let guess = prefetcher.as_mut().and_then(|prefetcher| prefetcher.after(page, &|| MOST));
+            here.extend(guess.into_iter().flat_map(|guess| guess.pages(page)));
         }
         f64::from(hits) / f64::from(all)
     }

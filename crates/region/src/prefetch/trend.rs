@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use super::{Guess, Prefetcher};
+use super::{Guess, PROOF, Prefetcher, Proven};
 
 /// Steps that are remembered (Leap, section 4.1: a history of 32).
 const HISTORY: usize = 32;
@@ -8,7 +8,7 @@ const HISTORY: usize = 32;
 /// Steps of which a trend must have most at least (Leap, algorithm 1: it looks at the last few first, then at twice as many).
 const FEWEST: usize = 4;
 
-/// Leap's majority trend: if most of the last steps were of one stride, and this one was, what comes next is along it. A window doubles each
+/// Leap's majority trend: if most of the last steps were of one stride, and the very last were, what comes next is along it. A window doubles each
 /// time that a thread goes on just behind it, whatever else it has touched meanwhile, and begins small again where it does not.
 #[derive(Debug, Default)]
 pub(super) struct Trend {
@@ -26,6 +26,11 @@ impl Trend {
     fn remember(&mut self, step: i64) {
         self.steps.truncate(HISTORY - 1);
         self.steps.push_front(step);
+    }
+
+    /// Whether the last steps were along it: what is none is on the way of something else, or just as far as something is long.
+    fn is_proven(&self, stride: i64) -> bool {
+        self.steps.len() >= PROOF && self.steps.iter().take(PROOF).all(|step| *step == stride)
     }
 
     /// The stride of more than half of the last steps (Boyer and Moore's vote, then a count).
@@ -51,10 +56,15 @@ impl Trend {
 }
 
 impl Prefetcher for Trend {
-    fn after(&mut self, page: u64, most: u64) -> Option<Guess> {
+    fn proven(&self, page: u64) -> Option<Proven> {
+        let (guess, behind) = self.guessed.filter(|(_, behind)| *behind == page)?;
+        Some(Proven { guess, behind })
+    }
+
+    fn after(&mut self, page: u64, most: &dyn Fn() -> u64) -> Option<Guess> {
         let step = self.last.map(|last| page.wrapping_sub(last) as i64);
         self.last = Some(page);
-        let count = match self.guessed.filter(|(_, behind)| *behind == page) {
+        let count = match self.guessed.take_if(|(_, behind)| *behind == page) {
             Some((guess, _)) => {
                 // The pages before this one were touched, and each was a step.
                 (0..=guess.count.min(HISTORY as u64)).for_each(|_| self.remember(guess.stride));
@@ -65,12 +75,11 @@ impl Prefetcher for Trend {
                 FIRST
             }
         };
-        // What is no step along the trend is on the way of something else.
-        let stride = self.majority().filter(|stride| self.steps.front() == Some(stride))?;
-        let count = count.min(most);
+        let stride = self.majority().filter(|stride| self.is_proven(*stride))?;
+        let count = count.min(most());
         let guess = Guess { stride, count };
         let behind = page.checked_add_signed(stride * (count as i64 + 1))?;
-        self.guessed = Some((guess, behind));
+        self.guessed = (count > 0).then_some((guess, behind));
         (count > 0).then_some(guess)
     }
 }

@@ -20,7 +20,7 @@ use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
 use super::run::SUBCOMMAND;
 use super::tmpfs;
-use crate::engine::{Merged, Proposal};
+use crate::engine::{Merged, Proposal, waiting_programs};
 use crate::error::RegionError;
 
 /// How long an engine may think about what it knows at once.
@@ -28,6 +28,9 @@ const ANSWERING: Duration = Duration::from_secs(15);
 
 /// How long it may take to write to its lenders, or give up, as much as it has here.
 const WORKING: Duration = Duration::from_secs(600);
+
+/// How long another engine may think about giving up a part of its cache, which its neighbour's programs wait for.
+const NEIGHBOUR_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long it takes at most until an engine that died is followed by the next.
 const RESTART: Duration = Duration::from_secs(3);
@@ -59,12 +62,14 @@ fn create_as(
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
     }
-    tmpfs::ensure(directory).map_err(RegionError::io(format!(
+    let held = tmpfs::ensure(directory).map_err(RegionError::io(format!(
         "cannot mount a tmpfs at {} (it takes root)",
         directory.display()
     )))?;
+    let made = files.create(spec);
+    drop(held);
     let served = || files.make_foreign(foreign).and_then(|()| start(program, &files));
-    let created = files.create(spec).and_then(|()| served().inspect_err(|_| files.remove()));
+    let created = made.and_then(|()| served().inspect_err(|_| files.remove()));
     if created.is_err() {
         tmpfs::release(directory);
     }
@@ -166,15 +171,19 @@ pub fn limit(directory: &Path, group: Option<&Group>, limit: Option<Bytes>) -> R
     };
     let mut failed = None;
     for (name, most) in wanted {
-        let asked = quota(&Files::new(directory, &name), most);
+        let asked = done(&Files::new(directory, &name), &Request::Quota { most });
         failed = asked.err().or(failed);
     }
     failed.map_or_else(|| limits(directory), Err)
 }
 
-/// Has a region have no more of a limit that caches share than this.
-pub(super) fn quota(files: &Files, most: Bytes) -> Result<(), RegionError> {
-    done(files, &Request::Quota { most })
+/// Takes a part of what another region has of a limit that caches share: it has no more than this then. For engines: it does not wait for
+/// long.
+pub(super) fn take_quota(files: &Files, most: Bytes) -> Result<(), RegionError> {
+    match asked(files, &Request::Quota { most }, NEIGHBOUR_PATIENCE)? {
+        (Response::Done, _) => Ok(()),
+        (other, _) => Err(refusal(files, other)),
+    }
 }
 
 /// Has a region's lenders have all that is in its cache.
@@ -252,7 +261,15 @@ pub fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
 pub fn remove(files: &Files) -> Result<(), RegionError> {
     match served(files, &Request::Remove) {
         // An engine that cannot go on is started again and again, and has it for a moment each time.
-        Err(RegionError::Unserved { .. }) if is_ever_free(files) => {}
+        Err(RegionError::Unserved { .. }) if is_ever_free(files) => {
+            let frames = files.group(&files.read()?.group).frames();
+            let programs = waiting_programs(&files.mapped(), [files.region(), frames])
+                .map_err(RegionError::io("cannot look for programs that have it mapped"))?;
+            if !programs.is_empty() {
+                let programs = programs.join(", ");
+                return Err(RegionError::InUse { name: files.name().clone(), programs });
+            }
+        }
         removed => removed?,
     }
     // The engine has answered, and ends; until then it has the files mapped.
@@ -338,7 +355,7 @@ fn patience(request: &Request) -> Duration {
 }
 
 fn stream(files: &Files, request: &Request) -> Result<UnixStream, RegionError> {
-    match asked(files, request)? {
+    match asked(files, request, patience(request))? {
         (Response::Done, stream) => Ok(stream),
         (other, _) => Err(refusal(files, other)),
     }
@@ -360,23 +377,28 @@ fn refusal(files: &Files, response: Response) -> RegionError {
 }
 
 fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
-    asked(files, request).map(|(response, _)| response)
+    asked(files, request, patience(request)).map(|(response, _)| response)
 }
 
 /// The answer, and the connection on which it came: with nothing in it yet that was not asked for.
-fn asked(files: &Files, request: &Request) -> Result<(Response, UnixStream), RegionError> {
+fn asked(
+    files: &Files,
+    request: &Request,
+    patience: Duration,
+) -> Result<(Response, UnixStream), RegionError> {
     let name = || files.name().clone();
-    let broken = || RegionError::io(format!("the engine of region '{}' does not answer", files.name()));
+    let broken = || {
+        let name = files.name();
+        RegionError::io(format!("the engine of region '{name}' does not answer within {patience:?}"))
+    };
     let mut call =
-        ControlCall::ask(&files.control(), request, patience(request)).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    RegionError::Unserved { name: name(), log: files.log() }
-                }
-                io::ErrorKind::TimedOut => broken()(error),
-                _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
+        ControlCall::ask(&files.control(), request, patience).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                RegionError::Unserved { name: name(), log: files.log() }
             }
+            io::ErrorKind::TimedOut => broken()(error),
+            _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
         })?;
     let answer = call.answer().map_err(broken())?;
     let stream = call.into_stream().map_err(broken())?;

@@ -10,6 +10,7 @@ use aquifer_mapping::Run;
 use aquifer_page::Bytes;
 use aquifer_pool::LeaseState;
 
+use super::accepting;
 use super::files::{Files, RegionSpec};
 use super::message::{Bucket, Latency, Request, Response, Status};
 use super::quota::Member;
@@ -73,12 +74,26 @@ impl Serving {
     }
 
     fn resize_cache(&self, cache: Bytes) -> Result<(), RegionError> {
-        // So that an engine after this one knows it.
+        let spec = self.note_cache(cache)?;
+        self.member.have(&spec, cache)
+    }
+
+    /// Notes the size, for an engine after this one; not held while pages leave, as others ask for the spec.
+    fn note_cache(&self, cache: Bytes) -> Result<RegionSpec, RegionError> {
         let mut spec = lock(&self.spec);
         spec.cache = cache;
         self.files.write(&spec)?;
-        let spec = spec.clone();
-        self.member.have(&spec, cache)
+        Ok(spec.clone())
+    }
+
+    /// Discards all, if no program has it mapped.
+    fn remove(&self) -> Result<(), Response> {
+        let in_use = |programs: Vec<String>| Response::InUse { programs: programs.join(", ") };
+        self.engine.begin_removal().map_err(in_use)?;
+        self.discard_all().map_err(|error| {
+            self.engine.end_removal();
+            Response::Failed { error: error.to_string() }
+        })
     }
 
     fn discard_all(&self) -> Result<(), RegionError> {
@@ -110,20 +125,22 @@ impl Control {
         let (removed, is_removed) = mpsc::channel();
         let Self { listener, serving } = self;
         let accepting = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            for client in listener.incoming().flatten() {
-                let (serving, removed) = (serving.clone(), removed.clone());
-                let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                    match serving.converse(&client) {
-                        // Who waits for it is there.
-                        Ok(true) => _ = removed.send(()),
-                        Ok(false) => {}
-                        Err(error) => tracing::warn!("a control connection ended early: {error}"),
-                    }
-                });
-                if let Err(error) = answering {
-                    tracing::error!("cannot start a thread for who asks: {error}");
-                }
-            }
+            accepting::each(
+                "who asks",
+                || listener.accept(),
+                |(client, _)| {
+                    let (serving, removed) = (serving.clone(), removed.clone());
+                    let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
+                        match serving.converse(&client) {
+                            // Who waits for it is there.
+                            Ok(true) => _ = removed.send(()),
+                            Ok(false) => {}
+                            Err(error) => tracing::warn!("a control connection ended early: {error}"),
+                        }
+                    });
+                    answering.map(drop)
+                },
+            );
         });
         match accepting {
             Ok(_) => _ = is_removed.recv(),
@@ -152,14 +169,11 @@ impl Serving {
             }
             Ok(Request::Persist) => done(self.engine.persist().map(drop)),
             Ok(Request::Drop { pages }) => done(self.engine.discard(pages)),
-            Ok(Request::Remove) => match self.engine.mapped_by() {
-                programs if !programs.is_empty() => Response::InUse { programs: programs.join(", ") },
-                _ => {
-                    let discarded = self.discard_all();
-                    removed = discarded.is_ok();
-                    done(discarded)
-                }
-            },
+            Ok(Request::Remove) => {
+                let done = self.remove();
+                removed = done.is_ok();
+                done.map_or_else(|refused| refused, |()| Response::Done)
+            }
             Ok(Request::Share { proposals }) => match self.engine.share(&proposals) {
                 Ok(merged) => Response::Merged(merged),
                 Err(error) => Response::Failed { error: error.to_string() },

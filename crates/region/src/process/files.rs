@@ -136,7 +136,7 @@ impl GroupFiles {
     pub fn create(&self) -> Result<(), RegionError> {
         let regions = self.directory.parent().unwrap_or(Path::new("/"));
         let made = tmpfs::ensure(regions)
-            .and_then(|()| fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory));
+            .and_then(|_held| fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory));
         made.map_err(RegionError::io(format!("cannot make {} (it takes root)", self.directory.display())))
     }
 

@@ -12,6 +12,7 @@ use aquifer_mapping::{Listener, Reply, Request};
 use aquifer_page::RegionName;
 use aquifer_pool::VolumeConfig;
 
+use super::accepting;
 use super::control::{Control, Serving};
 use super::files::{Files, RegionSpec};
 use super::first_word::{self, say};
@@ -154,17 +155,19 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
 
 /// Takes in programs, each on a thread of its own.
 fn welcome(engine: &Arc<Engine>, listener: &Listener) {
-    while let Ok(connection) = listener.accept() {
-        let engine = engine.clone();
-        let started = thread::Builder::new().name("program".to_owned()).spawn(move || {
-            if let Err(error) = converse(&engine, connection) {
-                tracing::warn!("a program was not served: {error}");
-            }
-        });
-        if let Err(error) = started {
-            tracing::error!("cannot start a thread for a program: {error}");
-        }
-    }
+    accepting::each(
+        "programs",
+        || listener.accept(),
+        |connection| {
+            let engine = engine.clone();
+            let started = thread::Builder::new().name("program".to_owned()).spawn(move || {
+                if let Err(error) = converse(&engine, connection) {
+                    tracing::warn!("a program was not served: {error}");
+                }
+            });
+            started.map(drop)
+        },
+    );
 }
 
 fn converse(engine: &Engine, connection: aquifer_mapping::Connection) -> io::Result<()> {
@@ -183,6 +186,10 @@ fn converse(engine: &Engine, connection: aquifer_mapping::Connection) -> io::Res
                     Err(error) => Reply::Refused(error.to_string()),
                 };
                 connection.send(&reply, &[])?;
+            }
+            Request::Release(release) => {
+                engine.release(connection.peer()?, &release);
+                connection.send(&Reply::Done, &[])?;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The file system that regions are on.
 
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -27,14 +27,24 @@ fn is_tmpfs(directory: &Path) -> io::Result<()> {
     Err(io::Error::other(why))
 }
 
+/// Keeps anybody else from mounting or taking away the file system there, for as long as what is returned lives.
+fn hold(directory: &Path) -> io::Result<File> {
+    let parent = File::open(directory.parent().unwrap_or(Path::new("/")))?;
+    parent.lock()?;
+    Ok(parent)
+}
+
 /// Mounts a tmpfs there, for root only, if nothing is: without a limit of its own, as each region has one, and without huge pages,
-/// as single pages come and go.
-pub(super) fn ensure(directory: &Path) -> io::Result<()> {
+/// as single pages come and go. As long as what is returned lives nobody takes it away because nothing is in it yet.
+pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     fs::create_dir_all(directory)?;
+    let held = hold(directory)?;
     if is_mounted(directory)? {
-        return is_tmpfs(directory);
+        is_tmpfs(directory)?;
+        return Ok(held);
     }
-    mount_at(directory)
+    mount_at(directory)?;
+    Ok(held)
 }
 
 /// What the tmpfs of regions is mounted with. `noswap` (Linux 6.4): the kernel must not swap out the
@@ -71,11 +81,13 @@ pub(super) fn release_soon(directory: &Path) {
 
 /// Takes it away if nothing is in it. False if it should be gone and is not: somebody still has one of its files open.
 pub(super) fn release(directory: &Path) -> bool {
+    // Where there is no such directory there is nothing to take away.
+    let Ok(_held) = hold(directory) else { return true };
     let empty = fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none());
     if !empty || !is_mounted(directory).unwrap_or(false) {
         return true;
     }
-    // Somebody may have made a region meanwhile: then it is busy, and stays.
+    // Where a file is still open it is busy, and stays.
     unmount(directory, UnmountFlags::NOFOLLOW).is_ok()
 }
 

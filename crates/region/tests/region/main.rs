@@ -7,4 +7,5 @@ mod handover;
 #[cfg(target_arch = "x86_64")]
 mod kvm;
 mod model;
+mod remapped;
 mod sharing;

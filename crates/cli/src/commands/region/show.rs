@@ -105,7 +105,10 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
     );
     line(
         "prefetched",
-        format!("{} fetched, {} of zeroes ({})", counts.prefetched, counts.zeroed, spec.prefetch),
+        format!(
+            "{} fetched, of which {} used and {} not, {} of zeroes ({})",
+            counts.prefetched, counts.prefetch_used, counts.prefetch_wasted, counts.zeroed, spec.prefetch
+        ),
     );
     if let Some(link) = &spec.link {
         let how = if link.one_at_a_time { "one at a time" } else { "any number at a time" };

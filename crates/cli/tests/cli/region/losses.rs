@@ -82,6 +82,9 @@ fn a_program_that_is_not_to_wait_is_told_so() {
     let mut program = setting.start(&region);
     program.does("write 6");
     setting.done(&["region", "persist", "short"]);
+    // What was read since and left was clean, and all that is here is.
+    program.does("check 6");
+    program.does("check 6");
     // Pages of zeroes lenders do not have.
     assert!(setting.show("short")["usage"]["dirty"].as_u64().unwrap() < 256 << 10);
     kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();

@@ -7,6 +7,7 @@ mod framework;
 mod groups;
 mod isolation;
 mod limits;
+mod lives;
 mod losses;
 mod pages;
 mod programs;

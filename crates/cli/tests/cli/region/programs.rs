@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::framework::{HEAP_PROGRAM, Setting, kill};
+use super::framework::{HEAP_PROGRAM, Setting, compile, kill};
 use crate::common::{eventually, stderr, stdout};
 
 #[test]
@@ -88,17 +88,8 @@ fn a_program_in_c_uses_a_region_by_the_library() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("c", &[]);
     let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
-    let built = Path::new(env!("CARGO_BIN_EXE_aquifer")).parent().unwrap();
     let program = setting.dir.path().join("pages");
-    let compiled = Command::new("cc")
-        .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-o"])
-        .args([&program, &capi.join("examples/pages.c")])
-        .arg(format!("-I{}", capi.join("include").display()))
-        .arg(format!("-L{}", built.display()))
-        .args(["-laquifer", &format!("-Wl,-rpath,{}", built.display())])
-        .output()
-        .unwrap();
-    assert!(compiled.status.success(), "{}", stderr(&compiled));
+    compile(&capi.join("examples/pages.c"), &program);
 
     let output = Command::new(&program).arg(&region).output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));

@@ -60,7 +60,7 @@ impl Program {
         let ours = Connection::to(socket)?;
         let theirs = listener.accept()?;
         let pages = Run { first: 0, count: self.pages };
-        let attach = Attach { version: VERSION, address: self.address() as u64, pages };
+        let attach = Attach { version: VERSION, address: self.address() as u64, pages, live: vec![pages] };
         let copy = |userfault: &Userfault| userfault.as_fd().try_clone_to_owned().map(Userfault::from);
         let userfaults = [copy(&self.userfault)?, copy(&self.guard)?];
         *self.served.borrow_mut() = Some(engine.attach(&attach, userfaults, theirs)?);

@@ -144,7 +144,7 @@ impl Host {
             spill: None,
             ledger: None,
         };
-        let joined = |config| {
+        let joined = |config, _| {
             let volume = Volume::new(config)?;
             let is_clean = lender.count() == 0;
             let holder = Lender { host: self.number, pages: lender.clone() };
@@ -420,8 +420,7 @@ impl World {
             if self.one_in(3) {
                 expect("evict", engine.evict(0, 4));
             }
-            engine.detach(&served);
-            lock(&engine.expected).remove(&mapped);
+            engine.detach(&served, &mapped);
         });
         if told.is_none() {
             self.restart(host);

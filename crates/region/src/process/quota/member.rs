@@ -49,7 +49,7 @@ impl Member {
             match more {
                 More::Quota(more) => quota = more,
                 More::Ask(other, most) if Instant::now() < deadline => {
-                    client::quota(&Files::new(self.files.directory(), &other), most)?;
+                    client::take_quota(&Files::new(self.files.directory(), &other), most)?;
                 }
                 More::Ask(..) | More::Nothing => {
                     let why = "the limit that its cache shares with others leaves no room for it";
@@ -107,7 +107,7 @@ impl Member {
         if let More::Ask(other, most) = got {
             // Who is asked may be asking this one.
             drop(seen);
-            client::quota(&Files::new(self.files.directory(), &other), most)?;
+            client::take_quota(&Files::new(self.files.directory(), &other), most)?;
             seen = lock(&self.seen);
             got = more()?;
         }

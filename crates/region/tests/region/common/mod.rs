@@ -10,11 +10,12 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use aquifer_mapping::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_pool::VolumeConfig;
-use aquifer_region::{Engine, EngineConfig, PolicyKind, PrefetchKind, Scheme};
+use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use pool::OurLender;
 use tempfile::TempDir;
 
@@ -24,6 +25,8 @@ pub const PAGE: u64 = PAGE_SIZE as u64;
 pub struct Setting {
     pub lender: Arc<OurLender>,
     pub directory: TempDir,
+    /// How long a page is on its way, if longer than it takes.
+    pub latency: Option<Duration>,
     pages: u64,
 }
 
@@ -43,7 +46,7 @@ impl Setting {
     pub fn with(lender: Arc<OurLender>, pages: u64) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::create_dir(directory.path().join(".region")).unwrap();
-        Self { lender, directory, pages }
+        Self { lender, directory, latency: None, pages }
     }
 
     pub fn region(&self) -> PathBuf {
@@ -78,7 +81,7 @@ impl Setting {
             policy,
             scheme,
             prefetch: PrefetchKind::Auto,
-            link: None,
+            link: self.latency.map(|latency| LinkSpec { latency, one_at_a_time: false }),
             give_up: None,
             workers: 2,
             foreign,
@@ -113,6 +116,10 @@ fn converse(engine: &Engine, connection: aquifer_mapping::Connection) {
             }
             Request::Discard(pages) => {
                 engine.discard(pages).unwrap();
+                connection.send(&Reply::Done, &[]).unwrap();
+            }
+            Request::Release(release) => {
+                engine.release(connection.peer().unwrap(), &release);
                 connection.send(&Reply::Done, &[]).unwrap();
             }
         }

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::common::eventually;
-pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, Program};
+pub use program::{GUESSING_PROGRAM, HEAP_PROGRAM, Program, compile};
 pub use scanner::Scanner;
 pub use setting::Setting;
 

@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::program::PROGRAM;
+use super::program::{PROGRAM, lives};
 use super::{Program, lacks_regions};
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
@@ -60,6 +60,11 @@ impl Setting {
 
     pub fn exec(&self, words: &[&str]) -> Program {
         Program::start(aquifer(self.dir.path()).args(["region", "exec"]).args(words))
+    }
+
+    /// The program in C that maps a region by the library and does what it is told.
+    pub fn lives(&self, region: &Path, more: &[&str]) -> Program {
+        Program::start(Command::new(lives(self.dir.path())).arg(region).args(more))
     }
 
     pub fn mounts(&self) -> usize {

@@ -1,0 +1,256 @@
+//! Programs that fork, stop, end and begin anew, and engines that end while they do.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Instant;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+use serde_json::Value;
+
+use super::framework::{Setting, kill, kill_processes};
+use crate::common::{Export, eventually, stderr, stdout};
+
+fn process(answer: &str) -> Pid {
+    Pid::from_raw(answer.rsplit(' ').next().unwrap().parse().unwrap()).unwrap()
+}
+
+/// Waits for the engine after the one that had this process.
+fn another_serves(setting: &Setting, name: &str, before: &Value) {
+    eventually("another serves", || {
+        let shown = setting.aquifer(&["--json", "region", "show", name]);
+        serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != *before)
+    });
+}
+
+/// Kills a process when the test is done with it, however that ends.
+struct Ending(Pid);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+#[test]
+fn a_child_that_closes_the_region_takes_nothing_from_its_parent() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("family", &[]);
+    let mut program = setting.lives(&region, &[]);
+    for seed in 1..4 {
+        program.does_in_time(&format!("close {seed} 40"));
+        program.does_in_time(&format!("check {seed}"));
+    }
+    assert_eq!(setting.show("family")["programs"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_program_is_gone_when_it_ends_though_its_child_lives() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("orphan", &[]);
+    let mut program = setting.lives(&region, &[]);
+    program.does_in_time("write 1");
+    program.order("stay");
+    let _child = Ending(process(&program.answers_in_time()));
+    program.signal(Signal::KILL);
+    drop(program);
+    eventually("nobody maps it", || setting.show("orphan")["programs"].as_array().unwrap().is_empty());
+    let mut next = setting.lives(&region, &[]);
+    next.does_in_time("check 1");
+    next.does_in_time("write 2");
+    next.does_in_time("check 2");
+}
+
+#[test]
+fn a_region_is_not_removed_while_its_program_waits_for_an_engine() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("wanted", &[]);
+    let mut program = setting.lives(&region, &[]);
+    program.does_in_time("write 1");
+    for _ in 0..5 {
+        kill(&setting.show("wanted")["pid"]);
+        let refused = setting.aquifer(&["region", "rm", "wanted"]);
+        assert!(stderr(&refused).contains("in use by lives"), "{}", stderr(&refused));
+    }
+    kill_processes(&setting, "wanted");
+    let refused = setting.aquifer(&["region", "rm", "wanted"]);
+    assert!(stderr(&refused).contains("in use by lives"), "{}", stderr(&refused));
+    setting.done(&["region", "start", "wanted"]);
+    program.does_in_time("check 1");
+}
+
+#[test]
+fn a_stopped_program_keeps_its_pages_and_others_are_served() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("stopped", &[]);
+    let mut stopped = setting.lives(&region, &[]);
+    let mut other = setting.lives(&region, &[]);
+    stopped.does_in_time("write 1");
+    stopped.signal(Signal::STOP);
+    other.does_in_time("check 1");
+    let began = Instant::now();
+    let refused = setting.aquifer(&["region", "resize-cache", "stopped", "1M"]);
+    assert!(stderr(&refused).contains("is that stopped?"), "{}", stderr(&refused));
+    assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
+    assert_eq!(setting.show("stopped")["programs"].as_array().unwrap().len(), 2);
+    // The next engine knows neither, and one of them is back.
+    kill(&setting.show("stopped")["pid"]);
+    other.does_in_time("check 1");
+    stopped.signal(Signal::CONT);
+    stopped.does_in_time("check 1");
+    stopped.does_in_time("write 2");
+    other.does_in_time("check 2");
+    setting.done(&["region", "resize-cache", "stopped", "1M"]);
+    other.does_in_time("check 2");
+}
+
+#[test]
+fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
+    let Some(setting) = Setting::new() else { return };
+    let socket = format!("unix:{}", setting.dir.path().join("second").display());
+    let second = Export::start(setting.dir.path(), &["64M", "--nbd", &socket]);
+    let one = setting.create("one", &[]);
+    let words = ["region", "create", "two", "--size", "32M", "--cache", "8M", "--lender", second.uri()];
+    let created = setting.done(&words);
+    let two = Path::new(created["file"].as_str().unwrap());
+    setting.done(&["region", "limit", "8M"]);
+    let mut stopped = setting.lives(&one, &[]);
+    stopped.does_in_time("write 1");
+    stopped.signal(Signal::STOP);
+    let mut other = setting.lives(two, &[]);
+    other.does_in_time("write 2");
+    other.does_in_time("check 2");
+    let shown = setting.show("one");
+    assert_eq!(shown["programs"].as_array().unwrap().len(), 1, "{shown}");
+    stopped.signal(Signal::CONT);
+    stopped.does_in_time("check 1");
+    drop((stopped, other));
+    setting.done(&["region", "limit", "none"]);
+    // Before its lender goes.
+    setting.remove("two");
+}
+
+#[test]
+fn what_is_removed_behind_the_engine_is_refused_or_reads_as_zeroes() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("holes", &[]);
+    let mut program = setting.lives(&region, &[]);
+    program.does_in_time("write 1");
+    // Pages that are here and pages that are not.
+    for order in ["remove 0 100", "remove 8000 192"] {
+        program.order(order);
+        assert_eq!(program.answers_in_time(), format!("remove {}", libc::EINVAL));
+    }
+    program.does_in_time("check 1");
+    // Who undoes that has removed what is here: the last pages that were touched.
+    program.does_in_time("unlock 8100 92");
+    program.does_in_time("zero 8100 92");
+    program.does_in_time("see 1 8000");
+}
+
+#[test]
+fn a_program_that_locks_its_memory_reads_what_is_remote() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("locked", &[]);
+    setting.lives(&region, &[]).does_in_time("write 1");
+    let mut program = setting.lives(&region, &["lock"]);
+    program.does_in_time("check 1");
+    program.does_in_time("write 2");
+    program.does_in_time("check 2");
+}
+
+#[test]
+fn an_engine_out_of_descriptors_takes_in_who_waited() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("full", &[]);
+    let engine = setting.show("full")["pid"].as_i64().unwrap();
+    let engine = Pid::from_raw(engine as i32);
+    // As it is for this process, whose child it is.
+    let before = getrlimit(Resource::Nofile);
+    prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before.clone() }).unwrap();
+    // A call of accept that waits has its descriptor already: the next one finds none.
+    drop(aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs")).unwrap());
+    setting.aquifer(&["region", "show", "full"]);
+    let log = setting.dir.path().join("regions/.full/log");
+    eventually("the engine says so", || {
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        said.contains("cannot take in who asks") && said.contains("cannot take in programs")
+    });
+    let mut asking = crate::common::aquifer(setting.dir.path());
+    asking.args(["--json", "region", "show", "full"]).stdout(Stdio::piped());
+    let mut asking = asking.spawn().unwrap();
+    let mapping = std::thread::scope(|scope| {
+        let mapping = scope.spawn(|| setting.lives(&region, &[]));
+        assert!(asking.try_wait().unwrap().is_none());
+        prlimit(engine, Resource::Nofile, before).unwrap();
+        mapping.join().unwrap()
+    });
+    let shown: Value = serde_json::from_str(&stdout(&asking.wait_with_output().unwrap())).unwrap();
+    assert_eq!(shown["pid"].as_i64().unwrap() as i32, engine.unwrap().as_raw_nonzero().get());
+    let mut program = mapping;
+    program.does_in_time("write 1");
+    program.does_in_time("check 1");
+}
+
+#[test]
+fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
+    let Some(setting) = Setting::new() else { return };
+    let region = setting.create("alone", &[]);
+    let mut program = setting.lives(&region, &[]);
+    program.does_in_time("write 1");
+    program.does_in_time("some 2 500");
+    kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
+    let before = setting.show("alone")["pid"].clone();
+    kill(&before);
+    another_serves(&setting, "alone", &before);
+    // By a page table of its own, of which nobody knows anything yet.
+    let mut other = setting.lives(&region, &[]);
+    other.does_in_time("see 2 500");
+    program.order("check 1");
+    eventually("it is shown that faults wait", || {
+        stdout(&setting.aquifer(&["region", "show", "alone"])).contains("WAITING")
+    });
+    kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
+    // All but those that were written to since.
+    assert_eq!(program.answers_in_time(), "check 500");
+    program.does_in_time("see 2 500");
+}
+
+#[test]
+fn an_engine_that_panics_in_any_thread_is_followed_by_the_next() {
+    let Some(setting) = Setting::new() else { return };
+    let order = setting.dir.path().join("panic");
+    let words =
+        ["region", "create", "panic", "--size", "32M", "--cache", "8M", "--lender", setting.lender.uri()];
+    let mut create = crate::common::aquifer(setting.dir.path());
+    let created = create.env("AQUIFER_TEST_PANIC", &order).arg("--json").args(words).output().unwrap();
+    let created: Value = serde_json::from_str(&stdout(&created)).unwrap();
+    let mut program = setting.lives(Path::new(created["file"].as_str().unwrap()), &[]);
+    program.does_in_time("write 1");
+    let before = setting.show("panic")["pid"].clone();
+    let order = order.with_extension(before.to_string());
+    std::fs::write(&order, "").unwrap();
+    program.does_in_time("check 1");
+    another_serves(&setting, "panic", &before);
+    program.does_in_time("check 1");
+    let log = std::fs::read_to_string(setting.dir.path().join("regions/.panic/log")).unwrap();
+    assert!(log.contains("thread 'panics'") && log.contains("starting another"), "{log}");
+}
+
+#[test]
+fn regions_that_come_and_go_at_once_are_on_one_file_system() {
+    let Some(setting) = Setting::new() else { return };
+    std::thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let setting = &setting;
+            scope.spawn(move || {
+                for _ in 0..6 {
+                    setting.create(name, &[]);
+                    setting.done(&["region", "rm", name]);
+                }
+            });
+        }
+    });
+    eventually("the tmpfs is gone", || setting.mounts() == 0);
+    let left = std::fs::read_dir(setting.dir.path().join("regions")).map_or(0, Iterator::count);
+    assert_eq!(left, 0);
+}

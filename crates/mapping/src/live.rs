@@ -1,0 +1,87 @@
+//! The pages of a mapping that its program still has mapped.
+
+use std::ops::Range;
+
+use crate::message::Run;
+
+/// Most runs that one message tells of.
+const TOLD: usize = 1024;
+
+/// Pages of a mapping that are still mapped, as runs in ascending order. Both ends keep such a list: the program unmaps parts, and the
+/// engine must not put a page where something else may be mapped by now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Live(Vec<Range<u64>>);
+
+impl Live {
+    /// These pages.
+    pub fn new(runs: &[Run]) -> Self {
+        Self(runs.iter().map(|run| run.first..run.first.saturating_add(run.count)).collect())
+    }
+
+    /// Takes pages out.
+    pub fn remove(&mut self, gone: &Range<u64>) {
+        let rest = |part: Range<u64>| {
+            let before = part.start..part.end.min(gone.start);
+            let after = part.start.max(gone.end)..part.end;
+            [before, after].into_iter().filter(|part| part.start < part.end)
+        };
+        self.0 = std::mem::take(&mut self.0).into_iter().flat_map(rest).collect();
+    }
+
+    /// Whether no page is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether this page is still mapped.
+    pub fn has(&self, page: u64) -> bool {
+        self.0.iter().any(|part| part.contains(&page))
+    }
+
+    /// The parts of these pages that are still mapped.
+    pub fn parts(&self, within: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let cut = |part: &Range<u64>| part.start.max(within.start)..part.end.min(within.end);
+        self.0.iter().map(cut).filter(|part| part.start < part.end)
+    }
+
+    /// All of them, for a message. (Where there are more runs than fit one, the last covers the rest, with what lies between.)
+    pub fn runs(&self) -> Vec<Run> {
+        let mut runs: Vec<_> =
+            self.0.iter().map(|part| Run { first: part.start, count: part.end - part.start }).collect();
+        if let (true, Some(last)) = (runs.len() > TOLD, runs.last().copied()) {
+            runs.truncate(TOLD);
+            let rest = &mut runs[TOLD - 1];
+            rest.count = last.end() - rest.first;
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(first: u64, count: u64) -> Run {
+        Run { first, count }
+    }
+
+    #[test]
+    fn what_is_unmapped_is_live_no_more() {
+        let mut live = Live::new(&[run(10, 10)]);
+        live.remove(&(12..14));
+        live.remove(&(0..11));
+        assert_eq!(live.runs(), [run(11, 1), run(14, 6)]);
+        assert_eq!(live.parts(&(5..16)).collect::<Vec<_>>(), [11..12, 14..16]);
+        assert!(live.has(11) && !live.has(12) && !live.has(20));
+        live.remove(&(11..20));
+        assert!(live.is_empty());
+    }
+
+    #[test]
+    fn one_message_tells_of_all_live_pages_however_many_parts_they_are() {
+        let runs: Vec<_> = (0..5000).map(|at| run(at * 2, 1)).collect();
+        let live = Live::new(&runs);
+        let told = Live::new(&live.runs());
+        assert!(live.runs().len() <= TOLD && runs.iter().all(|run| told.has(run.first)));
+    }
+}

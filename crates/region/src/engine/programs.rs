@@ -1,0 +1,232 @@
+//! Programs come, unmap what they had mapped, and end.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use aquifer_mapping::{Attach, Connection, Release, Reply, Run, Userfault, VERSION};
+use rustix::event::epoll;
+
+use super::expected::Mapped;
+use super::{Cache, Engine, GUARD};
+use crate::error::RegionError;
+use crate::lock;
+use crate::program::Program;
+
+/// Pages that are looked at under one lock.
+const CHUNK: u64 = 4096;
+
+/// How long whoever asks for something that takes orders to programs waits for those that take none.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Takes care of a mapping from now on, and returns when its program has nothing of it any more, or has connected anew.
+    ///
+    /// # Errors
+    /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
+    pub fn attend(&self, attach: &Attach, userfaults: [OwnedFd; 2], orders: Connection) -> io::Result<()> {
+        let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
+        program.wait_for_end(|| lock(&self.expected).is_there(&mapped));
+        self.detach(&program, &mapped);
+        Ok(())
+    }
+
+    pub(super) fn attach(
+        &self,
+        attach: &Attach,
+        userfaults: [Userfault; 2],
+        orders: Connection,
+    ) -> io::Result<(Arc<Program>, Mapped)> {
+        let refuse = |why: String| {
+            let _ = orders.send(&Reply::Refused(why.clone()), &[]);
+            io::Error::other(why)
+        };
+        if attach.version != VERSION {
+            let theirs = attach.version;
+            return Err(refuse(format!(
+                "it speaks version {theirs} of the protocol, this engine {VERSION}: use programs of one release"
+            )));
+        }
+        let Run { first, count } = attach.pages;
+        if first.checked_add(count).is_none_or(|end| end > self.table.pages()) {
+            return Err(refuse("the mapping is larger than the region".to_owned()));
+        }
+        if self.removing.load(Ordering::Relaxed) {
+            return Err(refuse("the region is being removed".to_owned()));
+        }
+        let pid = orders.peer()?;
+        let mapped = Mapped::new(pid, attach.address, attach.pages)?;
+        let id = self.next_program.fetch_add(1, Ordering::Relaxed);
+        let is_before = |other: &Arc<Program>| is_same(other, pid, attach.address) && !other.is_gone();
+        let before = self.programs().into_iter().find(is_before);
+        let program = Program::new(id, attach, userfaults, orders, self.prefetch, before.as_deref())?;
+        let program = Arc::new(program);
+        if let Err(error) = self.take_care(&program, mapped) {
+            // It has pages mapped, and comes back. At no time is it on neither list.
+            lock(&self.expected).is_away(mapped);
+            self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
+            return Err(error);
+        }
+        tracing::info!(program = program.name(), pages = count, "mapped");
+        Ok((program, mapped))
+    }
+
+    fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
+        // Where an engine before this one took care of it, no page may leave before both are done.
+        program.accept(|| {
+            let mut programs = self.programs_mut();
+            if self.removing.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the region is being removed"));
+            }
+            let before =
+                |other: &mut Arc<Program>| is_same(other, program.pid, program.address()) && !other.is_gone();
+            for other in programs.extract_if(.., before) {
+                other.replace();
+                self.ignore(&other);
+            }
+            programs.push(program.clone());
+            lock(&self.expected).add(mapped)
+        })?;
+        self.settle_shared().map_err(io::Error::other)?;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        for (userfault, id) in [(&program.userfault, program.id), (&program.guard, program.id | GUARD)] {
+            epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
+        }
+        // Whoever an engine before this one was told of and did not serve.
+        program.wake_all();
+        Ok(())
+    }
+
+    /// Waits for its faults no more.
+    fn ignore(&self, program: &Program) {
+        let _ = epoll::delete(&self.faults, &program.userfault);
+        let _ = epoll::delete(&self.faults, &program.guard);
+    }
+
+    pub(super) fn detach(&self, program: &Arc<Program>, mapped: &Mapped) {
+        let programs = self.programs_mut();
+        if program.is_replaced() {
+            return;
+        }
+        program.end();
+        drop(programs);
+        self.ignore(program);
+        // As long as it is listed, what only its page table says is not taken for clean.
+        self.forget_marks(0..self.table.pages(), |_| ());
+        let mut programs = self.programs_mut();
+        programs.retain(|other| !Arc::ptr_eq(other, program));
+        // The region may be mapped at the same address by now.
+        if !programs.iter().any(|other| is_same(other, program.pid, program.address())) {
+            lock(&self.expected).remove(mapped);
+        }
+        drop(programs);
+        tracing::info!(process = program.pid, "unmapped");
+    }
+
+    /// A program is about to unmap pages. When this returns, nothing is put there any more.
+    pub fn release(&self, pid: u32, Release { address, pages }: &Release) {
+        let end = pages.first.saturating_add(pages.count).min(self.table.pages());
+        let programs = self.programs();
+        for program in programs.iter().filter(|program| is_same(program, pid, *address)) {
+            self.forget_marks(pages.first..end, |chunk| program.release(chunk));
+            self.released.fetch_add(1, Ordering::Relaxed);
+            program.has_released_all();
+        }
+    }
+
+    /// Notes that pages may have been written to, which was known to a page table only that `forget` has be looked at no more.
+    fn forget_marks(&self, pages: Range<u64>, forget: impl Fn(&Range<u64>)) {
+        let mut first = pages.start;
+        while first < pages.end {
+            let chunk = first..pages.end.min(first + CHUNK);
+            first = chunk.end;
+            let mut cache = lock(&self.cache);
+            forget(&chunk);
+            self.lose_marks_of(&mut cache, chunk);
+        }
+    }
+
+    pub(super) fn programs(&self) -> Vec<Arc<Program>> {
+        self.programs.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn program(&self, id: u64) -> Option<Arc<Program>> {
+        let programs = self.programs.read().unwrap_or_else(PoisonError::into_inner);
+        programs.iter().find(|program| program.id == id).cloned()
+    }
+
+    fn programs_mut(&self) -> RwLockWriteGuard<'_, Vec<Arc<Program>>> {
+        self.programs.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that have the region mapped, for people.
+    pub fn mapped_by(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.programs().iter().map(|program| program.name()).collect();
+        names.extend(lock(&self.expected).missing_names());
+        names
+    }
+
+    /// The processes that have it mapped.
+    pub fn processes(&self) -> Vec<u32> {
+        self.programs().iter().map(|program| program.pid).collect()
+    }
+
+    /// Keeps programs from coming, if none is here and none is to come back; else says who they are.
+    ///
+    /// # Errors
+    /// Those that have it mapped, for people.
+    pub fn begin_removal(&self) -> Result<(), Vec<String>> {
+        // (Once nobody is to come back nobody will be.)
+        let is_known = self.is_known();
+        let programs = self.programs_mut();
+        let is_free = programs.is_empty() && is_known;
+        self.removing.store(is_free, Ordering::Relaxed);
+        drop(programs);
+        if is_free { Ok(()) } else { Err(self.mapped_by()) }
+    }
+
+    /// It is not being removed after all.
+    pub fn end_removal(&self) {
+        self.removing.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether all programs that may have pages mapped are served, and take orders.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete_now(&mut lock(&self.cache))
+    }
+
+    /// The same with the cache locked.
+    pub(super) fn is_complete_now(&self, cache: &mut Cache) -> bool {
+        self.is_known_now(cache) && !self.programs().iter().any(|program| program.is_silent())
+    }
+
+    /// Waits until that is so, but not for ever. Not to be called where a fault waits.
+    ///
+    /// # Errors
+    /// Names those who do not take orders.
+    pub(super) fn wait_until(&self, is: impl Fn(&Self) -> bool) -> Result<(), RegionError> {
+        let deadline = Instant::now() + RETURN_TIMEOUT;
+        while !is(self) {
+            if Instant::now() > deadline || self.has_ended() {
+                return Err(RegionError::Refused(self.who_is_away()));
+            }
+            self.wait_for_change(lock(&self.cache));
+        }
+        Ok(())
+    }
+
+    /// Why it has to be waited for programs, for people.
+    pub(super) fn who_is_away(&self) -> String {
+        let silent = self.programs().into_iter().filter(|program| program.is_silent());
+        let mut names: Vec<_> = silent.map(|program| program.name()).collect();
+        names.extend(lock(&self.expected).missing_names());
+        format!("it has to wait for {}: is that stopped? 'kill -CONT' has it go on", names.join(", "))
+    }
+}
+
+fn is_same(program: &Program, pid: u32, address: u64) -> bool {
+    program.pid == pid && program.address() == address
+}
