@@ -3,7 +3,10 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use aquifer_fabric::tls::{Authority, Identity, TlsError};
+use aquifer_fabric::tls::{
+    Authority, CA_CERTIFICATE, CA_KEY, HOST_CERTIFICATE, HOST_KEY, Identity, TlsError,
+};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair, date_time_ymd};
 
 use crate::certificates::{Cluster, host};
 
@@ -63,4 +66,24 @@ fn names_that_no_certificate_can_carry_are_refused() {
         assert!(matches!(error, TlsError::Name(_)), "{name}: {error}");
     }
     assert!(matches!(cluster.try_issue("fine", &["not fine".to_owned()]), Err(TlsError::Name(_))));
+}
+
+#[test]
+fn a_host_learns_that_its_own_certificate_is_of_no_use() {
+    let cluster = Cluster::new();
+    let (ca, tls) = (cluster.dir("ca"), cluster.dir("lender"));
+    Identity::verify_own(&tls).unwrap();
+
+    // The same, as it will be when its time is over.
+    let key = |path| KeyPair::from_pem(&fs::read_to_string(path).unwrap()).unwrap();
+    let authority = fs::read_to_string(ca.join(CA_CERTIFICATE)).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(&authority, key(ca.join(CA_KEY))).unwrap();
+    let mut params = CertificateParams::new(vec!["lender".to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, "lender");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+    let expired = params.signed_by(&key(tls.join(HOST_KEY)), &issuer).unwrap();
+    fs::write(tls.join(HOST_CERTIFICATE), expired.pem()).unwrap();
+    let error = Identity::verify_own(&tls).unwrap_err().to_string();
+    assert!(error.contains("no peer would trust it") && error.contains("expired"), "{error}");
 }
