@@ -17,6 +17,7 @@ use axum::http::{StatusCode, request::Parts};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing};
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use utoipa::openapi::{self, Content, Ref, RefOr, ResponseBuilder};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
@@ -167,16 +168,22 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let path = request.uri().path().to_owned();
-        match Json::from_request(request, state).await {
-            Ok(Json(body)) => Ok(Self(body)),
-            Err(rejection) => {
-                let rejection: JsonRejection = rejection;
-                Err(Failure::new(
-                    rejection.status(),
-                    format!("bad request to {path}: {}", rejection.body_text()),
-                ))
-            }
-        }
+        let bad = |status, why: String| Failure::new(status, format!("bad request to {path}: {why}"));
+        // As an object first: serde would take an array for any struct.
+        let Json(mut object): Json<Map<String, Value>> = Json::from_request(request, state)
+            .await
+            .map_err(|rejection: JsonRejection| bad(rejection.status(), rejection.body_text()))?;
+        object.values_mut().for_each(make_whole);
+        let body = serde_json::from_value(object.into());
+        body.map(Self).map_err(|error| bad(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
+    }
+}
+
+/// Writes 4096.0 as 4096, which are one number in JSON but two in serde.
+fn make_whole(value: &mut Value) {
+    let Some(number) = value.as_f64().filter(|_| value.is_f64()) else { return };
+    if number.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&number) {
+        *value = Value::from(number as u64);
     }
 }
 
@@ -245,7 +252,24 @@ mod tests {
         let kept = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             kept == openapi(),
-            "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent openapi"
+            "docs/openapi.json is old: UPDATE_OPENAPI=1 cargo test -p aquifer-agent --lib the_document"
         );
+    }
+
+    #[tokio::test]
+    async fn a_body_is_an_object_whose_whole_numbers_may_be_written_in_any_way() {
+        async fn heard(body: &'static str) -> Result<u64, StatusCode> {
+            let request = Request::post(path::BORROW).header("content-type", "application/json");
+            let request = request.body(axum::body::Body::from(body)).unwrap();
+            let heard = Body::<aquifer_api::order::Borrow>::from_request(request, &()).await;
+            heard.map(|Body(order)| order.bytes.0).map_err(|Failure(status, _)| status)
+        }
+        for body in ["{\"bytes\":4096}", "{\"bytes\":4096.0}", "{\"bytes\":4.096e3}", "{\"bytes\":\"4K\"}"] {
+            assert_eq!(heard(body).await, Ok(4096), "{body}");
+        }
+        for body in ["[4096]", "[]", "4096", "{\"bytes\":0.5}", "{\"bytes\":-4096.0}", "{\"bytes\":1e300}"] {
+            assert_eq!(heard(body).await, Err(StatusCode::UNPROCESSABLE_ENTITY), "{body}");
+        }
+        assert_eq!(heard("{").await, Err(StatusCode::BAD_REQUEST));
     }
 }
