@@ -114,8 +114,11 @@ impl Drop for Region {
             return;
         }
         let all = self.memory.address()..self.memory.address() + self.memory.bytes().len();
-        // SAFETY: nobody uses it after this, as this is the end of what holds it.
-        let unmapped = self.mapping.release(&all, || Ok(unsafe { ManuallyDrop::drop(&mut self.memory) }));
+        let unmapped = self.mapping.release(&all, || {
+            // SAFETY: nobody uses it after this, as this is the end of what holds it.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+            Ok(())
+        });
         debug_assert!(unmapped.is_ok(), "it does not fail");
     }
 }

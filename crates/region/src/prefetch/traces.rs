@@ -130,7 +130,7 @@ fn a_scan_is_prefetched_also_after_all_was_by_chance() {
         assert!(cache.faults * 20 < 20_000, "{kind}: {}", cache.faults);
         let mut random = Random(7);
         for _ in 0..20_000 {
-            let first = 1 << 30 | random.next() % 10_000_000;
+            let first = (1 << 30) + random.next() % 10_000_000;
             (first..first + 4).for_each(|page| cache.touch(page));
         }
         let before = cache.faults;
