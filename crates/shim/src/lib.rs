@@ -7,5 +7,6 @@
 mod allocator;
 mod calls;
 mod heap;
+mod pinning;
 mod regions;
 mod sys;

@@ -11,7 +11,7 @@ use std::sync::{PoisonError, RwLock};
 use aquifer_mapping::{Mapping, Opened, Run};
 use aquifer_page::PAGE_SIZE;
 
-use crate::sys;
+use crate::{pinning, sys};
 
 static MAPPINGS: RwLock<Vec<Mapping>> = RwLock::new(Vec::new());
 
@@ -53,6 +53,7 @@ pub(crate) unsafe fn map(
         tell("a region can only be mapped shared: what is not here would read as zeroes");
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
+    pinning::refuse();
     let offset = offset + first as i64;
     let whole = length.next_multiple_of(PAGE_SIZE);
     let flags = flags & !(libc::MAP_POPULATE | libc::MAP_LOCKED);

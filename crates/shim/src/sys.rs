@@ -195,3 +195,60 @@ pub(crate) fn size(fd: c_int) -> Option<i64> {
     // SAFETY: the kernel fills it when it says so.
     unsafe { (libc::fstat(fd, is.as_mut_ptr()) == 0).then(|| is.assume_init().st_size) }
 }
+
+/// For [`refuse_pinning`]: all threads of the process, not only this one.
+pub(crate) const ALL_THREADS: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_TSYNC;
+
+/// Makes these calls fail with `EOPNOTSUPP`, which have the kernel or a device use memory of the
+/// program for long, whatever its page table says: `io_uring_register` of buffers (`linux/io_uring.h`:
+/// `IORING_REGISTER_BUFFERS`, `BUFFERS2`, `BUFFERS_UPDATE` and `CLONE_BUFFERS`), and the `ioctl`s
+/// `VFIO_IOMMU_MAP_DMA` (`linux/vfio.h`) and `IOMMU_IOAS_MAP` (`linux/iommufd.h`).
+pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+    const IS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    // Offsets in `struct seccomp_data`: the call's number, and the lower half of its second argument.
+    const NUMBER: u32 = 0;
+    const SECOND: u32 = 24 + if cfg!(target_endian = "big") { 4 } else { 0 };
+    const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;
+    let step = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    let is = |k, jt, jf| libc::sock_filter { code: IS, jt, jf, k };
+    let mut filter = [
+        step(LOAD, NUMBER),
+        is(libc::SYS_io_uring_register as u32, 1, 0),
+        is(libc::SYS_ioctl as u32, 6, 9),
+        step(LOAD, SECOND),
+        // The highest bit says how the ring is named.
+        step(AND, 0x7fff_ffff),
+        is(0, 7, 0),
+        is(15, 6, 0),
+        is(16, 5, 0),
+        is(30, 4, 3),
+        step(LOAD, SECOND),
+        is(0x3b71, 2, 0),
+        is(0x3b85, 1, 0),
+        step(RETURN, libc::SECCOMP_RET_ALLOW),
+        step(RETURN, REFUSE),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let set = || {
+        // SAFETY: the kernel reads the program, which is as long as it says.
+        let set = unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        };
+        match check(set) {
+            Ok(0) => Ok(()),
+            Ok(thread) => Err(io::Error::other(format!("thread {thread} has a filter of its own"))),
+            Err(error) => Err(error),
+        }
+    };
+    match set() {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            // SAFETY: numbers only. What it gives up are rights that programs could gain by execve.
+            check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
+            set()
+        }
+        done => done,
+    }
+}
