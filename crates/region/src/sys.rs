@@ -184,6 +184,28 @@ pub(crate) mod test {
             dropped.expect("the pages are mapped");
         }
 
+        /// Maps pages of a file in the place of these, from this page of it on, and brings private ones
+        /// into the page table.
+        pub(crate) fn replace(
+            &self,
+            pages: Range<u64>,
+            (file, first): (impl AsFd, u64),
+            kind: MapFlags,
+            before_touch: impl FnOnce(u64, u64) -> io::Result<()>,
+        ) -> io::Result<()> {
+            let start = self.address() + pages.start as usize * PAGE_SIZE;
+            let length = (pages.end - pages.start) as usize * PAGE_SIZE;
+            let (at, both) = (ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
+            // SAFETY: what is replaced is of this mapping, and what is there is read as atomics only.
+            unsafe { mmap(at, length, both, kind | MapFlags::FIXED, file, first * PAGE_SIZE as u64) }?;
+            before_touch(start as u64, length as u64)?;
+            if kind == MapFlags::PRIVATE {
+                // SAFETY: reading changes nothing.
+                unsafe { madvise(at, length, Advice::LinuxPopulateRead) }?;
+            }
+            Ok(())
+        }
+
         /// Unmaps the file.
         pub(crate) fn end(self) -> io::Result<Ended> {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;

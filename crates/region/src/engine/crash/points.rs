@@ -8,7 +8,8 @@ use crate::effect;
 use crate::handover::Round;
 use crate::policy::PolicyKind;
 
-const SHAPE: Shape = Shape { pages: 24, frames: 16, policy: PolicyKind::Fifo, scheme: Scheme::OnDemand };
+const SHAPE: Shape =
+    Shape { pages: 24, frames: 16, policy: PolicyKind::Fifo, scheme: Scheme::OnDemand, shares: true };
 
 /// Has something happen in a region, and sees to it that all is there that should be.
 #[track_caller]
@@ -79,6 +80,16 @@ fn an_engine_killed_while_it_serves_faults_loses_nothing() {
     at_each_point(before, |world| {
         write(world, [3, 9]);
         world.read_all();
+    });
+}
+
+#[test]
+fn an_engine_killed_while_it_shares_loses_nothing() {
+    at_each_point(some_of_each, |world| {
+        world.share(4, 6);
+        write(world, [5, 7]);
+        world.persist();
+        world.evict_all();
     });
 }
 

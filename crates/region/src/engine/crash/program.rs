@@ -1,16 +1,18 @@
 //! A program that has the region mapped, played by the thread that plays its engine.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use aquifer_mapping::{Attach, Connection, Listener, Order, Reply, Run, Userfault, VERSION};
+use aquifer_mapping::{Attach, Connection, Listener, Order, Reply, Run, Shared, Userfault, VERSION};
 use aquifer_page::PAGE_SIZE;
+use rustix::mm::MapFlags;
 
 use super::super::Engine;
 use super::super::expected::Mapped;
@@ -32,7 +34,10 @@ pub(super) struct Program {
     userfault: Userfault,
     guard: Userfault,
     pagemap: File,
-    orders: RefCell<Option<Connection>>,
+    /// By what orders come, and whether the engine has taken the mapping in.
+    orders: RefCell<Option<(Connection, bool)>>,
+    /// Pages that are mapped from frames: writes to them are held.
+    shared: RefCell<BTreeSet<u64>>,
     served: RefCell<Option<(Arc<program::Program>, Mapped)>>,
 }
 
@@ -43,8 +48,8 @@ impl Program {
         // SAFETY: it is a mapping of a region's file, of which only what an engine puts there is read.
         unsafe { userfault.register(memory.address() as u64, pages * PAGE_SIZE as u64) }?;
         let pagemap = File::open("/proc/self/pagemap")?;
-        let (orders, served) = (RefCell::default(), RefCell::default());
-        Ok(Self { memory, pages, userfault, guard, pagemap, orders, served })
+        let (orders, shared, served) = Default::default();
+        Ok(Self { memory, pages, userfault, guard, pagemap, orders, shared, served })
     }
 
     pub(super) fn address(&self) -> usize {
@@ -63,11 +68,9 @@ impl Program {
         let attach = Attach { version: VERSION, address: self.address() as u64, pages, live: vec![pages] };
         let copy = |userfault: &Userfault| userfault.as_fd().try_clone_to_owned().map(Userfault::from);
         let userfaults = [copy(&self.userfault)?, copy(&self.guard)?];
+        *self.orders.borrow_mut() = Some((ours, false));
         *self.served.borrow_mut() = Some(engine.attach(&attach, userfaults, theirs)?);
-        match ours.receive::<Reply>()? {
-            Some((Reply::Done, _)) => *self.orders.borrow_mut() = Some(ours),
-            other => return Err(io::Error::other(format!("{other:?}"))),
-        }
+        self.obey();
         Ok(())
     }
 
@@ -78,24 +81,61 @@ impl Program {
 
     /// Does what it was ordered to, and says so.
     pub(super) fn obey(&self) {
-        let orders = self.orders.borrow();
-        let Some(orders) = &*orders else { return };
+        let mut orders = self.orders.borrow_mut();
+        let Some((orders, is_accepted)) = &mut *orders else { return };
         while is_readable(orders) {
-            let Ok(Some((order, _))) = orders.receive::<Order>() else { return };
+            if !*is_accepted {
+                *is_accepted = matches!(orders.receive::<Reply>(), Ok(Some((Reply::Done, _))));
+                continue;
+            }
+            let Ok(Some((order, files))) = orders.receive::<Order>() else { return };
             let reply = match order {
                 Order::Unmap(runs) => {
                     runs.iter().for_each(|run| self.memory.drop_entries(run.first..run.end()));
                     Reply::Done
                 }
-                Order::Share(_) | Order::Restore(_) => Reply::Refused("not played".to_owned()),
+                Order::Share(all) => reply(all.iter().try_for_each(|shared| self.share(shared, &files[0]))),
+                Order::Restore(runs) => reply(runs.iter().try_for_each(|run| self.restore(run, &files[0]))),
             };
             // An engine that is gone needs no answer.
             let _ = orders.send(&reply, &[]);
         }
     }
 
+    fn share(&self, shared: &Shared, frames: &OwnedFd) -> io::Result<()> {
+        let pages = shared.pages.first..shared.pages.end();
+        // SAFETY: it is a private mapping of a file.
+        let guard = |start, length| unsafe { self.guard.protect(start, length) };
+        self.memory.replace(pages.clone(), (frames, shared.frame), MapFlags::PRIVATE, guard)?;
+        self.shared.borrow_mut().extend(pages);
+        Ok(())
+    }
+
+    fn restore(&self, run: &Run, region: &OwnedFd) -> io::Result<()> {
+        let pages = run.first..run.end();
+        // SAFETY: it is a mapping of the region's file, as before.
+        let register = |start, length| unsafe { self.userfault.register(start, length) };
+        self.memory.replace(pages.clone(), (region, run.first), MapFlags::SHARED, register)?;
+        self.shared.borrow_mut().retain(|page| !pages.contains(page));
+        Ok(())
+    }
+
+    /// Whether writes to the page are held.
+    pub(super) fn shares(&self, page: u64) -> bool {
+        self.shared.borrow().contains(&page)
+    }
+
+    /// What the page holds, if it is in the page table.
+    pub(super) fn content(&self, page: u64) -> Vec<u8> {
+        let words = self.memory.words()[page as usize * PAGE_SIZE / 8..][..PAGE_SIZE / 8].iter();
+        words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+
     /// Takes a page out of its page table by itself.
     pub(super) fn drop_entry(&self, page: u64) {
+        if self.shares(page) {
+            return;
+        }
         self.memory.drop_entries(page..page + 1);
     }
 
@@ -128,6 +168,10 @@ impl Program {
         let Self { memory, served, .. } = self;
         (served.into_inner(), memory.end())
     }
+}
+
+fn reply(done: io::Result<()>) -> Reply {
+    done.map_or_else(|error| Reply::Refused(error.to_string()), |()| Reply::Done)
 }
 
 fn is_readable(connection: &Connection) -> bool {

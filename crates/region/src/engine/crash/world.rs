@@ -2,9 +2,10 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -39,6 +40,8 @@ pub(super) struct Shape {
     pub(super) frames: u64,
     pub(super) policy: PolicyKind,
     pub(super) scheme: Scheme,
+    /// Pages come to be shared with others of the group.
+    pub(super) shares: bool,
 }
 
 /// Numbers that look random and are the same for the same seed.
@@ -90,6 +93,8 @@ pub(super) struct World {
     versions: Cell<u64>,
     hosts: Cell<u64>,
     ended: RefCell<Vec<Ended>>,
+    /// Frames of the group that were written.
+    pub(super) frames: RefCell<BTreeSet<u64>>,
     pub(super) log: RefCell<Vec<String>>,
 }
 
@@ -116,6 +121,12 @@ impl Host {
 
     pub(super) fn engine(&self) -> Arc<Engine> {
         self.engine.borrow().clone().unwrap_or_else(|| wrong("there is no engine"))
+    }
+
+    /// Keeps this content once for all regions of the group.
+    pub(super) fn keep_frame(&self, frame: u64, content: &[u8]) {
+        let file = open(self.path("frames"), 0);
+        expect("write a frame", file.write_all_at(content, frame * PAGE_SIZE as u64));
     }
 
     /// Whether a page is in the region's file.
@@ -205,6 +216,7 @@ impl World {
             versions: Cell::new(0),
             hosts: Cell::new(0),
             ended: RefCell::default(),
+            frames: RefCell::default(),
             log: RefCell::default(),
         });
         let hooked = Rc::downgrade(&world);
@@ -278,7 +290,7 @@ impl World {
         if !program.has(page) {
             self.fault_meanwhile(&host, program, page);
         }
-        if !program.has(page) {
+        if !program.has(page) || program.shares(page) {
             return;
         }
         match self.below(4) {
@@ -314,7 +326,7 @@ impl World {
         write: bool,
     ) -> Result<(), crate::error::RegionError> {
         let address = (program.address() as u64) + page * PAGE_SIZE as u64;
-        let fault = Fault { address, write, minor: host.has(page), thread: 1 };
+        let fault = Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
         let mut buffer = super::super::prefetch::buffer();
         engine.try_serve(0, &Touch::new(served, fault, page), &mut buffer)
     }
@@ -440,7 +452,7 @@ impl World {
             }
             let programs = host.programs.borrow().clone();
             let Some(program) = programs.get(number % programs.len().max(1)) else { continue };
-            if program.has(page) {
+            if program.has(page) && !(write && program.shares(page)) {
                 if write {
                     self.write(program, page * CELLS + self.below(CELLS));
                 } else {
