@@ -74,8 +74,8 @@ pub(crate) struct Holding {
     pub(crate) borrowed: BorrowedLease,
     pub(crate) volume: VolumeId,
     pub(crate) leaving: Leaving,
-    /// Lenders were asked for a replacement already.
-    pub(crate) asked: bool,
+    /// What was borrowed to replace it, and is in the volume or on its way there.
+    pub(crate) replaced: Bytes,
 }
 
 /// The borrower's half of the controller.
@@ -191,7 +191,7 @@ impl Borrower {
     }
 
     pub(crate) fn hold(&mut self, volume: VolumeId, borrowed: BorrowedLease) {
-        let holding = Holding { borrowed, volume, leaving: Leaving::No, asked: false };
+        let holding = Holding { borrowed, volume, leaving: Leaving::No, replaced: Bytes::ZERO };
         self.holdings.insert(holding.borrowed.lease, holding);
     }
 

@@ -99,6 +99,14 @@ impl Borrower {
         self.proceed(turn);
     }
 
+    /// The lender does not even hear `mem_bor_req`: asks the next one.
+    pub(crate) fn refused(&mut self, by: &HostName, request: RequestId, why: String, turn: &mut Turn<'_>) {
+        let Some(round) = self.round.as_mut().filter(|round| round.awaits(by, request)) else { return };
+        round.refused(why, turn);
+        self.skip(by, turn);
+        self.proceed(turn);
+    }
+
     /// The round is over: makes a volume of what it brought (Algorithm 2 line 7).
     fn activate(&mut self, cause: Cause, round: Round, turn: &mut Turn<'_>) {
         let (bytes, wanted) = (round.got_bytes(), round.wanted);
@@ -130,7 +138,8 @@ impl Borrower {
     /// Ends the round without using what it brought. The answer to its request in flight will not be wanted.
     pub(crate) fn abandon(&mut self, turn: &mut Turn<'_>) {
         if let Some(round) = self.round.take() {
-            turn.decide(What::Abandons { wanted: round.wanted, got: round.got_bytes() });
+            let cause = round.purpose.cause();
+            turn.decide(What::Abandons { wanted: round.wanted, got: round.got_bytes(), cause });
             self.give_back(&round, turn);
         }
     }

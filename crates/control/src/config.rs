@@ -26,6 +26,8 @@ pub struct Config {
     pub lower: f64,
     /// How M_s is reckoned.
     pub shareable: Shareable,
+    /// Whether this host lends. One that does not asks back what it has lent.
+    pub lends: bool,
     /// Whether an overloaded host borrows by itself, or only its operator for it.
     pub borrows: bool,
     /// M_req: what an overloaded host asks for at a time, rounded up to whole extents.
@@ -50,6 +52,7 @@ impl Default for Config {
             upper: 0.8,
             lower: 0.6,
             shareable: Shareable::Dynamic,
+            lends: true,
             borrows: true,
             request: Bytes::gib(1),
             max_borrowed: Bytes::gib(64),

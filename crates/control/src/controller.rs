@@ -6,8 +6,8 @@ use crate::borrower::Borrower;
 use crate::lender::Lender;
 use crate::turn::{Facts, Ids, Turn};
 use crate::{
-    AskingStatus, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease, LentStatus, LiveVolume,
-    Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What, neutral,
+    AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease, LentStatus,
+    LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What, neutral,
 };
 
 /// What a restarted agent finds on its host.
@@ -45,7 +45,7 @@ impl Controller {
     pub fn restore(host: HostName, config: Config, seed: u128, now: Duration, found: Restored) -> Self {
         let facts = Facts { host, config, memory: Memory::default(), now };
         let borrower = Borrower::restore(found.volumes);
-        let lender = Lender::restore(found.lent, now);
+        let lender = Lender::restore(found.lent, facts.config.lends, now);
         let role = match (borrower.volumes.is_empty(), lender.lends()) {
             (false, _) => Role::Borrower,
             (true, true) => Role::Lender,
@@ -173,6 +173,16 @@ fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender
             }
         }
         Event::Return { volume } => borrower.give_back_by_hand(volume, turn),
+        Event::Drain { on } => lender.drain(on, turn),
+        Event::Part { host } => {
+            lender.part(&host, turn);
+            borrower.part(&host, turn);
+        }
+        Event::Refused { by, message: Message::MemBorReq { request, .. }, why } => {
+            borrower.refused(&by, request, why, turn);
+        }
+        // All others are said again for as long as they matter.
+        Event::Refused { .. } => {}
     }
 }
 
@@ -181,7 +191,7 @@ fn tick(role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Tur
     match role {
         Role::Neutral => neutral::tick(borrower, !lender.is_idle(), turn),
         Role::Borrower => {
-            lender.recall_all(turn);
+            lender.recall_all(Because::Overload, turn);
             borrower.tick(turn);
         }
         Role::Lender => lender.tick(turn),

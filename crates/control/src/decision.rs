@@ -41,6 +41,18 @@ pub enum Refusal {
     },
 }
 
+/// Why a lender asks for a lease back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// It is overloaded, or borrows itself.
+    Overload,
+    /// It lends nothing now.
+    Drain,
+    /// The borrower is no peer of it any more.
+    Parted,
+}
+
 /// What was decided, or learned.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
@@ -54,6 +66,8 @@ pub enum What {
     GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
     /// The lender sent `mem_bor_rej`.
     Rejected { lender: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
+    /// The lender's agent refused to hear `mem_bor_req`.
+    Refused { lender: HostName, bytes: Bytes, why: String },
     /// The lender sent `mem_bor_ack`.
     Got { lender: HostName, lease: LeaseId, bytes: Bytes, missing: Bytes },
     /// Makes a volume of what it got.
@@ -63,7 +77,7 @@ pub enum What {
     /// Nobody lends. With a time to wait when some were asked; without when nobody can spare an extent.
     NobodyLends { wanted: Bytes, cause: Cause, retry: Option<Duration> },
     /// A request in flight is no longer wanted.
-    Abandons { wanted: Bytes, got: Bytes },
+    Abandons { wanted: Bytes, got: Bytes, cause: Option<Cause> },
     /// An ack came for a request that is no longer wanted, or a question for a lease that this host does not hold.
     Unwanted { lender: HostName, lease: LeaseId },
     /// What overload or the operator wanted is not even asked for.
@@ -93,7 +107,7 @@ pub enum What {
     /// A granted lease could not be set up.
     OpenFailed { borrower: HostName, lease: LeaseId, why: String },
     /// Sends `mem_len_fin`.
-    Recalls { borrower: HostName, lease: LeaseId, stored: Bytes, expected: Bytes },
+    Recalls { borrower: HostName, lease: LeaseId, stored: Bytes, expected: Bytes, because: Because },
     /// The borrower sent `mem_bor_fin`.
     Frees { borrower: HostName, lease: LeaseId, stored: Bytes },
     /// The grace of a silent borrower is over.
@@ -113,6 +127,7 @@ impl fmt::Display for Decision {
             What::Asks { .. } | What::GivesUp { .. } | What::Rejected { .. } | What::Got { .. } => {
                 self.asking(f)
             }
+            What::Refused { .. } => self.asking(f),
             What::NobodyLends { .. } | What::Abandons { .. } | What::BorrowRefused { .. } => self.asking(f),
             _ => self.borrower(f),
         }
@@ -136,11 +151,14 @@ impl Decision {
             What::OpenFailed { borrower, lease, why } => {
                 write!(f, "cannot set up lease {lease} for {borrower}: {why}")
             }
-            What::Recalls { borrower, lease, stored, expected } => write!(
-                f,
-                "asks {borrower} to leave lease {lease}, which holds {stored}: {}, {expected} expected afterwards",
-                self.overload()
-            ),
+            What::Recalls { borrower, lease, stored, expected, because } => {
+                write!(f, "asks {borrower} to leave lease {lease}, which holds {stored}: ")?;
+                match because {
+                    Because::Overload => write!(f, "{}, {expected} expected afterwards", self.overload()),
+                    Because::Drain => f.write_str("this host lends nothing now"),
+                    Because::Parted => write!(f, "{borrower} is no peer of this host any more"),
+                }
+            }
             What::Frees { borrower, lease, stored } => {
                 write!(f, "frees lease {lease} with {stored}: {borrower} is done with it")
             }
@@ -169,6 +187,7 @@ impl Decision {
             What::Rejected { lender, bytes, spare, reason } => {
                 write!(f, "is not lent {bytes} by {lender}: {reason}, and could spare {spare}")
             }
+            What::Refused { lender, bytes, why } => write!(f, "is refused {bytes} by {lender}: {why}"),
             What::Got { lender, lease, bytes, missing } => {
                 write!(f, "is lent {bytes} by {lender} as lease {lease}: {missing} still missing")
             }
@@ -182,7 +201,7 @@ impl Decision {
                     Cause::ByHand => write!(f, ", which the operator wants"),
                 }
             }
-            What::Abandons { wanted, got } => write!(
+            What::Abandons { wanted, got, .. } => write!(
                 f,
                 "no longer wants the {wanted} it is asking for, gives back the {got} it got: {}",
                 self.state()
@@ -232,7 +251,7 @@ impl Decision {
                  {lender} frees it by itself"
             ),
             What::Recalled { lender, lease, bytes } => {
-                write!(f, "must leave lease {lease} of {bytes}: {lender} needs it")
+                write!(f, "must leave lease {lease} of {bytes} of {lender}")
             }
             What::Evacuates { lease, lender, bytes, onto } => write!(
                 f,
@@ -280,6 +299,7 @@ impl fmt::Display for Own {
         match self.0 {
             Reason::Borrowing => f.write_str("no host lends while it borrows"),
             Reason::Asking => f.write_str("no host lends while it asks"),
+            Reason::Draining => f.write_str("this host lends nothing now"),
             Reason::NoRoom => f.write_str("it is more than there is to spare"),
             Reason::Starting => f.write_str("its own memory is not known yet"),
             Reason::Recalling => f.write_str("it is taking leases back"),

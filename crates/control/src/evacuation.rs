@@ -2,7 +2,7 @@
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
-use crate::borrower::{Borrower, Leaving, VolumeState};
+use crate::borrower::{Borrower, Holding, Leaving, VolumeState};
 use crate::round::{Purpose, Round};
 use crate::turn::Turn;
 use crate::{Action, BorrowedLease, Message, What};
@@ -44,6 +44,14 @@ impl Borrower {
         self.proceed(turn);
     }
 
+    /// This host and `lender` no longer know each other: leaves all of its leases, as if it had asked for them.
+    pub(crate) fn part(&mut self, lender: &HostName, turn: &mut Turn<'_>) {
+        let of_it = |holding: &&Holding| holding.borrowed.lender == *lender && holding.leaving == Leaving::No;
+        let leases: Vec<_> =
+            self.holdings.values().filter(of_it).map(|holding| holding.borrowed.lease).collect();
+        leases.into_iter().for_each(|lease| self.recalled(lender, lease, turn));
+    }
+
     /// Starts what can be started for recalled leases: first a round for a replacement, then the move. One round at a
     /// time, and one move at a time in a volume.
     pub(crate) fn evacuate_waiting(&mut self, turn: &mut Turn<'_>) {
@@ -55,8 +63,8 @@ impl Borrower {
             });
             let Some((&lease, holding)) = next else { return };
             let volume = holding.volume;
-            let wanted =
-                if holding.asked { Bytes::ZERO } else { holding.borrowed.bytes.min(self.room(turn)) };
+            let missing = holding.borrowed.bytes.saturating_sub(holding.replaced);
+            let wanted = missing.min(self.room(turn));
             let group = self.volumes[&volume].group.clone();
             let candidates = self.candidates(true, turn);
             self.round = Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
@@ -69,7 +77,7 @@ impl Borrower {
         let Purpose::Replace { volume, lease } = round.purpose else { return };
         let Some(holding) = self.holdings.get_mut(&lease) else { return self.give_back(&round, turn) };
         holding.leaving = Leaving::Evacuating;
-        holding.asked = true;
+        holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();
         for got in &round.got {
             self.hold(volume, got.clone());
@@ -94,8 +102,15 @@ impl Borrower {
         why: String,
         turn: &mut Turn<'_>,
     ) {
+        let useless = unused.iter().filter_map(|id| Some(self.holdings.get(id)?.borrowed.clone()));
+        let useless: Vec<_> = useless.collect();
+        // Nor would the next lease of that lender be of use so soon.
+        useless.iter().for_each(|lease| self.skip(&lease.lender, turn));
+        let lost: Bytes = useless.iter().map(|lease| lease.bytes).sum();
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         holding.leaving = Leaving::No;
+        // The next try asks for what this one did not get, or could not use.
+        holding.replaced = holding.replaced.saturating_sub(lost);
         turn.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
         unused.into_iter().for_each(|lease| self.finish(lease, turn));
     }

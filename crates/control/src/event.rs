@@ -157,6 +157,26 @@ pub enum Event {
         /// In whose name.
         group: Group,
     },
+    /// The operator wants all that was lent back, and lends nothing meanwhile; or lends again.
+    Drain {
+        /// Whether to drain.
+        on: bool,
+    },
+    /// This host is to take back what it lent to `host`, and to leave what it borrowed of it: the two no longer know
+    /// each other. May be repeated; a move that failed is then tried again.
+    Part {
+        /// The other host.
+        host: HostName,
+    },
+    /// The peer's agent has refused a message of ours, and will refuse it again.
+    Refused {
+        /// The peer.
+        by: HostName,
+        /// What it has refused.
+        message: Message,
+        /// In its own words.
+        why: String,
+    },
     /// The operator gives back one volume, or all.
     Return {
         /// Which; none for all.

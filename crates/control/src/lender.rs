@@ -8,7 +8,7 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
 use crate::turn::Turn;
-use crate::{Action, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall};
+use crate::{Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall};
 
 /// How many requests whose leases have come and gone are remembered. They only keep a straggling copy of a request from
 /// being granted again for nothing; it would be given back at once.
@@ -18,12 +18,14 @@ const REMEMBERED: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lender {
     loans: BTreeMap<LeaseId, Loan>,
+    /// All that is lent is asked back, and nothing is granted.
+    draining: bool,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
 impl Lender {
     /// Leases found after a restart, with their URIs. Their borrowers are asked whether they still hold them.
-    pub(crate) fn restore(lent: Vec<(LentLease, Vec<String>)>, now: Duration) -> Self {
+    pub(crate) fn restore(lent: Vec<(LentLease, Vec<String>)>, lends: bool, now: Duration) -> Self {
         let loan = |(lease, uris): (LentLease, Vec<String>)| {
             let loan = Loan {
                 uris,
@@ -35,7 +37,8 @@ impl Lender {
             };
             (loan.lease.lease, loan)
         };
-        Self { loans: lent.into_iter().map(loan).collect(), settled: VecDeque::new() }
+        let loans = lent.into_iter().map(loan).collect();
+        Self { loans, draining: !lends, settled: VecDeque::new() }
     }
 
     /// Nothing is lent or being set up.
@@ -67,7 +70,8 @@ impl Lender {
             return Some(Reason::Starting);
         }
         let overloaded = turn.memory().overloaded(turn.config()).then_some(Reason::Overloaded);
-        busy.or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
+        let draining = self.draining.then_some(Reason::Draining);
+        draining.or(busy).or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
     }
 
     /// What this host would grant now.
@@ -225,10 +229,26 @@ impl Lender {
         self.loans.values_mut().for_each(|loan| loan.tick(turn));
     }
 
+    /// Asks all leases back and grants none, until told otherwise. What was asked back goes on leaving then.
+    pub(crate) fn drain(&mut self, on: bool, turn: &mut Turn<'_>) {
+        self.draining = on;
+        if on {
+            self.recall_all(Because::Drain, turn);
+        }
+    }
+
+    /// Asks back all that this borrower has.
+    pub(crate) fn part(&mut self, borrower: &HostName, turn: &mut Turn<'_>) {
+        self.recall_held(Because::Parted, |loan| loan.lease.borrower == *borrower, turn);
+    }
+
     /// Algorithm 4 for a monitoring period: without `mem_bor_fin` this host stays Lender (lines 1 and 2), and asks for
     /// leases back if it is overloaded (lines 3 and 4).
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
-        if turn.memory().overloaded(turn.config()) {
+        if self.draining {
+            // Those that were being set up when the drain began.
+            self.recall_all(Because::Drain, turn);
+        } else if turn.memory().overloaded(turn.config()) {
             self.recall(turn);
         }
     }
@@ -257,25 +277,29 @@ impl Lender {
             Vec::new()
         };
         for (lease, expected) in chosen {
-            self.recall_one(lease, expected, turn);
+            self.recall_one(lease, expected, Because::Overload, turn);
         }
     }
 
-    fn recall_one(&mut self, lease: LeaseId, expected: Bytes, turn: &mut Turn<'_>) {
+    fn recall_one(&mut self, lease: LeaseId, expected: Bytes, because: Because, turn: &mut Turn<'_>) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
-            turn.decide(What::Recalls { borrower, lease, stored, expected });
+            turn.decide(What::Recalls { borrower, lease, stored, expected, because });
             loan.send(Message::MemLenFin { lease }, turn);
         }
     }
 
     /// Asks all leases back: what a host must do that borrows as well, whatever brought it there.
-    pub(crate) fn recall_all(&mut self, turn: &mut Turn<'_>) {
-        let held = |loan: &&Loan| matches!(loan.state, LoanState::Offered | LoanState::Held);
+    pub(crate) fn recall_all(&mut self, because: Because, turn: &mut Turn<'_>) {
+        self.recall_held(because, |_| true, turn);
+    }
+
+    fn recall_held(&mut self, because: Because, which: impl Fn(&Loan) -> bool, turn: &mut Turn<'_>) {
+        let held = |loan: &&Loan| matches!(loan.state, LoanState::Offered | LoanState::Held) && which(loan);
         let all: Vec<_> = self.loans.values().filter(held).map(|loan| loan.lease.lease).collect();
         let expected = turn.memory().used;
-        all.into_iter().for_each(|lease| self.recall_one(lease, expected, turn));
+        all.into_iter().for_each(|lease| self.recall_one(lease, expected, because, turn));
     }
 
     pub(crate) fn status(&self) -> impl Iterator<Item = LentStatus> {

@@ -65,7 +65,7 @@ mod turn;
 pub use borrower::{BorrowedStatus, VolumeState, VolumeStatus};
 pub use config::{Config, ConfigError, Shareable};
 pub use controller::{Controller, Restored};
-pub use decision::{Decision, Refusal, What};
+pub use decision::{Because, Decision, Refusal, What};
 pub use event::{Action, BorrowedLease, Cause, Event, LentLease, LiveVolume, Step};
 pub use loan::{LentStatus, LoanState};
 pub use memory::{Lent, Memory};

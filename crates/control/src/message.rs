@@ -74,6 +74,8 @@ pub enum Reason {
     Overloaded,
     /// It is taking back what it lent.
     Recalling,
+    /// It lends nothing now: its operator wants all that it has lent back.
+    Draining,
     /// The request is larger than what it can spare (Algorithm 2 line 2).
     NoRoom,
     /// It has not read its own memory yet.
@@ -93,6 +95,7 @@ impl fmt::Display for Reason {
             Self::Asking => "it is asking for memory itself",
             Self::Overloaded => "it is overloaded",
             Self::Recalling => "it is taking back what it lent",
+            Self::Draining => "it lends nothing now",
             Self::NoRoom => "it cannot spare that much",
             Self::Starting => "it is only starting",
             Self::Settled => "the request is an old one",

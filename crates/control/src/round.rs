@@ -17,7 +17,7 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    fn cause(self) -> Option<Cause> {
+    pub(crate) fn cause(self) -> Option<Cause> {
         match self {
             Self::Volume(cause) => Some(cause),
             Self::Replace { .. } => None,
@@ -139,6 +139,13 @@ impl Round {
             return !asked_again;
         }
         true
+    }
+
+    /// Ends the request in flight because the lender does not hear it.
+    pub(crate) fn refused(&mut self, why: String, turn: &mut Turn<'_>) {
+        if let Some(Ask { lender, bytes, .. }) = self.ask.take() {
+            turn.decide(What::Refused { lender, bytes, why });
+        }
     }
 
     /// Forgets the request in flight: an ack that comes late is answered with `mem_bor_fin`.

@@ -18,7 +18,10 @@ enum Happening {
     FinishJob { host: usize, at: usize, well: bool },
     Crash { host: usize, jobs_happened: bool },
     Borrow { host: usize, extents: u64 },
+    FinishMove { host: usize, at: usize },
     Return { host: usize },
+    Drain { host: usize, on: bool },
+    Part { host: usize, other: usize },
     SeeBorrowers { host: usize },
 }
 
@@ -35,6 +38,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     let at = 0..64usize;
     let tick = (host.clone(), load(), any::<u8>(), 0..3000u64);
     let job = (host.clone(), at.clone(), prop::bool::weighted(0.8));
+    let moved = (host.clone(), at.clone());
+    let parted = (host.clone(), host.clone());
     prop_oneof![
         6 => tick.prop_map(|(host, load, heard_of, millis)| Happening::Tick { host, load, heard_of, millis }),
         12 => at.clone().prop_map(Happening::Deliver),
@@ -44,6 +49,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (host.clone(), any::<bool>()).prop_map(|(host, happened)| Happening::Crash { host, jobs_happened: happened }),
         1 => (host.clone(), 1..12u64).prop_map(|(host, extents)| Happening::Borrow { host, extents }),
         1 => host.clone().prop_map(|host| Happening::Return { host }),
+        1 => moved.prop_map(|(host, at)| Happening::FinishMove { host, at }),
+        1 => (host.clone(), any::<bool>()).prop_map(|(host, on)| Happening::Drain { host, on }),
+        1 => parted.prop_map(|(host, other)| Happening::Part { host, other }),
         1 => host.prop_map(|host| Happening::SeeBorrowers { host }),
     ]
 }
@@ -64,6 +72,12 @@ fn happen(network: &mut Network, happening: Happening) {
             let event = Event::Borrow { bytes: Bytes::mib(64 * extents), group: Group::default() };
             network.step(host % hosts, event);
         }
+        Happening::FinishMove { host, at } => network.finish_move(host % hosts, at),
+        Happening::Drain { host, on } => network.step(host % hosts, Event::Drain { on }),
+        Happening::Part { host, other } => {
+            let host_name = network.hosts[other % hosts].name.clone();
+            network.step(host % hosts, Event::Part { host: host_name });
+        }
         Happening::Return { host } => network.step(host % hosts, Event::Return { volume: None }),
         Happening::SeeBorrowers { host } => network.see_borrowers(host % hosts),
     }
@@ -75,6 +89,7 @@ fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
     let idle = vec![Load { used: 10, ..Load::default() }; network.hosts.len()];
     network.settle();
     for host in 0..network.hosts.len() {
+        network.step(host, Event::Drain { on: false });
         network.step(host, Event::Return { volume: None });
     }
     for _ in 0..seconds {
@@ -268,4 +283,57 @@ fn the_lease_of_a_borrower_that_is_gone_is_freed_after_the_grace_and_not_before(
     network.finish_job(1, 0, true);
     assert!(network.hosts[1].store.is_empty());
     assert_eq!(network.hosts[1].controller.role(), Role::Neutral);
+}
+
+#[test]
+fn a_drained_lender_has_all_back_and_lends_again_only_when_told() {
+    let mut network = Network::new(3, LARGE, config(GRACE));
+    seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+    assert_eq!(network.hosts[1].store.len(), 1);
+    network.step(1, Event::Drain { on: true });
+    seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+    assert!(network.hosts[1].store.is_empty());
+    let volume = network.hosts[0].volumes.values().next().unwrap();
+    assert!(volume.leases.iter().all(|lease| lease.lender.as_str() == "c"), "{volume:?}");
+    assert_eq!(network.hosts[1].controller.spare(), Bytes::ZERO);
+    network.step(1, Event::Drain { on: false });
+    assert!(network.hosts[1].controller.spare() > Bytes::ZERO);
+}
+
+#[test]
+fn a_move_that_outlives_the_borrowers_agent_is_found_done_by_the_next() {
+    let mut network = Network::new(3, LARGE, config(GRACE));
+    seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+    network.step(1, Event::Drain { on: true });
+    network.deliver(0);
+    network.crash(0, true);
+    assert_eq!(network.hosts[0].volumes.values().next().unwrap().leases.len(), 1, "the move goes on");
+    seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+    assert!(network.hosts[1].store.is_empty(), "{:#?}", network.decisions);
+}
+
+#[test]
+fn both_agents_may_crash_while_a_lease_is_left() {
+    let mut network = Network::new(2, LARGE, config(GRACE));
+    seconds(&mut network, 3, &[used(85), used(20)]);
+    network.step(1, Event::Drain { on: true });
+    network.deliver(0);
+    network.crash(0, true);
+    network.finish_move(0, 0);
+    network.crash(1, false);
+    // The lender has forgotten that it wanted its lease back, and the volume does not stand on it.
+    seconds(&mut network, 3, &[used(85), used(20)]);
+    assert!(network.hosts[1].store.is_empty(), "{:#?}", network.decisions);
+}
+
+#[test]
+fn hosts_that_part_leave_each_other_in_either_role() {
+    for (parts, other) in [(0, "b"), (1, "a")] {
+        let mut network = Network::new(3, LARGE, config(GRACE));
+        seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+        network.step(parts, Event::Part { host: other.parse().unwrap() });
+        seconds(&mut network, 3, &[used(85), used(20), used(40)]);
+        assert!(network.hosts[1].store.is_empty(), "{:#?}", network.decisions);
+        assert_eq!(network.hosts[0].volumes.len(), 1);
+    }
 }

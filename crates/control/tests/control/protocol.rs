@@ -399,3 +399,40 @@ fn a_host_that_is_not_to_borrow_by_itself_borrows_for_its_operator_and_to_move()
     host.receive("b", len_fin(5));
     assert_eq!(host.request_sent().0, "c");
 }
+
+#[test]
+fn a_refusal_is_heard_and_the_next_lender_is_asked_at_once() {
+    let mut host = Host::new(config());
+    let (to, request, bytes) = host.tick(85, &[("b", 4), ("c", 3)]).request_sent();
+    assert_eq!(to, "b");
+    let message = req(request.0, bytes);
+    let why = "me is no peer of b".to_owned();
+    host.event(Event::Refused { by: name("b"), message, why });
+    assert_eq!(host.request_sent().0, "c");
+    let text = host.step.decisions[0].to_string();
+    assert!(text.contains("is refused 1GiB by b: me is no peer of b"), "{text}");
+}
+
+#[test]
+fn a_lender_that_drains_refuses_what_is_asked_of_it() {
+    let mut host = Host::new(Config { lends: false, ..config() });
+    host.tick(20, &[]).receive("b", req(1, Bytes::gib(1)));
+    assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Draining));
+}
+
+#[test]
+fn what_a_failed_move_could_not_borrow_is_asked_for_at_the_next_try() {
+    let mut host = Host::new(config());
+    let volume = host.borrow();
+    host.receive("b", len_fin(1));
+    host.event(Event::EvacuationFailed { lease: LeaseId(1), unused: Vec::new(), why: "no room".to_owned() });
+    host.tick(70, &[("c", 4)]).receive("b", len_fin(1));
+    let (to, request, bytes) = host.request_sent();
+    assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)));
+    host.receive("c", ack(request, 2, bytes));
+    assert!(matches!(&host.step.actions[..], [Action::Evacuate { volume: id, .. }] if *id == volume));
+    // What was borrowed is in the volume, so that nothing more is asked for however often the move fails.
+    host.event(Event::EvacuationFailed { lease: LeaseId(1), unused: Vec::new(), why: "slow".to_owned() });
+    host.tick(70, &[("c", 4)]).receive("b", len_fin(1));
+    assert!(matches!(&host.step.actions[..], [Action::Evacuate { onto, .. }] if onto.is_empty()));
+}

@@ -29,6 +29,8 @@ pub struct Host {
     pub store: BTreeMap<LeaseId, LentLease>,
     pub volumes: BTreeMap<VolumeId, LiveVolume>,
     jobs: Vec<Action>,
+    /// Moves that a crashed agent began: the volume's process goes on with them, and tells nobody when they end.
+    moving: Vec<(VolumeId, LeaseId)>,
     pub roles: Vec<Role>,
 }
 
@@ -63,6 +65,7 @@ impl Network {
                 store: BTreeMap::new(),
                 volumes: BTreeMap::new(),
                 jobs: Vec::new(),
+                moving: Vec::new(),
                 roles: vec![Role::Neutral],
             }
         };
@@ -154,9 +157,42 @@ impl Network {
             swap_used: Bytes(capacity.0 * load.filled / 100),
             pressure: load.pressure,
         };
+        self.reconcile(index);
+        let host = &self.hosts[index];
         let stored = host.store.values().map(|l| (l.lease, Bytes(l.bytes.0 * load.filled / 100))).collect();
         self.step(index, Event::Tick { memory, stored, lenders });
         self.check_promises(index);
+    }
+
+    /// The agent looks at its volumes: a lease that none of them stands on any more has been left.
+    fn reconcile(&mut self, index: usize) {
+        let host = &self.hosts[index];
+        let being_moved = |volume: &VolumeId| {
+            host.jobs
+                .iter()
+                .any(|job| matches!(job, Action::Evacuate { volume: moved, .. } if moved == volume))
+        };
+        let gone = host.controller.borrowed().into_iter().filter(|held| {
+            let volume = host.volumes.get(&held.volume);
+            let stands = |lease: &BorrowedLease| lease.lease == held.lease.lease;
+            volume.is_some_and(|volume| !volume.leases.iter().any(stands)) && !being_moved(&held.volume)
+        });
+        let gone: Vec<_> = gone.map(|held| held.lease.lease).collect();
+        for lease in gone {
+            self.step(index, Event::Evacuated { lease, unused: Vec::new() });
+        }
+    }
+
+    /// A move that nobody waits for any more ends.
+    pub fn finish_move(&mut self, index: usize, at: usize) {
+        let host = &mut self.hosts[index];
+        if host.moving.is_empty() {
+            return;
+        }
+        let (volume, lease) = host.moving.remove(at % host.moving.len());
+        if let Some(volume) = host.volumes.get_mut(&volume) {
+            volume.leases.retain(|held| held.lease != lease);
+        }
     }
 
     /// Right after a reading, all promises kept to the last page would still leave the host at or below T_upper, unless
@@ -230,8 +266,12 @@ impl Network {
             }
             Action::Deactivate { volume } => Event::DeactivationFailed { volume, why },
             Action::Evacuate { volume, lease, onto } => {
+                let under_way = host.moving.contains(&(volume, lease));
                 let volume = host.volumes.get_mut(&volume).expect("only live volumes are evacuated");
-                if well {
+                if under_way {
+                    volume.leases.extend(onto);
+                    Event::EvacuationFailed { lease, unused: Vec::new(), why }
+                } else if well {
                     volume.leases.retain(|held| held.lease != lease);
                     volume.leases.extend(onto);
                     Event::Evacuated { lease, unused: Vec::new() }
@@ -256,7 +296,14 @@ impl Network {
     /// The agent dies and is started again. What it was doing happened or not, but nobody heard of it.
     pub fn crash(&mut self, index: usize, jobs_happened: bool) {
         for job in std::mem::take(&mut self.hosts[index].jobs) {
-            if jobs_happened {
+            if let (Action::Evacuate { volume, lease, onto }, true) = (&job, jobs_happened) {
+                let host = &mut self.hosts[index];
+                let live = host.volumes.get_mut(volume).expect("only live volumes are evacuated");
+                live.leases.extend(onto.iter().cloned());
+                if !host.moving.contains(&(*volume, *lease)) {
+                    host.moving.push((*volume, *lease));
+                }
+            } else if jobs_happened {
                 self.carry_out(index, job, true);
             }
         }
@@ -296,6 +343,9 @@ impl Network {
     /// One second of a healthy network.
     pub fn healthy_second(&mut self, loads: &[Load]) {
         self.advance(Duration::from_secs(1));
+        for index in 0..self.hosts.len() {
+            self.finish_move(index, 0);
+        }
         for (index, load) in loads.iter().enumerate() {
             self.see_borrowers(index);
             self.tick(index, *load, u8::MAX);
