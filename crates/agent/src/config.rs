@@ -296,6 +296,14 @@ impl Config {
             return Err("[borrow] patience must be at least 100ms".to_owned());
         }
         let LendConfig { backend, nvme, rdma, .. } = self.lend;
+        for (key, address) in [("pages", Some(self.pages)), ("[lend] nvme", nvme)] {
+            if let Some(address) = address.filter(|address| address.ip().is_unspecified()) {
+                return Err(format!(
+                    "{key} = \"{address}\" is told to borrowers, who cannot call it: write the address of this host by which \
+                     they reach it"
+                ));
+            }
+        }
         if backend == LeaseBackend::Kernel && nvme.is_none_or(|address| address.port() == 0) {
             return Err(
                 "[lend] backend = \"kernel\" serves NVMe: say where, by nvme = \"IP:4420\"".to_owned()
@@ -444,6 +452,8 @@ mod tests {
             ("host = 'a'\n[borrow]\nmax = '64M'", "less than a single request"),
             ("host = 'a'\n[borrow]\nbackend = 'floppy'", "floppy"),
             ("host = 'a'\n[borrow]\nattach = 'direct'", "needs protocol"),
+            ("host = 'a'\npages = '0.0.0.0:7071'", "pages = \"0.0.0.0:7071\" is told to borrowers"),
+            ("host = 'a'\n[lend]\nnvme = '[::]:4420'", "[lend] nvme"),
             ("host = 'a'\n[borrow]\nprotocol = 'nvme-rdma'", "needs attach"),
             ("host = 'a'\n[lend]\nbackend = 'kernel'", "say where"),
             ("host = 'a'\n[lend]\nbackend = 'kernel'\nnvme = '10.0.0.1:0'", "say where"),

@@ -4,6 +4,7 @@
 //! - [`monitor`]: how much memory there is and how much is used.
 //! - [`driver`]: the one task that owns the controller of the `control` crate and carries out what it decides.
 //! - [`lender`], [`borrower`], [`peers`]: what it has lent, what it has borrowed, and who the others are.
+//! - [`events`]: what happened that nobody decided. `stopping`: how an agent ends.
 //! - [`vms`]: VMs that move. [`groups`]: what they agree on, and get of what they share.
 //! - [`http`]: the API.
 //!
@@ -14,12 +15,15 @@ mod background;
 mod balancing;
 pub mod borrower;
 pub mod config;
+mod contacts;
 pub mod driver;
+pub mod events;
 pub mod groups;
 pub mod http;
 pub mod lender;
 pub mod monitor;
 pub mod peers;
+mod stopping;
 mod sys;
 pub mod vms;
 mod wire;
@@ -27,20 +31,20 @@ mod wire;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use aquifer_api::order::Return;
 use aquifer_fabric::tls::{Identity, TlsError};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use borrower::Borrower;
 use config::{Config, ConfigError};
-use driver::{Command, Driver, Handle, Parts};
+use driver::{Driver, Handle, Parts};
+use events::Events;
 use groups::Groups;
 use lender::Lender;
 use monitor::Source;
 use monitor::gate::SwapGate;
 use monitor::pressure::Pressure;
 use peers::Peers;
+use stopping::Signals;
 use vms::Vms;
 
 /// Why an agent could not start.
@@ -62,6 +66,11 @@ pub enum AgentError {
         /// Whose it should be.
         configured: String,
     },
+    /// It was made to end though borrowers had pages here.
+    #[error(
+        "ended at once, with {0} still here: start an agent again before their patience is over, and nothing is lost"
+    )]
+    Forced(String),
     /// Something that the agent needs is not there or not free.
     #[error("{0}")]
     Start(String),
@@ -71,8 +80,9 @@ fn start_error(error: impl std::fmt::Display) -> AgentError {
     AgentError::Start(error.to_string())
 }
 
-/// Runs an agent until it is told to stop: by SIGINT it first gives back what it borrowed; by SIGTERM it leaves leases
-/// and volumes as they are for the next agent, as an upgrade or a restart wants. `exe` is the program that serves volumes.
+/// Runs an agent until it is told to stop: by SIGINT it first takes back what it lent and gives back what it borrowed; by
+/// SIGTERM it leaves leases and volumes as they are for the next agent, as an upgrade or a restart wants. `exe` is the
+/// program that serves volumes.
 ///
 /// # Errors
 /// What kept it from starting.
@@ -93,6 +103,7 @@ pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
 
 async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let identity = Identity::load(&config.tls)?;
+    Identity::verify_own(&config.tls)?;
     if *identity.host() != config.host {
         return Err(AgentError::OtherHost {
             dir: config.tls.display().to_string(),
@@ -109,7 +120,10 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let endpoints =
         http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
-    let peers = Peers::new(&config.peers, &identity.client_config());
+    let events = Events::default();
+    let mut former = contacts::former(&config.state, &config.peers);
+    let peers =
+        Peers::new(&config.host, &config.peers, former.clone(), &identity.client_config(), events.clone());
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let balances = config.vms.balance;
     let balancer = balances.then(|| balancing::start(&config.state, &exe, &config.vms.balancer));
@@ -118,9 +132,15 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
     let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
-    let mut interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
-    let mut terminated = signal(SignalKind::terminate()).map_err(start_error)?;
-    let mut hung_up = signal(SignalKind::hangup()).map_err(start_error)?;
+    let mut signals = Signals::new()?;
+    let lenders = borrower.leases_by_lender();
+    former.retain(|host, _| lender.borrowers().contains(host) || lenders.contains_key(host));
+    if let Err(error) = contacts::keep(&config.state, &config.peers, &former) {
+        let state = config.state.display();
+        tracing::warn!(
+            "cannot note in {state} where peers are called, for when they are no peers any more: {error}"
+        );
+    }
 
     tracing::info!(
         host = %config.host, peers = config.peers.len(), memory = %source.name(), listen = %config.listen,
@@ -128,40 +148,18 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     );
     let (commands, inbox) = mpsc::channel(64);
     let handle = Handle(commands);
-    let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers });
+    let contact = tokio::spawn({
+        let peers = peers.clone();
+        async move { peers.keep_in_contact().await }
+    });
+    let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers, events });
     let driver = tokio::spawn(driver.run(inbox));
     let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
-    let stopped = loop {
-        tokio::select! {
-            _ = terminated.recv() => break "leases and volumes stay as they are for the next agent",
-            _ = interrupted.recv() => break give_back(&handle, &mut interrupted, &mut terminated).await,
-            _ = hung_up.recv() => tracing::warn!(
-                "SIGHUP is ignored: an agent reads its configuration only when it starts. End it by SIGTERM, which \
-                 leaves leases and volumes as they are, and start it again"
-            ),
-        }
-    };
-    tracing::info!("stopping: {stopped}");
+    let stopped = signals.wait(&handle).await;
+    contact.abort();
     server.abort();
     let _ = server.await;
     driver.abort();
     let _ = driver.await;
-    Ok(())
-}
-
-/// Gives back what was borrowed, unless another signal says that it may stay.
-async fn give_back(handle: &Handle, interrupted: &mut Signal, terminated: &mut Signal) -> &'static str {
-    tracing::info!("giving back what was borrowed; interrupt again to leave it as it is");
-    let returned = handle.ask(|reply| Command::Return { order: Return::default(), reply });
-    tokio::select! {
-        returned = returned => match returned.and_then(|returned| returned) {
-            Ok(_) => "nothing is borrowed any more",
-            Err(problem) => {
-                tracing::error!("not all could be given back: {}", problem.error);
-                "what is still borrowed stays on for the next agent"
-            }
-        },
-        _ = interrupted.recv() => "what is still borrowed stays on for the next agent",
-        _ = terminated.recv() => "what is still borrowed stays on for the next agent",
-    }
+    stopped
 }

@@ -1,11 +1,13 @@
 //! The other hosts: what they could lend, and messages to them.
 
+mod names;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use aquifer_api::message::{self, Renew};
-use aquifer_api::{Done, Problem, client::CallError, client::Client, path, status};
+use aquifer_api::message::{self, Renew, Renewed};
+use aquifer_api::{Problem, client::CallError, client::Client, path, status};
 use aquifer_control::{Message, Offer};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use rustls::ClientConfig;
@@ -14,6 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
 use crate::config::PeerConfig;
+use crate::events::Events;
 use crate::wire;
 
 /// How long a peer may take to say what it could lend. An overloaded host cannot wait for a dead one.
@@ -22,64 +25,152 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a peer may take over what it has to start processes for.
 const ASK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The peers of the configuration.
+/// How often each peer is called though nothing is wanted of it, so that a wrong address or certificate shows before
+/// memory is short.
+const CONTACT: Duration = Duration::from_secs(60);
+
+/// The same while one of them does not answer.
+const CONTACT_SOON: Duration = Duration::from_secs(10);
+
+/// The peers of the configuration, and hosts that were peers.
 #[derive(Clone, Debug)]
-pub struct Peers {
-    peers: Arc<BTreeMap<HostName, Peer>>,
+pub struct Peers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    host: HostName,
+    /// This agent, as others hear of it: another name after each start.
+    agent: String,
+    tls: Arc<ClientConfig>,
+    peers: BTreeMap<HostName, Peer>,
+    /// Where peers call this host and meet another, or nobody.
+    strayed: Mutex<BTreeMap<String, String>>,
+    events: Events,
 }
 
 #[derive(Debug)]
 struct Peer {
     address: String,
     client: Client,
+    /// Whether the configuration names it.
+    listed: bool,
     last: Mutex<Last>,
 }
 
+/// What was last heard of a peer.
 #[derive(Clone, Debug, Default)]
 struct Last {
-    spare: Option<Bytes>,
+    heard: Option<Instant>,
+    spare: Option<(Bytes, Instant)>,
+    /// Where it calls this host.
+    calls: Option<String>,
+    refused: bool,
     error: Option<String>,
 }
 
 impl Peers {
-    /// Nobody is called yet.
-    pub fn new(peers: &[PeerConfig], tls: &Arc<ClientConfig>) -> Self {
-        let peers = peers.iter().map(|PeerConfig { name, address }| {
-            let client = Client::peer(address, name, tls.clone());
-            (name.clone(), Peer { address: address.clone(), client, last: Mutex::default() })
+    /// Nobody is called yet. `former` are hosts that the configuration does not name any more.
+    pub fn new(
+        host: &HostName,
+        peers: &[PeerConfig],
+        former: BTreeMap<HostName, String>,
+        tls: &Arc<ClientConfig>,
+        events: Events,
+    ) -> Self {
+        let listed = peers.iter().map(|peer| (peer.name.clone(), peer.address.clone(), true));
+        let former = former.into_iter().map(|(name, address)| (name, address, false));
+        let peers = listed.chain(former).map(|(name, address, listed)| {
+            let client = Client::peer(&address, &name, tls.clone());
+            (name, Peer { address, client, listed, last: Mutex::default() })
         });
-        Self { peers: Arc::new(peers.collect()) }
+        let inner = Inner {
+            host: host.clone(),
+            // A lease id is as good a source of randomness as any.
+            agent: LeaseId::random().to_string(),
+            tls: tls.clone(),
+            peers: peers.collect(),
+            strayed: Mutex::default(),
+            events,
+        };
+        Self(Arc::new(inner))
     }
 
-    /// Whether `host` is one of them.
+    /// Whether `host` is one of the configuration's.
     pub fn knows(&self, host: &HostName) -> bool {
-        self.peers.contains_key(host)
+        self.0.peers.get(host).is_some_and(|peer| peer.listed)
     }
 
-    /// Asks all at once what they could lend; those that do not answer within a second are left out.
+    /// Refuses a host that the configuration does not name.
+    ///
+    /// # Errors
+    /// That it is no peer, and how it becomes one.
+    pub fn admit(&self, from: &HostName) -> Result<(), Problem> {
+        let host = &self.0.host;
+        match self.knows(from) {
+            true => Ok(()),
+            false => Err(Problem {
+                error: format!("{from} is no peer of {host}"),
+                help: Some(format!("add a [[peer]] named {from} to the configuration of {host}")),
+            }),
+        }
+    }
+
+    /// What this agent answers to `from`, which asks what it could have.
+    ///
+    /// # Errors
+    /// It is neither a peer nor another host of this one's name.
+    pub fn offer(&self, from: &HostName, spare: Bytes) -> Result<message::Offer, Problem> {
+        if *from != self.0.host {
+            self.admit(from)?;
+        }
+        let you = self.0.peers.get(from).map(|peer| peer.address.clone()).unwrap_or_default();
+        Ok(message::Offer { host: self.0.host.clone(), spare, agent: self.0.agent.clone(), you })
+    }
+
+    /// Calls all peers now, and then now and then, for as long as it is polled.
+    pub async fn keep_in_contact(&self) {
+        loop {
+            self.offers().await;
+            self.check_name().await;
+            let all_well = self.status().iter().all(|peer| peer.error.is_none());
+            tokio::time::sleep(if all_well { CONTACT } else { CONTACT_SOON }).await;
+        }
+    }
+
+    /// Asks all at once what they could lend; those that do not answer within a second are left out, and those that call
+    /// another host by this one's name: what they grant would go there.
     pub async fn offers(&self) -> Vec<Offer> {
         let mut calls = JoinSet::new();
-        for host in self.peers.keys().cloned() {
+        let listed = self.0.peers.iter().filter(|(_, peer)| peer.listed);
+        for host in listed.map(|(host, _)| host.clone()) {
             let peers = self.clone();
             calls.spawn(async move {
-                let client = peers.peers.get(&host)?.client.clone().with_timeout(OFFER_PATIENCE);
+                let client = peers.0.peers.get(&host)?.client.clone().with_timeout(OFFER_PATIENCE);
                 let answer = client.get::<message::Offer>(path::OFFER).await;
-                peers.remember(&host, &answer, |offer| Some(offer.spare));
-                answer.ok().map(|offer| Offer { host, spare: offer.spare })
+                peers.remember(&host, &answer, |last, offer| {
+                    last.spare = Some((offer.spare, Instant::now()));
+                    last.calls = Some(offer.you.clone()).filter(|you| !you.is_empty());
+                });
+                let offer = answer.ok()?;
+                peers.astray(&offer.you).is_none().then_some(Offer { host, spare: offer.spare })
             });
         }
         calls.join_all().await.into_iter().flatten().collect()
     }
 
-    /// Says `message` to `to`; returns when its agent has taken it in.
+    /// Says `message` to `to`; returns when its agent has taken it in, with what it answered to `mem_len_fin`: why it
+    /// could not leave the lease yet.
     ///
     /// # Errors
     /// Why it could not be delivered; for a host that is no peer of ours, that.
-    pub async fn say(&self, to: &HostName, message: &Message) -> Result<(), String> {
-        let peer = self.peers.get(to).ok_or_else(|| unknown(to))?;
+    pub async fn say(&self, to: &HostName, message: &Message) -> Result<Option<String>, SayError> {
+        let peer = self.0.peers.get(to).ok_or_else(|| SayError::Lost(unknown(to)))?;
         let answer = wire::say(&peer.client, message).await;
-        self.remember(to, &answer, |_| None);
-        answer.map(|_: Done| ()).map_err(|error| error.to_string())
+        self.remember(to, &answer, |_, _| ());
+        answer.map_err(|error| match error {
+            CallError::Refused { problem, .. } => SayError::Refused(problem.error),
+            error => SayError::Lost(error.to_string()),
+        })
     }
 
     /// How this host gets at a lease of `lender` over NVMe.
@@ -87,9 +178,9 @@ impl Peers {
     /// # Errors
     /// If the lender does not answer, or the lease is not this host's.
     pub async fn access(&self, lender: &HostName, lease: LeaseId) -> Result<message::Access, String> {
-        let peer = self.peers.get(lender).ok_or_else(|| unknown(lender))?;
+        let peer = self.0.peers.get(lender).ok_or_else(|| unknown(lender))?;
         let answer = peer.client.get(&path::access(lease)).await;
-        self.remember(lender, &answer, |_| None);
+        self.remember(lender, &answer, |_, _| ());
         answer.map_err(|error| error.to_string())
     }
 
@@ -104,55 +195,96 @@ impl Peers {
         what: &impl Serialize,
     ) -> Result<T, Problem> {
         let problem = |error| Problem { error, help: None };
-        let peer = self.peers.get(to).ok_or_else(|| problem(unknown(to)))?;
+        let peer = self.0.peers.get(to).filter(|peer| peer.listed).ok_or_else(|| problem(unknown(to)))?;
         let answer = peer.client.clone().with_timeout(ASK_PATIENCE).post(path, what).await;
         answer.map_err(|error| match error {
             CallError::Refused { problem, .. } => problem,
-            error => problem(error.to_string()),
+            error => Problem { help: error.help(), error: error.to_string() },
         })
     }
 
-    /// Tells `to` that these leases of its are still needed.
-    pub async fn renew(&self, to: &HostName, leases: Vec<LeaseId>) {
-        let Some(peer) = self.peers.get(to) else { return };
-        let answer = peer.client.post::<_, Done>(path::RENEW, &Renew { leases }).await;
-        self.remember(to, &answer, |_| None);
+    /// Tells `to` that these leases of its are still needed; answers which of them it does not have.
+    pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
+        let Some(peer) = self.0.peers.get(to) else { return Vec::new() };
+        let answer = peer.client.post::<_, Renewed>(path::RENEW, &renew).await;
+        self.remember(to, &answer, |_, _| ());
+        answer.map(|renewed| renewed.lost).unwrap_or_default()
     }
 
-    /// What was last heard of each.
-    pub fn status(&self) -> Vec<status::Peer> {
+    /// What was last heard of each peer, and of each former one with which there is something `unsettled`.
+    pub fn status_with(&self, unsettled: impl Fn(&HostName) -> bool) -> Vec<status::Peer> {
+        let shown = self.0.peers.iter().filter(|(host, peer)| peer.listed || unsettled(host));
         let status = |(host, peer): (&HostName, &Peer)| {
-            let Last { spare, error } = peer.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            status::Peer { host: host.clone(), address: peer.address.clone(), spare, error }
+            let Last { heard, spare, calls, refused, error } = peer.last().clone();
+            let age = |at: Instant| at.elapsed().as_secs_f64();
+            status::Peer {
+                host: host.clone(),
+                address: peer.address.clone(),
+                listed: peer.listed,
+                heard_s: heard.map(age),
+                spare: spare.map(|(spare, _)| spare),
+                spare_s: spare.map(|(_, at)| age(at)),
+                refused,
+                error: error.or_else(|| self.astray(&calls?)),
+            }
         };
-        self.peers.iter().map(status).collect()
+        shown.map(status).collect()
     }
 
-    fn remember<T>(
-        &self,
-        host: &HostName,
-        answer: &Result<T, CallError>,
-        spare: impl Fn(&T) -> Option<Bytes>,
-    ) {
-        let Some(peer) = self.peers.get(host) else { return };
-        let mut last = peer.last.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What was last heard of each peer.
+    pub fn status(&self) -> Vec<status::Peer> {
+        self.status_with(|_| false)
+    }
+
+    fn remember<T>(&self, host: &HostName, answer: &Result<T, CallError>, note: impl FnOnce(&mut Last, &T)) {
+        let Some(peer) = self.0.peers.get(host) else { return };
+        let mut last = peer.last();
         // Said once, however often the same is tried again.
         match answer {
             Ok(answer) => {
                 if last.error.is_some() {
                     tracing::info!("{host} answers again");
                 }
-                *last = Last { spare: spare(answer).or(last.spare), error: None };
+                (last.refused, last.error, last.heard) = (false, None, Some(Instant::now()));
+                note(&mut last, answer);
             }
             Err(error) => {
-                let error = error.to_string();
+                let (refused, error) = match error {
+                    CallError::Refused { problem, .. } => (true, with_help(problem)),
+                    error => (false, error.to_string()),
+                };
                 match last.error {
                     None => tracing::warn!("{host}: {error}"),
                     Some(_) => tracing::debug!("{host}: {error}"),
                 }
-                *last = Last { spare: None, error: Some(error) };
+                if refused {
+                    last.heard = Some(Instant::now());
+                }
+                (last.refused, last.error, last.spare) = (refused, Some(error), None);
             }
         }
+    }
+}
+
+impl Peer {
+    fn last(&self) -> std::sync::MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a message was not taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SayError {
+    /// It did not arrive, or nobody knows whether it did.
+    Lost(String),
+    /// The other agent will not hear it.
+    Refused(String),
+}
+
+fn with_help(problem: &Problem) -> String {
+    match &problem.help {
+        Some(help) => format!("{}: {help}", problem.error),
+        None => problem.error.clone(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Between the messages of the API and those of the controller.
 
-use aquifer_api::message::{MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin};
+use aquifer_api::message::{Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin};
 use aquifer_api::{Done, client::CallError, client::Client, path};
 use aquifer_control::{Message, Reason, RequestId};
 use serde::Deserialize;
@@ -18,8 +18,6 @@ pub enum Heard {
     Rej(MemBorRej),
     /// `mem_bor_fin`.
     BorFin(MemBorFin),
-    /// `mem_len_fin`.
-    LenFin(MemLenFin),
 }
 
 impl TryFrom<Heard> for Message {
@@ -41,27 +39,34 @@ impl TryFrom<Heard> for Message {
                 Self::MemBorRej { request: id(request)?, spare, reason }
             }
             Heard::BorFin(MemBorFin { lease }) => Self::MemBorFin { lease },
-            Heard::LenFin(MemLenFin { lease }) => Self::MemLenFin { lease },
         })
     }
 }
 
-/// Says `message` to the agent behind `client`; returns when that has taken it in.
-pub async fn say(client: &Client, message: &Message) -> Result<Done, CallError> {
+/// Says `message` to the agent behind `client`; returns when that has taken it in. To `mem_len_fin` it answers why the
+/// last try to leave the lease failed, if one did.
+pub async fn say(client: &Client, message: &Message) -> Result<Option<String>, CallError> {
+    let done = |_: Done| None;
     match message.clone() {
         Message::MemBorReq { request, bytes, group } => {
-            client.post(path::MEM_BOR_REQ, &MemBorReq { request: request.into(), bytes, group }).await
+            let request = MemBorReq { request: request.into(), bytes, group };
+            client.post(path::MEM_BOR_REQ, &request).await.map(done)
         }
         Message::MemBorAck { request, lease, bytes, uris } => {
-            client.post(path::MEM_BOR_ACK, &MemBorAck { request: request.into(), lease, bytes, uris }).await
+            let ack = MemBorAck { request: request.into(), lease, bytes, uris };
+            client.post(path::MEM_BOR_ACK, &ack).await.map(done)
         }
         Message::MemBorRej { request, spare, reason } => {
             let reason = serde_json::to_value(reason).ok().and_then(|v| v.as_str().map(str::to_owned));
             let reason = reason.unwrap_or_default();
-            client.post(path::MEM_BOR_REJ, &MemBorRej { request: request.into(), spare, reason }).await
+            let rej = MemBorRej { request: request.into(), spare, reason };
+            client.post(path::MEM_BOR_REJ, &rej).await.map(done)
         }
-        Message::MemBorFin { lease } => client.post(path::MEM_BOR_FIN, &MemBorFin { lease }).await,
-        Message::MemLenFin { lease } => client.post(path::MEM_LEN_FIN, &MemLenFin { lease }).await,
+        Message::MemBorFin { lease } => client.post(path::MEM_BOR_FIN, &MemBorFin { lease }).await.map(done),
+        Message::MemLenFin { lease } => {
+            let leaving: Leaving = client.post(path::MEM_LEN_FIN, &MemLenFin { lease }).await?;
+            Ok(leaving.failed)
+        }
     }
 }
 

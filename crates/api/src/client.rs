@@ -40,6 +40,14 @@ pub enum CallError {
         /// What the system said.
         why: String,
     },
+    /// One of the two does not trust the certificate of the other.
+    #[error("the agent at {agent} and this host do not trust each other's certificates: {why}")]
+    Untrusted {
+        /// The agent.
+        agent: String,
+        /// Whose certificate is not trusted, and why.
+        why: String,
+    },
     /// The agent took longer than the caller wanted to wait.
     #[error("the agent at {agent} did not answer within {} s", after.as_secs_f32())]
     TimedOut {
@@ -75,8 +83,39 @@ impl CallError {
                 "start one with `aquifer agent --config FILE`, or name its socket with --socket".to_owned(),
             ),
             Self::Denied { .. } => Some("run this as root, for example with sudo".to_owned()),
+            Self::Untrusted { .. } => Some(
+                "give both hosts certificates of one authority, by 'aquifer init' in the directory that has its key, and \
+                 compare the files ca.pem of both"
+                    .to_owned(),
+            ),
             _ => None,
         }
+    }
+}
+
+/// Whose certificate is not trusted, if that is what went wrong.
+fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    use rustls::{AlertDescription as Alert, Error};
+    let inner = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
+    if let Some(inner) = inner {
+        return distrust(inner);
+    }
+    match error.downcast_ref::<Error>() {
+        Some(Error::InvalidCertificate(why)) => {
+            Some(format!("this host does not trust the certificate of the other ({why})"))
+        }
+        Some(Error::AlertReceived(
+            alert @ (Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::CertificateUnknown
+            | Alert::CertificateExpired
+            | Alert::CertificateRevoked
+            | Alert::CertificateRequired
+            | Alert::UnsupportedCertificate
+            | Alert::DecryptError
+            | Alert::AccessDenied),
+        )) => Some(format!("the other does not trust the certificate of this host ({alert:?})")),
+        _ => error.source().and_then(distrust),
     }
 }
 
@@ -202,7 +241,10 @@ impl Client {
         CallError::Denied { agent: self.agent(), why: error.to_string() }
     }
 
-    fn unreachable(&self, error: impl std::error::Error) -> CallError {
+    fn unreachable(&self, error: impl std::error::Error + 'static) -> CallError {
+        if let Some(why) = distrust(&error) {
+            return CallError::Untrusted { agent: self.agent(), why };
+        }
         let mut why = error.to_string();
         let mut source = error.source();
         while let Some(error) = source {

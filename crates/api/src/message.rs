@@ -86,6 +86,27 @@ pub struct Renew {
     /// The leases that the borrower holds of this lender.
     #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,
+    /// How long I/O of the borrower waits for this lender before it fails, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_ms: Option<u64>,
+}
+
+/// Lender to borrower, the answer to [`Renew`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Renewed {
+    /// Of the renewed leases those that the lender does not have: it lost them, or gave them up when the borrower was
+    /// silent for its whole grace.
+    #[serde(default)]
+    #[schema(value_type = Vec<schema::Id>)]
+    pub lost: Vec<LeaseId>,
+}
+
+/// Borrower to lender, the answer to [`MemLenFin`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Leaving {
+    /// Why the last try to leave the lease failed, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 /// What a host could lend now: the answer by which borrowers choose whom to ask first.
@@ -98,6 +119,12 @@ pub struct Offer {
     /// What it would grant now; zero while it borrows or is short itself.
     #[schema(value_type = schema::Size)]
     pub spare: Bytes,
+    /// The agent that answers: another one after each start.
+    #[serde(default)]
+    pub agent: String,
+    /// Where it calls the host that asks. A host that meets another agent there shares its name with another host.
+    #[serde(default)]
+    pub you: String,
 }
 
 /// What a borrower needs besides the URI to use a lease over NVMe: the lender's answer to `GET /v1/leases/LEASE/access`, for the

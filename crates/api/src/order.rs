@@ -52,6 +52,43 @@ pub struct Returned {
     pub volumes: Vec<VolumeId>,
 }
 
+/// Take back all that was lent, and lend nothing meanwhile; or lend again. What was lent moves away under I/O: borrowers move
+/// it to other lenders, or to a file of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Drain {
+    /// Whether to drain; else this host lends again.
+    pub on: bool,
+}
+
+/// How far a drain is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Draining {
+    /// Whether this host lends nothing, because of an order or of its configuration.
+    pub on: bool,
+    /// The leases that are still lent.
+    pub left: Vec<Left>,
+}
+
+/// A lease that is still lent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Left {
+    /// The lease.
+    #[schema(value_type = schema::Id)]
+    pub lease: LeaseId,
+    /// Who holds it.
+    #[schema(value_type = schema::Name)]
+    pub borrower: HostName,
+    /// What is still stored in it.
+    #[schema(value_type = schema::Size)]
+    pub bytes: Bytes,
+    /// Why it is not free yet.
+    pub why: String,
+    /// How long the borrower's programs wait for a page of it before they fail, in milliseconds, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience_ms: Option<u64>,
+}
+
 /// Have another host wait for a VM of this one, which is to move there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

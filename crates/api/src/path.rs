@@ -1,5 +1,5 @@
 //! The paths of the API. Those of [`crate::message`] are for peers, the rest for the unix socket;
-//! [`OFFER`] and [`OPENAPI`] answer both.
+//! [`OPENAPI`] answers both.
 
 use aquifer_page::LeaseId;
 
@@ -31,6 +31,8 @@ pub const GROUPS: &str = "/v1/groups";
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
 pub const RETURN: &str = "/v1/return";
+/// `POST` [`crate::order::Drain`]; `GET` how far it is. Both answer [`crate::order::Draining`].
+pub const DRAIN: &str = "/v1/drain";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
 

@@ -87,6 +87,8 @@ pub enum Reason {
     Asking,
     /// It asks leases back.
     Recalling,
+    /// It lends nothing now: its operator wants all back.
+    Draining,
     /// It has just started.
     Starting,
     /// The request was answered before.

@@ -54,6 +54,9 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The latest decisions, oldest first.
     pub decisions: Vec<Decision>,
+    /// What happened to pages, lenders, programs and VMs, oldest first.
+    #[serde(default)]
+    pub events: Vec<Event>,
     /// The latest changes of the role, oldest first.
     pub role_changes: Vec<RoleChange>,
     /// Seconds between two readings.
@@ -175,13 +178,88 @@ pub struct Peer {
     pub host: HostName,
     /// Its address.
     pub address: String,
-    /// What it last said it could spare; nothing if it has not answered.
+    /// Whether the configuration names it; else it is a former peer, and leases are on their way back.
+    #[serde(default = "yes")]
+    pub listed: bool,
+    /// Seconds since it last answered; nothing if it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heard_s: Option<f64>,
+    /// What it last said it could spare; nothing if it has not said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::Size>)]
     pub spare: Option<Bytes>,
-    /// Why it does not answer.
+    /// Seconds since it said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare_s: Option<f64>,
+    /// Whether it answers, but refuses what this host asks.
+    #[serde(default)]
+    pub refused: bool,
+    /// Why it does not answer, or refuses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Something that an operator should know of, and that nobody decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Seconds since the epoch.
+    pub at: f64,
+    /// What kind of thing it is.
+    pub kind: EventKind,
+    /// What it happened to: a host, a volume, a cgroup, a VM.
+    pub who: String,
+    /// One sentence.
+    pub what: String,
+}
+
+/// What kind of thing an [`Event`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A lender does not answer.
+    LenderLost,
+    /// A lender that did not answer does again.
+    LenderBack,
+    /// A page could not be read or written.
+    PageUnreachable,
+    /// A lender has lost a lease that this host holds, with its pages.
+    LeaseLost,
+    /// A borrower has lost a lease of this host, with its pages: it was silent for too long, or the agent was forced to stop.
+    BorrowerLost,
+    /// Pages went to the local spill file, because no lender had room.
+    Spill,
+    /// Pages came back from the spill file.
+    SpillBack,
+    /// The kernel killed a program for lack of memory.
+    OomKill,
+    /// A VM ended.
+    VmEnded,
+    /// Another host has this host's name, or peers call this host where it is not.
+    NameTaken,
+    /// What is lent is asked back, or all of it is back.
+    Drain,
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::LenderLost => "lender lost",
+            Self::LenderBack => "lender back",
+            Self::PageUnreachable => "page unreachable",
+            Self::LeaseLost => "lease lost",
+            Self::BorrowerLost => "borrower lost",
+            Self::Spill => "spill",
+            Self::SpillBack => "spill back",
+            Self::OomKill => "oom kill",
+            Self::VmEnded => "vm ended",
+            Self::NameTaken => "name taken",
+            Self::Drain => "drain",
+        })
+    }
 }
 
 /// A decision of the controller, with the numbers that led to it.

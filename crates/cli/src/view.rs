@@ -1,10 +1,10 @@
 //! An agent's status as text.
 
-use aquifer_api::status::{Decision, Held, Lent, Peer, Status, Volume};
+use aquifer_api::status::{Decision, Event, Held, Lent, Peer, Status, Volume};
 use aquifer_page::Bytes;
 
-/// How many of the latest decisions are shown.
-const DECISIONS: usize = 10;
+/// How many of the latest decisions, and of the latest events, are shown.
+const LATEST: usize = 10;
 
 /// The whole status.
 pub fn status(status: &Status) -> String {
@@ -18,6 +18,9 @@ pub fn status(status: &Status) -> String {
     add("Lent", lent(&status.lent));
     add("Borrowed", borrowed(&status.borrowed));
     add("Peers", peers(&status.peers));
+    if !status.events.is_empty() {
+        sections.push(events(&status.events));
+    }
     if !status.decisions.is_empty() {
         sections.push(decisions(&status.decisions));
     }
@@ -33,9 +36,25 @@ fn head(status: &Status) -> String {
             "memory of {}: {} of {} used{pressure}; borrows above {}, returns below {}",
             memory.source, memory.used, memory.total, memory.upper, memory.lower
         ),
-        format!("swapped out to other hosts: {}; could lend: {}", memory.swap_used, memory.spare),
+        format!(
+            "swapped out{}: {}; could lend: {}",
+            whereto(&status.borrowed),
+            memory.swap_used,
+            memory.spare
+        ),
     ];
     lines.join("\n")
+}
+
+/// Where what is swapped out is.
+fn whereto(volumes: &[Volume]) -> &'static str {
+    let spilled = volumes.iter().any(|volume| volume.spilled > Bytes::ZERO);
+    let lent = volumes.iter().any(|volume| volume.leases.iter().any(|held| held.placed > Bytes::ZERO));
+    match (spilled, lent) {
+        (false, _) => " to other hosts",
+        (true, true) => " to other hosts and to a local file",
+        (true, false) => " to a local file",
+    }
 }
 
 fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
@@ -61,16 +80,16 @@ fn borrowed(volumes: &[Volume]) -> Vec<Vec<String>> {
         let error =
             volume.last_error.as_deref().map(|error| format!("; last error: {error}")).unwrap_or_default();
         let spilled = match volume.spilled {
-            Bytes::ZERO => String::new(),
-            spilled => format!(", {} in the local spill file", spilled),
+            Bytes::ZERO => None,
+            spilled => Some(format!("{spilled} in the local spill file")),
         };
-        let on: Vec<_> = volume.leases.iter().map(held).collect();
+        let on: Vec<_> = volume.leases.iter().map(held).chain(spilled).collect();
         vec![
             volume.volume.to_string(),
             volume.device.clone(),
             volume.backend.clone(),
             format!("{} of {}", volume.swap_used, volume.capacity),
-            format!("{}{spilled}{error}", on.join(", ")),
+            format!("{}{error}", on.join(", ")),
         ]
     };
     table(["VOLUME", "DEVICE", "BACKEND", "SWAPPED OUT", "ON"], volumes.iter().map(row))
@@ -83,18 +102,32 @@ fn held(lease: &Held) -> String {
 
 fn peers(peers: &[Peer]) -> Vec<Vec<String>> {
     let row = |peer: &Peer| {
-        let state = match (&peer.error, peer.spare) {
-            (Some(error), _) => error.clone(),
-            (None, Some(spare)) => spare.to_string(),
-            (None, None) => "not heard of yet".to_owned(),
+        let spare = match (peer.spare, peer.spare_s) {
+            (Some(spare), Some(age)) => format!("{spare}, {age:.0}s ago"),
+            (Some(spare), None) => spare.to_string(),
+            (None, _) => "?".to_owned(),
         };
-        vec![peer.host.to_string(), peer.address.clone(), state]
+        let state = match (&peer.error, peer.listed) {
+            (Some(error), _) if peer.refused => format!("refuses: {error}"),
+            (Some(error), _) => error.clone(),
+            (None, false) => "no peer any more; leases are on their way back".to_owned(),
+            (None, true) => String::new(),
+        };
+        let heard = peer.heard_s.map_or_else(|| "never".to_owned(), |age| format!("{age:.0}s ago"));
+        vec![peer.host.to_string(), peer.address.clone(), heard, spare, state]
     };
-    table(["HOST", "ADDRESS", "COULD LEND"], peers.iter().map(row))
+    table(["HOST", "ADDRESS", "HEARD", "COULD LEND", "STATE"], peers.iter().map(row))
+}
+
+fn events(events: &[Event]) -> String {
+    let latest = &events[events.len().saturating_sub(LATEST)..];
+    let line =
+        |event: &Event| format!("  {}  {}  {}: {}", clock(event.at), event.kind, event.who, event.what);
+    std::iter::once("Events".to_owned()).chain(latest.iter().map(line)).collect::<Vec<_>>().join("\n")
 }
 
 fn decisions(decisions: &[Decision]) -> String {
-    let latest = &decisions[decisions.len().saturating_sub(DECISIONS)..];
+    let latest = &decisions[decisions.len().saturating_sub(LATEST)..];
     let lines = latest.iter().map(|decision| format!("  {}  {}", clock(decision.at), decision.what));
     std::iter::once("Decisions".to_owned()).chain(lines).collect::<Vec<_>>().join("\n")
 }
@@ -139,6 +172,7 @@ mod tests {
                     "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
                         "state": "unreachable for 3s"}]}],
                 "peers": [{"host": "b", "address": "192.0.2.2:7070", "error": "connection refused"}],
+                "events": [{"at": 7322.0, "kind": "lender_lost", "who": "b", "what": "b does not answer"}],
                 "decisions": [{"at": 3661.0, "what": "asks b for 1GiB"}],
             }))
             .unwrap(),
@@ -153,6 +187,8 @@ mod tests {
             "lender b is gone",
             "connection refused",
             "01:01:01Z  asks b for 1GiB",
+            "02:02:02Z  lender lost  b: b does not answer",
+            "192.0.2.2:7070  never  ?",
         ] {
             assert!(text.contains(part), "no '{part}' in\n{text}");
         }

@@ -7,7 +7,7 @@
 mod direct;
 mod reach;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -181,11 +181,38 @@ impl Borrower {
             Some(_) => self.direct.detach(volume),
             None => client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string()),
         });
-        if let Ok(record) = client::record(state, volume) {
-            self.volumes().insert(volume, record);
-        }
+        self.refresh(volume);
+        // An agent before this one may have begun the move, and the volume's process has ended it.
+        let moved =
+            if direct.is_none() && self.stands_on(volume, lease) == Some(false) { Ok(()) } else { moved };
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
+    }
+
+    /// Reads again what a pooled volume stands on.
+    fn refresh(&self, volume: VolumeId) {
+        if let Ok(record) = client::record(&self.config.state, volume) {
+            self.volumes().insert(volume, record);
+        }
+    }
+
+    /// Whether a pooled volume stands on this lease; nothing where there is no such volume.
+    fn stands_on(&self, volume: VolumeId, lease: LeaseId) -> Option<bool> {
+        let volumes = self.volumes();
+        let record = volumes.get(&volume)?;
+        Some(record.spec.leases.iter().any(|target| target.lease == lease))
+    }
+
+    /// Whether a volume has left this lease without having been told to by this agent: an agent before it has, and the
+    /// volume's process was not done then.
+    pub fn has_left(&self, volume: VolumeId, lease: LeaseId) -> bool {
+        if self.direct.live().iter().any(|direct| direct.volume == volume) {
+            return false;
+        }
+        if client::is_alive(&self.config.state, volume) {
+            self.refresh(volume);
+        }
+        self.stands_on(volume, lease) == Some(false)
     }
 
     /// Lays a pooled volume over more leases; answers which could not be added.
@@ -255,17 +282,17 @@ impl Borrower {
         swaps.iter().filter(|swap| ours(&swap.path)).map(|swap| swap.used).sum()
     }
 
-    /// What would have to come back into memory if this volume went: what is swapped to it, less what the other volumes
-    /// have room for.
+    /// What would have to come back into memory if these volumes went: what is swapped to them, less what the others have
+    /// room for.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn comes_back(&self, volume: VolumeId) -> Result<Bytes, String> {
+    pub fn comes_back(&self, leaving: &BTreeSet<VolumeId>) -> Result<Bytes, String> {
         let swaps = swap::swaps().map_err(|error| format!("cannot read /proc/swaps: {error}"))?;
         let (mut held, mut room) = (Bytes::ZERO, Bytes::ZERO);
         for (id, device) in self.devices() {
             match swaps.iter().find(|swap| swap.path == device) {
-                Some(swap) if id == volume => held = held.saturating_add(swap.used),
+                Some(swap) if leaving.contains(&id) => held = held.saturating_add(swap.used),
                 Some(swap) => room = room.saturating_add(swap.size.saturating_sub(swap.used)),
                 None => {}
             }

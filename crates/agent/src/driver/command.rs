@@ -1,10 +1,13 @@
 use aquifer_api::Problem;
 use aquifer_api::message::{Access, Offer, Renew};
-use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
+use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
 use aquifer_api::status::Status;
 use aquifer_control::Message;
 use aquifer_page::{HostName, LeaseId};
 use tokio::sync::{mpsc, oneshot};
+
+/// The answer to a peer's message: a refusal, or, to `mem_len_fin`, why the last try to leave the lease failed.
+pub type Heard = Result<Option<String>, Problem>;
 
 /// What a request to the agent becomes; each carries the way back to who asked.
 #[derive(Debug)]
@@ -15,8 +18,8 @@ pub enum Command {
         from: HostName,
         /// The message.
         message: Message,
-        /// Told nothing but that.
-        reply: oneshot::Sender<Result<(), Problem>>,
+        /// Told that.
+        reply: oneshot::Sender<Heard>,
     },
     /// A peer still needs its leases.
     Renew {
@@ -24,13 +27,22 @@ pub enum Command {
         from: HostName,
         /// Which.
         renew: Renew,
-        /// Told when noted.
-        reply: oneshot::Sender<()>,
+        /// Told, when that is noted, which of them are not here.
+        reply: oneshot::Sender<Vec<LeaseId>>,
     },
     /// What this host would lend.
     Offer {
-        /// Told that.
-        reply: oneshot::Sender<Offer>,
+        /// The peer that asks.
+        from: HostName,
+        /// Told that; refused where the host is no peer.
+        reply: oneshot::Sender<Result<Offer, Problem>>,
+    },
+    /// The operator wants back what was lent, or asks how far that is.
+    Drain {
+        /// The order; nothing for the question alone.
+        order: Option<Drain>,
+        /// Told how far it is.
+        reply: oneshot::Sender<Draining>,
     },
     /// How a peer gets at a lease over NVMe.
     Access {

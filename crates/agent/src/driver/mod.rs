@@ -4,24 +4,28 @@
 //! swapoff, a move) runs beside it and comes back as an event.
 
 mod command;
+mod drain;
+mod look;
 mod orders;
 mod perform;
 mod report;
+mod watch;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aquifer_api::{Problem, message, status};
+use aquifer_api::status;
 use aquifer_control::{Controller, Event, Memory, Message, Offer, Role};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
-pub use command::{Command, Handle};
+pub use command::{Command, Handle, Heard};
 
 use crate::borrower::Borrower;
 use crate::config::Config;
+use crate::events::Events;
 use crate::lender::Lender;
 use crate::monitor::Source;
 use crate::monitor::gate::SwapGate;
@@ -29,6 +33,7 @@ use crate::monitor::pressure::Pressure;
 use crate::peers::Peers;
 use orders::Orders;
 use perform::{Busy, Outcome};
+use watch::Watch;
 
 /// Peers are asked what they could lend once M_u is above this share of T_upper x M_t: the answers are there when they are
 /// needed, and an idle host asks nobody anything.
@@ -54,6 +59,8 @@ pub struct Parts {
     pub borrower: Arc<Borrower>,
     /// The other hosts.
     pub peers: Peers,
+    /// What happens that nobody decides.
+    pub events: Events,
 }
 
 /// The task itself.
@@ -70,11 +77,31 @@ pub struct Driver {
     /// What is being carried out: the controller may ask for it again meanwhile.
     busy: HashSet<Busy>,
     /// Senders of `mem_bor_fin` that wait for the memory to be free.
-    fins: HashMap<LeaseId, Vec<oneshot::Sender<Result<(), Problem>>>>,
+    fins: HashMap<LeaseId, Vec<oneshot::Sender<Heard>>>,
     orders: Orders,
     /// When each lease's borrower last gave a sign.
     signs: BTreeMap<LeaseId, Instant>,
-    renewed: Instant,
+    /// How long I/O of each borrower waits for this host, as it last said.
+    patience_ms: BTreeMap<HostName, u64>,
+    /// Nothing is lent, and what was lent is asked back.
+    draining: bool,
+    /// That nothing is lent any more has been told.
+    drained: bool,
+    /// Why borrowers could not leave leases of this host yet, as they last said.
+    told: BTreeMap<LeaseId, String>,
+    /// Why this host could not leave leases of others yet.
+    failures: BTreeMap<LeaseId, String>,
+    /// Leases of others that their lenders do not have any more.
+    lost: BTreeSet<LeaseId>,
+    /// When former peers were last parted with.
+    parted: Option<Instant>,
+    renewed: Option<Instant>,
+    /// When lenders that volumes miss were last asked for their leases.
+    asked_missed: Instant,
+    watch: Watch,
+    looked: Instant,
+    looking: bool,
+    oom_kills: Option<u64>,
     /// When volumes that have died were last looked for.
     cleared: Instant,
     /// Peers have been asked what they could lend and the period's step waits for their answers.
@@ -87,7 +114,7 @@ pub struct Driver {
 #[derive(Debug)]
 enum Waiting {
     /// A lender wants its memory back.
-    Hear(HostName, Message, oneshot::Sender<Result<(), Problem>>),
+    Hear(HostName, Message, oneshot::Sender<Heard>),
     /// The operator borrows.
     Borrow(Bytes),
 }
@@ -98,6 +125,7 @@ impl Driver {
         let (outcomes, finished) = mpsc::unbounded_channel();
         let now = Instant::now();
         let controller = perform::controller(&parts);
+        let draining = !parts.config.lend.enabled;
         Self {
             parts,
             controller,
@@ -111,7 +139,19 @@ impl Driver {
             fins: HashMap::new(),
             orders: Orders::default(),
             signs: BTreeMap::new(),
-            renewed: now,
+            patience_ms: BTreeMap::new(),
+            draining,
+            drained: draining,
+            told: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            lost: BTreeSet::new(),
+            parted: None,
+            renewed: None,
+            asked_missed: now,
+            watch: Watch::default(),
+            looked: now,
+            looking: false,
+            oom_kills: None,
             cleared: now,
             asking: false,
             waiting: Vec::new(),
@@ -154,6 +194,10 @@ impl Driver {
         };
         self.note_signs();
         self.renew();
+        self.note_kills();
+        self.look_at_volumes();
+        self.part_with_former_peers();
+        self.note_drained();
         self.clear_away_the_dead();
         match self.wants_offers() {
             true => self.ask_offers(),
@@ -191,40 +235,13 @@ impl Driver {
         }
     }
 
-    /// A connection is as good a sign of life as a message.
-    fn note_signs(&mut self) {
-        let now = Instant::now();
-        let due = self.parts.config.lend.grace / 8;
-        for lease in self.parts.lender.connections().unwrap_or_default().into_keys() {
-            if self.signs.get(&lease).is_none_or(|last| now.duration_since(*last) >= due) {
-                self.saw(lease);
-            }
-        }
-    }
-
-    fn saw(&mut self, lease: LeaseId) {
-        self.signs.insert(lease, Instant::now());
-        self.step(Event::BorrowerSeen { lease });
-    }
-
-    /// Tells lenders now and then that their leases are still needed, also those without a connection.
-    fn renew(&mut self) {
-        if self.renewed.elapsed() < self.parts.config.lend.grace / 8 {
-            return;
-        }
-        self.renewed = Instant::now();
-        for (lender, leases) in self.parts.borrower.leases_by_lender() {
-            let peers = self.parts.peers.clone();
-            tokio::spawn(async move { peers.renew(&lender, leases).await });
-        }
-    }
-
     /// Gives volumes back whose processes have died: the kernel would go on swapping to what nobody serves.
     fn clear_away_the_dead(&mut self) {
         if self.cleared.elapsed() < CLEARING {
             return;
         }
         self.cleared = Instant::now();
+        self.note_left();
         for volume in self.parts.borrower.dead() {
             if !self.busy.contains(&Busy::Volume(volume)) {
                 self.note_decision(format!("clears away volume {volume}: its process has died"));
@@ -238,16 +255,16 @@ impl Driver {
         match command {
             Command::Hear { from, message, reply } => self.hear(from, message, reply),
             Command::Renew { from, renew, reply } => {
-                for lease in renew.leases {
-                    if self.parts.lender.is_of(lease, &from) {
-                        self.saw(lease);
-                    }
-                }
-                let _ = reply.send(());
+                let _ = reply.send(self.renewed(&from, renew));
             }
-            Command::Offer { reply } => {
-                let _ =
-                    reply.send(message::Offer { host: self.parts.config.host.clone(), spare: self.spare() });
+            Command::Offer { from, reply } => {
+                let _ = reply.send(self.parts.peers.offer(&from, self.controller.spare()));
+            }
+            Command::Drain { order, reply } => {
+                let _ = reply.send(match order {
+                    Some(order) => self.order_drain(order),
+                    None => self.draining(),
+                });
             }
             Command::Access { from, lease, reply } => {
                 let _ = reply.send(self.parts.lender.access(lease, &from));
@@ -260,14 +277,9 @@ impl Driver {
 
     /// Takes a peer's message in. A `mem_bor_fin` is answered only when the memory is free, so that the borrower's word
     /// "it is given back" is true on both sides.
-    fn hear(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Result<(), Problem>>) {
-        if !self.parts.peers.knows(&from) {
-            let error = format!("{from} is no peer of {}", self.parts.config.host);
-            let help = Some(format!(
-                "add a [[peer]] named {from} to the configuration of {}",
-                self.parts.config.host
-            ));
-            let _ = reply.send(Err(Problem { error, help }));
+    fn hear(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Heard>) {
+        if !self.may_say(&from, &message) {
+            let _ = reply.send(self.parts.peers.admit(&from).map(|()| None));
             return;
         }
         match message {
@@ -279,7 +291,11 @@ impl Driver {
         }
     }
 
-    fn take_in(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Result<(), Problem>>) {
+    fn take_in(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Heard>) {
+        let failure = match message {
+            Message::MemLenFin { lease } => self.failures.get(&lease).cloned(),
+            _ => None,
+        };
         let fin = match message {
             Message::MemBorFin { lease } if self.parts.lender.is_of(lease, &from) => Some(lease),
             _ => None,
@@ -287,19 +303,13 @@ impl Driver {
         self.step(Event::Received { from, message });
         match fin {
             Some(lease) if self.busy.contains(&Busy::Lease(lease)) => {
-                self.fins.entry(lease).or_default().push(reply);
+                let waiting = self.fins.entry(lease).or_default();
+                waiting.retain(|reply| !reply.is_closed());
+                waiting.push(reply);
             }
             _ => {
-                let _ = reply.send(Ok(()));
+                let _ = reply.send(Ok(failure));
             }
-        }
-    }
-
-    /// What would be granted to a borrower that asked now.
-    fn spare(&self) -> Bytes {
-        match self.parts.config.lend.enabled {
-            true => self.controller.spare(),
-            false => Bytes::ZERO,
         }
     }
 }

@@ -48,6 +48,7 @@ impl Orders {
             What::NobodyLends { wanted, cause: Cause::ByHand, .. } => {
                 self.refuse_borrow(nobody_lends(*wanted, &peers.status()));
             }
+            What::Abandons { cause: Some(Cause::ByHand), .. } => self.refuse_borrow(given_back()),
             What::BorrowRefused { .. } => {
                 let error = format!("this host {decision}");
                 self.refuse_borrow(Problem { error, help: None });
@@ -112,21 +113,33 @@ impl Orders {
     }
 }
 
+/// Why a borrowing came to nothing that the operator has taken back.
+fn given_back() -> Problem {
+    let error = "an 'aquifer return' came meanwhile, and what was lent so far goes back".to_owned();
+    Problem { error, help: None }
+}
+
 /// Says of each peer why it does not lend.
 fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
     let why = |peer: &status::Peer| match (&peer.error, peer.spare) {
-        (Some(error), _) => format!("{} does not answer ({error})", peer.host),
+        (Some(error), _) if peer.refused => format!("{} refuses ({error})", peer.host),
+        (Some(error), None) => format!("{} does not answer ({error})", peer.host),
+        (Some(error), Some(_)) => error.clone(),
         (None, Some(spare)) => format!("{} has {spare} to spare", peer.host),
         (None, None) => format!("{} has not answered yet", peer.host),
     };
-    let reasons: Vec<_> = peers.iter().map(why).collect();
-    let (reasons, help) = match reasons.is_empty() {
-        true => {
-            let help = "add a [[peer]] with its name and address for each other host to the configuration";
-            ("this host has no peers".to_owned(), help)
-        }
-        false => (reasons.join(", "), "memory is lent in extents of 64MiB; `aquifer status` shows all peers"),
+    let mut reasons: Vec<_> = peers.iter().map(why).collect();
+    // The same mistake may be met with all of them.
+    reasons.dedup();
+    let help = if peers.is_empty() {
+        reasons.push("this host has no peers".to_owned());
+        "add a [[peer]] with its name and address for each other host to the configuration"
+    } else if peers.iter().all(|peer| peer.error.is_some()) {
+        "`aquifer status` shows all peers, and when each was last heard of"
+    } else {
+        "memory is lent in extents of 64MiB; `aquifer status` shows all peers"
     };
+    let reasons = reasons.join(", ");
     Problem { error: format!("nobody lends {wanted}: {reasons}"), help: Some(help.to_owned()) }
 }
 
@@ -154,11 +167,19 @@ impl Driver {
                 return;
             }
         };
-        if left.is_empty() {
-            let _ = reply.send(Ok(Returned { volumes: Vec::new() }));
-            return;
+        if order.volume.is_none() {
+            // What is being asked for, or about to be, is not wanted any more either.
+            self.waiting.retain(|waiting| !matches!(waiting, Waiting::Borrow(_)));
         }
-        self.orders.returns.push(Pending { left, gone: Vec::new(), since: None, reply });
-        self.step(Event::Return { volume: order.volume });
+        if !left.is_empty() {
+            self.orders.returns.push(Pending { left, gone: Vec::new(), since: None, reply });
+            self.step(Event::Return { volume: order.volume });
+        } else {
+            self.step(Event::Return { volume: order.volume });
+            let _ = reply.send(Ok(Returned { volumes: Vec::new() }));
+        }
+        if order.volume.is_none() {
+            self.orders.refuse_borrow(given_back());
+        }
     }
 }

@@ -1,15 +1,17 @@
 //! Carrying out what the controller decides.
 
-use std::collections::VecDeque;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
-use aquifer_api::status::{self, RoleChange};
+use aquifer_api::status::{self, EventKind, RoleChange};
 use aquifer_control::{
-    self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, What,
+    self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, VolumeState, What,
 };
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 use super::{Driver, Parts};
+use crate::events::now;
+use crate::peers::SayError;
 
 /// How many decisions `status` shows.
 const REMEMBERED: usize = 200;
@@ -33,19 +35,22 @@ pub(super) enum Outcome {
     Done(Busy, Option<Event>),
     /// Peers have said what they could lend.
     Offers(Vec<Offer>),
+    /// A lender has said which of its leases it does not have.
+    Lost(HostName, Vec<LeaseId>),
+    /// A borrower has said why it could not leave a lease yet, if there is a reason.
+    Told(LeaseId, Option<String>),
+    /// Volumes have said how they are.
+    Volumes(Vec<status::Volume>),
 }
 
 /// A controller for this host, with what outlived the agent before this one.
 pub(super) fn controller(parts: &Parts) -> Controller {
     let (memory, lend, borrow) = (&parts.config.memory, &parts.config.lend, &parts.config.borrow);
-    let reserved = match lend.enabled {
-        true => lend.reserved,
-        false => Some(Bytes(u64::MAX)),
-    };
     let config = control::Config {
         upper: memory.upper,
         lower: memory.lower,
-        shareable: reserved.map_or(Shareable::Dynamic, |reserved| Shareable::Preconfigured { reserved }),
+        shareable: lend.reserved.map_or(Shareable::Dynamic, |reserved| Shareable::Preconfigured { reserved }),
+        lends: lend.enabled,
         borrows: borrow.enabled,
         request: borrow.request,
         max_borrowed: borrow.max,
@@ -69,11 +74,6 @@ pub(super) fn role(role: control::Role) -> status::Role {
     }
 }
 
-/// Seconds since the epoch.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
-}
-
 fn remember<T>(latest: &mut VecDeque<T>, new: T) {
     if latest.len() == REMEMBERED {
         latest.pop_front();
@@ -91,6 +91,10 @@ impl Driver {
                 remember(&mut self.role_changes, RoleChange { at: now(), from: role(from), to: role(to) });
             }
             self.note_decision(decision.to_string());
+            if let What::Expires { borrower, .. } = &decision.what {
+                let what = format!("this host {decision}");
+                self.parts.events.note(EventKind::BorrowerLost, borrower, what);
+            }
         }
         for action in step.actions {
             self.perform(action);
@@ -111,6 +115,15 @@ impl Driver {
                 self.asking = false;
                 self.step_period(lenders);
             }
+            Outcome::Lost(lender, lost) => self.note_lost(&lender, lost),
+            Outcome::Told(lease, failed) => match failed {
+                Some(failed) => drop(self.told.insert(lease, failed)),
+                None => drop(self.told.remove(&lease)),
+            },
+            Outcome::Volumes(volumes) => {
+                self.looking = false;
+                self.note_news(&volumes);
+            }
             Outcome::Done(busy, event) => {
                 self.busy.remove(&busy);
                 let Some(event) = event else { return };
@@ -124,11 +137,21 @@ impl Driver {
     /// What must be done before the controller hears of an event.
     fn prepare(&mut self, event: &Event) {
         match event {
-            Event::Activated { .. } | Event::Deactivated { .. } => self.set_gate(),
+            Event::Activated { .. } => {
+                // Its lenders hear at once how patient this host is.
+                self.renewed = None;
+                self.set_gate();
+            }
+            Event::Deactivated { .. } => self.set_gate(),
+            Event::Evacuated { lease, .. } => drop(self.failures.remove(lease)),
+            Event::EvacuationFailed { lease, why, .. } => {
+                self.failures.insert(*lease, why.clone());
+            }
             Event::LeaseFreed { lease } => {
                 self.signs.remove(lease);
+                self.told.remove(lease);
                 for reply in self.fins.remove(lease).into_iter().flatten() {
-                    let _ = reply.send(Ok(()));
+                    let _ = reply.send(Ok(None));
                 }
             }
             _ => {}
@@ -181,14 +204,20 @@ impl Driver {
                     Err(why) => Event::LeaseFailed { lease, why },
                 }
             }),
-            Action::FreeLease { lease } => self.beside(Busy::Lease(lease), move || {
-                lender.free_lease(lease);
-                Event::LeaseFreed { lease }
+            Action::FreeLease { lease } => self.beside_if(Busy::Lease(lease), move || {
+                match lender.free_lease(lease) {
+                    Ok(()) => Some(Event::LeaseFreed { lease }),
+                    // The controller asks for it again.
+                    Err(error) => {
+                        tracing::error!(%lease, "the memory of a lease is not free yet: {error}");
+                        None
+                    }
+                }
             }),
         }
     }
 
-    /// Whether what is swapped to a volume has room in memory. To be asked before swap goes off: the kernel would make room
+    /// Whether what is swapped to a volume, and to the others that leave with it, has room in memory. To be asked before swap goes off: the kernel would make room
     /// in a cgroup by killing its programs.
     fn fits_without(&self, volume: VolumeId) -> Result<(), String> {
         if self.parts.borrower.dead().contains(&volume) {
@@ -197,27 +226,38 @@ impl Driver {
         }
         let reading = self.parts.source.read().map_err(|error| error.to_string())?;
         // What is swapped there may belong to others, who have their own memory for it.
-        let back = self.parts.borrower.comes_back(volume)?.min(reading.swap_used);
+        let leaving = self.controller.volumes().into_iter();
+        let leaving = leaving.filter(|other| other.state == VolumeState::Deactivating);
+        let leaving: BTreeSet<_> = leaving.map(|other| other.volume).chain([volume]).collect();
+        let back = self.parts.borrower.comes_back(&leaving)?.min(reading.swap_used);
         let free = reading.total.saturating_sub(reading.used);
         let keep = reading.total.scaled(KEPT_FREE);
         if back == Bytes::ZERO || back.saturating_add(keep) <= free {
             return Ok(());
         }
         Err(format!(
-            "{back} are swapped out to volume {volume} and do not fit into memory: {free} of {} are free",
+            "{back} are swapped out to {} and do not fit into memory: {free} of {} are free",
+            match leaving.len() {
+                1 => format!("volume {volume}"),
+                count => format!("the {count} volumes that are given back"),
+            },
             reading.total
         ))
     }
 
     /// Runs `work` on a thread of its own, unless something is being done to the same thing already.
     fn beside(&mut self, busy: Busy, work: impl FnOnce() -> Event + Send + 'static) {
+        self.beside_if(busy, move || Some(work()));
+    }
+
+    fn beside_if(&mut self, busy: Busy, work: impl FnOnce() -> Option<Event> + Send + 'static) {
         if !self.busy.insert(busy.clone()) {
             return;
         }
         let outcomes = self.outcomes.clone();
         tokio::task::spawn_blocking(move || {
             // Nobody waits for it when the agent is ending.
-            let _ = outcomes.send(Outcome::Done(busy, Some(work())));
+            let _ = outcomes.send(Outcome::Done(busy, work()));
         });
     }
 
@@ -230,8 +270,15 @@ impl Driver {
         tokio::spawn(async move {
             let said = peers.say(&to, &message).await;
             let event = match said {
-                Ok(()) => Some(Event::Delivered { to, message }),
-                Err(why) => {
+                Ok(failed) => {
+                    if let Message::MemLenFin { lease } = message {
+                        // Nobody waits for it when the agent is ending.
+                        let _ = outcomes.send(Outcome::Told(lease, failed));
+                    }
+                    Some(Event::Delivered { to, message })
+                }
+                Err(SayError::Refused(why)) => Some(Event::Refused { by: to, message, why }),
+                Err(SayError::Lost(why)) => {
                     tracing::debug!(
                         "{message:?} did not reach {to} and will be sent again if it still matters: {why}"
                     );

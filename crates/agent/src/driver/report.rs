@@ -11,6 +11,7 @@ impl Driver {
     /// Answers with everything about this host. Volumes are asked beside the driver, because they are other processes.
     pub(super) fn report(&self, reply: oneshot::Sender<Status>) {
         let config = &self.parts.config;
+        let former = self.former_peers();
         let mut status = Status {
             host: config.host.clone(),
             pid: std::process::id(),
@@ -30,14 +31,18 @@ impl Driver {
             },
             lent: self.lent(),
             borrowed: Vec::new(),
-            peers: self.parts.peers.status(),
+            peers: self.parts.peers.status_with(|host| former.contains(host)),
             decisions: self.decisions.iter().cloned().collect(),
+            events: self.parts.events.all(),
             role_changes: self.role_changes.iter().copied().collect(),
             period_s: config.memory.period.as_secs_f64(),
         };
-        let borrower = self.parts.borrower.clone();
+        let (borrower, lost) = (self.parts.borrower.clone(), self.lost.clone());
         tokio::task::spawn_blocking(move || {
             status.borrowed = borrower.status();
+            let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
+            held.filter(|held| lost.contains(&held.lease))
+                .for_each(|held| "lost by its lender".clone_into(&mut held.state));
             let _ = reply.send(status);
         });
     }

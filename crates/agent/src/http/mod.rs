@@ -106,6 +106,7 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::groups))
         .routes(routes!(orders::borrow))
         .routes(routes!(orders::give_back))
+        .routes(routes!(orders::drain, orders::draining))
         .routes(routes!(orders::migrate))
 }
 
@@ -239,12 +240,13 @@ mod tests {
             path::GROUPS,
             path::BORROW,
             path::RETURN,
+            path::DRAIN,
             path::ARRIVE,
             path::MIGRATE,
         ] {
             assert!(paths.contains(&path), "{path} is not described");
         }
-        assert_eq!(paths.len(), 14, "a path is missing here: {paths:?}");
+        assert_eq!(paths.len(), 15, "a path is missing here: {paths:?}");
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/openapi.json");
         if std::env::var_os("UPDATE_OPENAPI").is_some() {
             std::fs::write(&file, openapi()).unwrap();

@@ -1,7 +1,7 @@
 //! What the operator may ask, by unix socket.
 
 use aquifer_api::group::Group;
-use aquifer_api::order::{Awaited, Borrow, Borrowed, Migrate, Return, Returned};
+use aquifer_api::order::{Awaited, Borrow, Borrowed, Drain, Draining, Migrate, Return, Returned};
 use aquifer_api::status::Status;
 use axum::Json;
 use axum::extract::State;
@@ -45,6 +45,24 @@ pub(super) async fn give_back(
     Body(order): Body<Return>,
 ) -> Result<Json<Returned>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Return { order, reply }).await??))
+}
+
+/// Take back all that was lent and lend nothing meanwhile, or lend again. Answered at once.
+#[utoipa::path(post, path = "/v1/drain", tag = "orders", request_body = Drain,
+    responses((status = 200, description = "How far it is.", body = Draining), Refusals))]
+pub(super) async fn drain(
+    State(handle): State<Handle>,
+    _: FromLocal,
+    Body(order): Body<Drain>,
+) -> Result<Json<Draining>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Drain { order: Some(order), reply }).await?))
+}
+
+/// How far a drain is.
+#[utoipa::path(get, path = "/v1/drain", tag = "orders",
+    responses((status = 200, description = "How far it is.", body = Draining), Refusals))]
+pub(super) async fn draining(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Draining>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
 }
 
 /// Have a peer wait for a VM of this host. What is left to do is between the VM's keepers on both.

@@ -1,9 +1,11 @@
 //! What other hosts may say: the paper's five messages, renewals, and the question what could be lent.
 
 use aquifer_api::message::{
-    Access, Arrive, Awaits, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew,
+    Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew,
+    Renewed,
 };
 use aquifer_api::{Done, schema};
+use aquifer_control::Message;
 use aquifer_page::LeaseId;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -69,32 +71,37 @@ pub(super) async fn mem_bor_fin(
 
 /// A lender wants a lease's memory back.
 #[utoipa::path(post, path = "/v1/mem_len_fin", tag = "peers", request_body = MemLenFin,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "It is taken in.", body = Leaving), Refusals))]
 pub(super) async fn mem_len_fin(
     State(handle): State<Handle>,
     from: FromPeer,
     Body(m): Body<MemLenFin>,
-) -> Answer {
-    hear(&handle, from, Heard::LenFin(m)).await
+) -> Result<Json<Leaving>, Failure> {
+    let (FromPeer(from), message) = (from, Message::MemLenFin { lease: m.lease });
+    let failed = handle.ask(|reply| Command::Hear { from, message, reply }).await??;
+    Ok(Json(Leaving { failed }))
 }
 
 /// A borrower still needs these leases.
 #[utoipa::path(post, path = "/v1/renew", tag = "peers", request_body = Renew,
-    responses((status = 200, description = "It is taken in.", body = Done), Refusals))]
+    responses((status = 200, description = "It is taken in.", body = Renewed), Refusals))]
 pub(super) async fn renew(
     State(handle): State<Handle>,
     FromPeer(from): FromPeer,
     Body(renew): Body<Renew>,
-) -> Answer {
-    handle.ask(|reply| Command::Renew { from, renew, reply }).await?;
-    Ok(Json(Done {}))
+) -> Result<Json<Renewed>, Failure> {
+    let lost = handle.ask(|reply| Command::Renew { from, renew, reply }).await?;
+    Ok(Json(Renewed { lost }))
 }
 
 /// What this host would lend now.
 #[utoipa::path(get, path = "/v1/offer", tag = "peers",
     responses((status = 200, description = "The answer.", body = Offer), Refusals))]
-pub(super) async fn offer(State(handle): State<Handle>) -> Result<Json<Offer>, Failure> {
-    Ok(Json(handle.ask(|reply| Command::Offer { reply }).await?))
+pub(super) async fn offer(
+    State(handle): State<Handle>,
+    FromPeer(from): FromPeer,
+) -> Result<Json<Offer>, Failure> {
+    Ok(Json(handle.ask(|reply| Command::Offer { from, reply }).await??))
 }
 
 /// How the host that has a lease gets at it over NVMe.

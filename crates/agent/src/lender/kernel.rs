@@ -15,7 +15,7 @@ use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId, file};
 use aquifer_store::LeaseRecord;
 
-use super::{Leases, note};
+use super::{Leases, connections, note};
 use crate::config::Config;
 
 /// Leases of the kernel's.
@@ -143,6 +143,19 @@ impl Leases for KernelLeases {
 
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
         None
+    }
+
+    /// The kernel does not tell to which lease somebody is connected, only that somebody is connected to the port, and over
+    /// RDMA not even that. A lease that is kept for nobody costs memory; one that is freed under a device costs pages.
+    fn in_use(&self) -> Vec<LeaseId> {
+        let is_used = |(transport, at): &(Transport, SocketAddr)| match transport {
+            Transport::Tcp => connections::any(at.port()),
+            Transport::Rdma => true,
+        };
+        match self.ports.iter().any(is_used) {
+            true => self.leases().keys().copied().collect(),
+            false => Vec::new(),
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 //! - `store`: pages in the store, served by this process over NBD and NVMe/TCP.
 //! - `kernel`: pages in zram devices, served by the kernel's own NVMe target over TCP and RDMA.
 
+mod connections;
 mod kernel;
 mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use aquifer_api::message::{Access, AccessSecrets};
@@ -47,6 +48,8 @@ trait Leases: fmt::Debug + Send + Sync {
     fn stored(&self) -> BTreeMap<LeaseId, Bytes>;
     /// How many connections each has that has any; nothing where that is not known.
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>>;
+    /// Those that somebody is connected to, or may be: a device may live on their pages, whatever its host's agent does.
+    fn in_use(&self) -> Vec<LeaseId>;
 }
 
 /// What the agent remembers with a lease besides its pages.
@@ -123,15 +126,26 @@ impl Lender {
     }
 
     /// Drops a lease with its connections and its pages. One that is gone already is no error.
-    pub fn free_lease(&self, lease: LeaseId) {
-        if let Err(error) = self.leases.remove(lease) {
-            tracing::error!(%lease, "what was left of a lease could not be removed: {error}");
-        }
+    ///
+    /// # Errors
+    /// Its memory is not free, or not all of it.
+    pub fn free_lease(&self, lease: LeaseId) -> Result<(), String> {
+        self.leases.remove(lease)
     }
 
     /// Whether this lease was granted to that host.
     pub fn is_of(&self, lease: LeaseId, borrower: &HostName) -> bool {
         self.leases.record(lease).is_some_and(|record| record.borrower == *borrower)
+    }
+
+    /// The hosts that hold leases of this one.
+    pub fn borrowers(&self) -> BTreeSet<HostName> {
+        self.leases.records().into_iter().map(|record| record.borrower).collect()
+    }
+
+    /// The leases that somebody is connected to, or may be.
+    pub fn in_use(&self) -> Vec<LeaseId> {
+        self.leases.in_use()
     }
 
     /// RAM that all leases take.

@@ -117,6 +117,10 @@ impl Leases for StoreLeases {
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
         Some(self.shelf.state().connections.clone())
     }
+
+    fn in_use(&self) -> Vec<LeaseId> {
+        self.shelf.state().connections.keys().copied().collect()
+    }
 }
 
 impl StoreLeases {

@@ -66,6 +66,14 @@ impl Cgroup {
         Ok(Reading { total, used: usage.saturating_sub(unused), swap_used })
     }
 
+    pub(super) fn oom_kills(&self) -> Option<u64> {
+        let file = match self.version {
+            Version::V1 => "memory.oom_control",
+            Version::V2 => "memory.events",
+        };
+        field(&read_file(&self.path.join(file)).ok()?, "oom_kill")
+    }
+
     /// The lowest `memory.max` from here to the root: v2 has no file that tells it.
     fn limit_v2(&self) -> io::Result<Bytes> {
         let mut limit = Bytes(u64::MAX);

@@ -60,6 +60,14 @@ impl Source {
         }
     }
 
+    /// How many programs the kernel has killed here for lack of memory; nothing where it does not count them.
+    pub fn oom_kills(&self) -> Option<u64> {
+        match self {
+            Self::Host(_) => field(&read_file(Path::new("/proc/vmstat")).ok()?, "oom_kill"),
+            Self::Cgroup(cgroup) => cgroup.oom_kills(),
+        }
+    }
+
     /// What people call it.
     pub fn name(&self) -> String {
         match self {

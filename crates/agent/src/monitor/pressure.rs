@@ -2,6 +2,10 @@
 //!
 //! The kernel counts in `memory.pressure` (cgroup v2) or `/proc/pressure/memory` for how long at least one task waited
 //! ("some"). A trigger wakes the agent in the middle of its period; the share of time since the last look decides.
+//!
+//! That count includes tasks that wait in a cgroup within, because it is at a limit of its own: no memory of other hosts
+//! would help them. So it counts only while the kernel reclaims for what is watched: `/proc/vmstat` leaves out what is
+//! reclaimed at the limit of a cgroup, and `memory.events.local` of a cgroup counts at no limit but its own.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -20,6 +24,7 @@ pub struct Pressure {
     path: PathBuf,
     threshold: f64,
     last: (Instant, Duration),
+    shortage: Shortage,
     trigger: Option<AsyncFd<File>>,
 }
 
@@ -34,22 +39,28 @@ impl Pressure {
             (None, Some(_)) => return None,
             (None, None) => PathBuf::from("/proc/pressure/memory"),
         };
+        Self::watch(path, Shortage::of(cgroup), threshold)
+    }
+
+    fn watch(path: PathBuf, shortage: Shortage, threshold: f64) -> Option<Self> {
         if threshold <= 0.0 {
             return None;
         }
         let stalled = stalled(&path).ok()?;
         let trigger = arm(&path, threshold).ok();
-        Some(Self { path, threshold, last: (Instant::now(), stalled), trigger })
+        Some(Self { path, threshold, last: (Instant::now(), stalled), shortage, trigger })
     }
 
-    /// Whether tasks have waited for more than the threshold's share of the time since the last call.
+    /// Whether tasks have waited for more than the threshold's share of the time since the last call, and not only for
+    /// memory that a cgroup within keeps from them.
     pub fn is_high(&mut self) -> bool {
         let Ok(stalled) = stalled(&self.path) else { return false };
         let now = Instant::now();
         let share =
             (stalled.saturating_sub(self.last.1)).as_secs_f64() / (now - self.last.0).as_secs_f64().max(1e-3);
         self.last = (now, stalled);
-        share > self.threshold
+        let is_short = self.shortage.has_grown();
+        is_short && share > self.threshold
     }
 
     /// Returns when the kernel's trigger fires; never where there is none.
@@ -62,6 +73,50 @@ impl Pressure {
             None => std::future::pending().await,
         }
     }
+}
+
+/// What the kernel has reclaimed because what is watched was short itself.
+#[derive(Debug)]
+struct Shortage {
+    vmstat: PathBuf,
+    /// `memory.events.local` of the watched cgroup and of those above it.
+    events: Vec<PathBuf>,
+    last: u64,
+}
+
+impl Shortage {
+    fn of(cgroup: Option<&Path>) -> Self {
+        let above = cgroup.into_iter().flat_map(Path::ancestors).map(|dir| dir.join("memory.events.local"));
+        Self::at("/proc/vmstat".into(), above.filter(|path| path.exists()).collect())
+    }
+
+    fn at(vmstat: PathBuf, events: Vec<PathBuf>) -> Self {
+        let mut shortage = Self { vmstat, events, last: 0 };
+        shortage.last = shortage.count();
+        shortage
+    }
+
+    /// Whether there was any since the last call.
+    fn has_grown(&mut self) -> bool {
+        let before = self.last;
+        self.last = self.count();
+        self.last > before
+    }
+
+    fn count(&self) -> u64 {
+        let of_host =
+            |name: &str| name.starts_with("allocstall") || matches!(name, "pgscan_kswapd" | "pgscan_direct");
+        let of_cgroup = |name: &str| matches!(name, "high" | "max");
+        let host = sum(&self.vmstat, of_host);
+        self.events.iter().map(|path| sum(path, of_cgroup)).sum::<u64>() + host
+    }
+}
+
+/// The sum of the numbers in lines of `name number` whose name is meant.
+fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
+    let text = read_file(path).unwrap_or_default();
+    let numbers = text.lines().filter_map(|line| line.split_once(' '));
+    numbers.filter(|(name, _)| is_meant(name)).filter_map(|(_, number)| number.parse::<u64>().ok()).sum()
 }
 
 /// A trigger for `threshold` of a window of 2 s: without CAP_SYS_RESOURCE windows must be multiples of that.
@@ -81,4 +136,56 @@ fn stalled(path: &Path) -> io::Result<Duration> {
     total.map(Duration::from_micros).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{} has no 'some' line", path.display()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn stalls_at_limits_of_cgroups_within_are_no_pressure() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let stall = |us: u64| {
+            fs::write(file("psi"), format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={us}\n")).unwrap()
+        };
+        let scan = |pages: u64| {
+            fs::write(file("vmstat"), format!("pgscan_direct {pages}\npgscan_direct_throttle 9\n")).unwrap()
+        };
+        stall(0);
+        scan(5);
+        let shortage = Shortage::at(file("vmstat"), Vec::new());
+        let mut pressure = Pressure::watch(file("psi"), shortage, 0.1).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        stall(1_000_000);
+        assert!(!pressure.is_high(), "tasks wait, but the host reclaims nothing");
+        thread::sleep(Duration::from_millis(20));
+        (stall(2_000_000), scan(6));
+        assert!(pressure.is_high(), "the host reclaims");
+        thread::sleep(Duration::from_millis(20));
+        scan(7);
+        assert!(!pressure.is_high(), "nobody waits");
+    }
+
+    #[test]
+    fn a_cgroup_is_short_at_its_own_limit_and_at_those_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        let at = |dir: &Path, max: u64| {
+            fs::write(dir.join("memory.events.local"), format!("low 9\nmax {max}\n")).unwrap()
+        };
+        (at(&inner, 1), at(dir.path(), 1));
+        let mut shortage = Shortage::of(Some(&inner));
+        shortage.vmstat = dir.path().join("none");
+        shortage.has_grown();
+        assert!(!shortage.has_grown());
+        at(&inner, 2);
+        assert!(shortage.has_grown());
+        at(dir.path(), 2);
+        assert!(shortage.has_grown());
+    }
 }

@@ -41,8 +41,10 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     notes: &[(
         "Signals",
-        "INT (^C) first gives back what was borrowed; once more to leave it on. TERM leaves borrowed and lent memory as it is \
-         for the next agent, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it. \
+        "INT (^C) first takes back what is lent, as 'aquifer drain' does, and then gives back what was borrowed, and says how \
+         far it is. Once more ends the agent at once: borrowers lose what they have here, unless another agent is started before \
+         their patience is over; the exit status is 1 then. TERM leaves borrowed and lent memory as it is \
+         for the next agent, and says how long borrowers wait for it, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it. \
          HUP changes nothing: to have the agent read its configuration again, end it by TERM and start it.",
     )],
     files: &[
@@ -51,7 +53,13 @@ pub(super) const MANUAL: Manual = Manual {
         ("/run/aquifer/agent.sock", "the socket for 'aquifer status', 'borrow' and 'return'"),
         ("/dev/shm/aquifer/HOST", "lent pages"),
     ],
-    see_also: &["aquifer-init(1)", "aquifer-status(1)", "aquifer-borrow(1)", "aquifer-return(1)"],
+    see_also: &[
+        "aquifer-init(1)",
+        "aquifer-status(1)",
+        "aquifer-borrow(1)",
+        "aquifer-return(1)",
+        "aquifer-drain(1)",
+    ],
     ..Manual::NONE
 };
 

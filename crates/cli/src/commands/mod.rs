@@ -7,6 +7,7 @@ pub mod completions;
 pub mod demo;
 pub mod detach;
 pub mod doctor;
+pub mod drain;
 pub mod export;
 pub mod group;
 pub mod guest_load;
@@ -89,6 +90,7 @@ pub enum Command {
     Status(status::Status),
     Borrow(borrow::Borrow),
     Return(return_::Return),
+    Drain(drain::Drain),
     Run(run::Run),
     Region(region::Region),
     Group(group::Group),
@@ -115,6 +117,7 @@ impl Cli {
             Command::Status(command) => command.run(common),
             Command::Borrow(command) => command.run(common),
             Command::Return(command) => command.run(common),
+            Command::Drain(command) => command.run(common),
             Command::Run(command) => command.run(common),
             Command::Region(command) => command.run(common),
             Command::Group(command) => command.run(common),
@@ -135,6 +138,7 @@ const MANUALS: &[(&str, &Manual)] = &[
     ("status", &status::MANUAL),
     ("borrow", &borrow::MANUAL),
     ("return", &return_::MANUAL),
+    ("drain", &drain::MANUAL),
     ("export", &export::MANUAL),
     ("attach", &attach::MANUAL),
     ("detach", &detach::MANUAL),

@@ -115,10 +115,10 @@ fn a_certificate_of_another_authority_opens_nothing_even_under_the_borrowers_nam
     let forged = Identity::trusting(&elsewhere.path().join("a/tls"), &scene.cluster["a"].tls());
     for path in [path::OFFER, path::STATUS, path::OPENAPI] {
         let error = forged.get(b, path).unwrap_err();
-        assert!(matches!(error, CallError::Unreachable { .. }), "{error}");
+        assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     }
     let error = forged.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
-    assert!(matches!(error, CallError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     forged.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);
 }
@@ -194,7 +194,7 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
 
     other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
     other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease }).unwrap();
-    other.post(b, path::RENEW, &Renew { leases: vec![lease] }).unwrap();
+    other.post(b, path::RENEW, &Renew { leases: vec![lease], patience_ms: None }).unwrap();
     let decisions = b.status().decisions;
     let ignored = decisions.iter().any(|decision| decision.what.contains("ignores c"));
     assert!(ignored, "{decisions:?}");

@@ -64,6 +64,17 @@ impl Host {
         status
     }
 
+    /// Asks its agent to end, and does not wait for it.
+    pub fn interrupt(&self) {
+        let agent = self.agent();
+        kill_process(Pid::from_child(agent.as_ref().unwrap()), Signal::INT).unwrap();
+    }
+
+    /// All that its agents have said.
+    pub fn log_text(&self) -> String {
+        fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
     fn log(&self) -> PathBuf {
         self.dir.join("agent.log")
     }
@@ -96,7 +107,11 @@ impl Host {
         let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
         if let Some(mut agent) = self.agent().take() {
             let _ = kill_process(Pid::from_child(&agent), Signal::INT);
-            soon(|| !matches!(agent.try_wait(), Ok(None)));
+            if !soon(|| !matches!(agent.try_wait(), Ok(None))) {
+                // It has lent to one that is gone.
+                let _ = kill_process(Pid::from_child(&agent), Signal::INT);
+                soon(|| !matches!(agent.try_wait(), Ok(None)));
+            }
             let _ = agent.kill();
             let _ = agent.wait();
         }

@@ -1,0 +1,134 @@
+//! Taking back what was lent, because the operator wants it or because the hosts no longer know each other.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use aquifer_api::order::{Drain, Draining, Left};
+use aquifer_api::status::EventKind;
+use aquifer_control::{Event, LentStatus, LoanState, Message};
+use aquifer_page::{Bytes, HostName};
+
+use super::Driver;
+
+/// After how many periods a move away from a former peer is tried again.
+const PARTING_PERIODS: u32 = 10;
+
+impl Driver {
+    pub(super) fn order_drain(&mut self, order: Drain) -> Draining {
+        if self.draining != order.on {
+            self.draining = order.on;
+            let what = match order.on {
+                true => {
+                    format!("asks back the {} that are lent, and lends nothing meanwhile", self.lent_bytes())
+                }
+                false => "lends again".to_owned(),
+            };
+            self.parts.events.note(EventKind::Drain, &self.parts.config.host, what);
+            self.step(Event::Drain { on: order.on });
+        }
+        self.draining()
+    }
+
+    fn lent_bytes(&self) -> Bytes {
+        self.parts.lender.stored()
+    }
+
+    /// How far a drain is.
+    pub(super) fn draining(&self) -> Draining {
+        let stored = self.parts.lender.stored_by_lease();
+        let left = self.controller.lent().into_iter().map(|lent| Left {
+            lease: lent.lease.lease,
+            bytes: stored.get(&lent.lease.lease).copied().unwrap_or_default(),
+            why: self.why_left(&lent),
+            patience_ms: self.patience_ms.get(&lent.lease.borrower).copied(),
+            borrower: lent.lease.borrower,
+        });
+        Draining { on: self.draining, left: left.collect() }
+    }
+
+    fn why_left(&self, lent: &LentStatus) -> String {
+        let borrower = &lent.lease.borrower;
+        let unsettled = |host: &HostName| host == borrower;
+        let peers = self.parts.peers.status_with(unsettled);
+        let peer = peers.into_iter().find(|peer| peer.host == *borrower);
+        match (lent.state, self.told.get(&lent.lease.lease), peer) {
+            (LoanState::Freeing, ..) => "its memory is being freed".to_owned(),
+            (LoanState::Opening, ..) => "it is being set up".to_owned(),
+            (LoanState::Offered | LoanState::Held, ..) => "it is not asked back yet".to_owned(),
+            (_, _, None) => {
+                format!(
+                    "{borrower} is no peer any more, and where it is called is not known: it must give the lease back itself"
+                )
+            }
+            (_, _, Some(peer)) if peer.error.is_some() && !peer.refused => {
+                format!("{borrower} does not answer: {}", peer.error.unwrap_or_default())
+            }
+            (_, _, Some(peer)) if peer.refused => {
+                format!("{borrower} refuses: {}", peer.error.unwrap_or_default())
+            }
+            (_, Some(failed), _) => format!("{borrower} cannot move it yet: {failed}"),
+            (_, None, _) => format!("{borrower} is moving it"),
+        }
+    }
+
+    /// Tells of the end of a drain, once.
+    pub(super) fn note_drained(&mut self) {
+        let empty = self.controller.lent().is_empty();
+        if self.draining && empty && !self.drained {
+            self.parts.events.note(EventKind::Drain, &self.parts.config.host, "nothing is lent any more");
+        }
+        self.drained = self.draining && empty;
+    }
+
+    /// Hosts that are no peers any more though leases are between them and this host.
+    pub(super) fn former_peers(&self) -> BTreeSet<HostName> {
+        let lent = self.controller.lent().into_iter().map(|lent| lent.lease.borrower);
+        let borrowed = self.controller.borrowed().into_iter().map(|held| held.lease.lender);
+        lent.chain(borrowed).filter(|host| !self.parts.peers.knows(host)).collect()
+    }
+
+    /// Leaves what was borrowed of former peers, and asks back what was lent to them.
+    pub(super) fn part_with_former_peers(&mut self) {
+        let due = self.parts.config.memory.period * PARTING_PERIODS;
+        let first = self.parted.is_none();
+        if self.parted.is_some_and(|last| last.elapsed() < due) {
+            return;
+        }
+        self.parted = Some(Instant::now());
+        for host in self.former_peers() {
+            if first {
+                tracing::warn!("{}", self.former_peer(&host));
+            }
+            self.step(Event::Part { host });
+        }
+    }
+
+    fn former_peer(&self, host: &HostName) -> String {
+        let lent = self.controller.lent().into_iter().filter(|lent| lent.lease.borrower == *host);
+        let lent: Vec<_> = lent.map(|lent| lent.lease.lease.to_string()).collect();
+        let held = self.controller.borrowed().into_iter().filter(|held| held.lease.lender == *host);
+        let held: Vec<_> = held.map(|held| held.lease.lease.to_string()).collect();
+        let mut parts = Vec::new();
+        if !lent.is_empty() {
+            parts.push(format!("holds lease {} of this host, which is asked back", lent.join(", ")));
+        }
+        if !held.is_empty() {
+            parts.push(format!("has lent this host lease {}, which is left", held.join(", ")));
+        }
+        format!("{host} is not a [[peer]] of the configuration, but {}", parts.join(" and "))
+    }
+
+    /// Whether a host may say this. One that is no peer any more may still settle what is between the two.
+    pub(super) fn may_say(&self, from: &HostName, message: &Message) -> bool {
+        let holds = |lease| {
+            let borrowed = self.controller.borrowed();
+            borrowed.iter().any(|held| held.lease.lease == lease && held.lease.lender == *from)
+        };
+        self.parts.peers.knows(from)
+            || match message {
+                Message::MemBorFin { lease } => self.parts.lender.is_of(*lease, from),
+                Message::MemBorAck { lease, .. } | Message::MemLenFin { lease } => holds(*lease),
+                Message::MemBorReq { .. } | Message::MemBorRej { .. } => false,
+            }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the driver looks at each period beside memory: signs of life of borrowers and of lenders, volumes, killed programs.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use aquifer_api::message::Renew;
+use aquifer_api::status::{EventKind, Volume};
+use aquifer_control::{Event, VolumeState};
+use aquifer_page::{HostName, LeaseId};
+
+use super::Driver;
+use super::perform::{Busy, Outcome};
+use super::watch::News;
+
+/// Between two looks at volumes.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How soon a lender that a volume misses is asked whether it still has the lease.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+impl Driver {
+    /// A connection is as good a sign of life as a message.
+    pub(super) fn note_signs(&mut self) {
+        let now = Instant::now();
+        let due = self.parts.config.lend.grace / 8;
+        let stale =
+            |lease: &LeaseId| self.signs.get(lease).is_none_or(|last| now.duration_since(*last) >= due);
+        let lent = self.controller.lent();
+        if !lent.iter().any(|lent| stale(&lent.lease.lease)) {
+            return;
+        }
+        let seen: Vec<_> = self.parts.lender.in_use().into_iter().filter(stale).collect();
+        seen.into_iter().for_each(|lease| self.saw(lease));
+    }
+
+    pub(super) fn saw(&mut self, lease: LeaseId) {
+        self.signs.insert(lease, Instant::now());
+        self.step(Event::BorrowerSeen { lease });
+    }
+
+    /// A borrower says that it lives; answers which of its leases are not here.
+    pub(super) fn renewed(&mut self, from: &HostName, renew: Renew) -> Vec<LeaseId> {
+        if let Some(patience) = renew.patience_ms {
+            self.patience_ms.insert(from.clone(), patience);
+        }
+        let (here, lost): (Vec<_>, Vec<_>) =
+            renew.leases.into_iter().partition(|lease| self.parts.lender.is_of(*lease, from));
+        here.into_iter().for_each(|lease| self.saw(lease));
+        lost
+    }
+
+    /// Tells lenders now and then that their leases are still needed, also those without a connection; sooner those that
+    /// a volume misses.
+    pub(super) fn renew(&mut self) {
+        let all = self.renewed.is_none_or(|last| last.elapsed() >= self.parts.config.lend.grace / 8);
+        let missed = self.watch.away();
+        if !all && (missed.is_empty() || self.asked_missed.elapsed() < ASK_AGAIN) {
+            return;
+        }
+        self.asked_missed = Instant::now();
+        if all {
+            self.renewed = Some(Instant::now());
+        }
+        let patience_ms = u64::try_from(self.parts.config.borrow.patience.as_millis()).ok();
+        for (lender, leases) in self.parts.borrower.leases_by_lender() {
+            if !all && !missed.contains(&lender) {
+                continue;
+            }
+            let (peers, outcomes) = (self.parts.peers.clone(), self.outcomes.clone());
+            tokio::spawn(async move {
+                let lost = peers.renew(&lender, Renew { leases, patience_ms }).await;
+                outcomes.send(Outcome::Lost(lender, lost))
+            });
+        }
+    }
+
+    /// A lender does not have leases that this host holds.
+    pub(super) fn note_lost(&mut self, lender: &HostName, lost: Vec<LeaseId>) {
+        let held: BTreeSet<_> = self.controller.borrowed().iter().map(|held| held.lease.lease).collect();
+        self.lost.retain(|lease| held.contains(lease));
+        for lease in lost.into_iter().filter(|lease| held.contains(lease)) {
+            if self.lost.insert(lease) {
+                let what = format!(
+                    "{lender} has lost lease {lease}: what this host stored in it cannot be had any more"
+                );
+                self.parts.events.note(EventKind::LeaseLost, lender, what);
+            }
+        }
+    }
+
+    /// Looks at the volumes, beside the driver, because they are other processes.
+    pub(super) fn look_at_volumes(&mut self) {
+        if self.looked.elapsed() < LOOK || self.looking {
+            return;
+        }
+        self.looked = Instant::now();
+        if !self.parts.borrower.is_active() {
+            self.note_news(&[]);
+            return;
+        }
+        self.looking = true;
+        let (borrower, outcomes) = (self.parts.borrower.clone(), self.outcomes.clone());
+        tokio::task::spawn_blocking(move || outcomes.send(Outcome::Volumes(borrower.status())));
+    }
+
+    pub(super) fn note_news(&mut self, volumes: &[Volume]) {
+        for News { kind, who, what } in self.watch.look(volumes) {
+            self.parts.events.note(kind, who, what);
+        }
+    }
+
+    /// Leases that a volume has left by an order of an agent before this one: nobody has told the controller.
+    pub(super) fn note_left(&mut self) {
+        let volumes = self.controller.volumes();
+        let active = |volume| volumes.iter().any(|v| v.volume == volume && v.state == VolumeState::Active);
+        let borrowed = self.controller.borrowed();
+        // Leases that are on their way into a volume are not on record yet.
+        let moving: BTreeSet<_> = borrowed
+            .iter()
+            .filter(|held| self.busy.contains(&Busy::Lease(held.lease.lease)))
+            .map(|held| held.volume)
+            .collect();
+        let borrower = &self.parts.borrower;
+        let idle = borrowed.iter().filter(|held| active(held.volume) && !moving.contains(&held.volume));
+        let left: Vec<_> = idle
+            .filter(|held| !self.busy.contains(&Busy::Volume(held.volume)))
+            .filter(|held| borrower.has_left(held.volume, held.lease.lease))
+            .map(|held| held.lease.lease)
+            .collect();
+        for lease in left {
+            self.step(Event::Evacuated { lease, unused: Vec::new() });
+        }
+    }
+
+    /// Programs that the kernel has killed since the last look.
+    pub(super) fn note_kills(&mut self) {
+        let kills = self.parts.source.oom_kills();
+        if let (Some(now), Some(before)) = (kills, self.oom_kills)
+            && now > before
+        {
+            let (count, name) = (now - before, self.parts.source.name());
+            let what = format!("the kernel killed {count} program(s) of {name} because memory ran out");
+            self.parts.events.note(EventKind::OomKill, name, what);
+        }
+        self.oom_kills = kills.or(self.oom_kills);
+    }
+}

@@ -1,0 +1,123 @@
+//! What happens to borrowed memory: each look at the volumes is compared with the one before.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use aquifer_api::status::{EventKind, Held, Volume};
+use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
+
+/// What the last look saw.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    volumes: BTreeMap<VolumeId, Seen>,
+    away: BTreeMap<LeaseId, HostName>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    spilled: Bytes,
+    error: Option<String>,
+}
+
+/// What is new.
+#[derive(Debug, PartialEq)]
+pub(super) struct News {
+    pub(super) kind: EventKind,
+    pub(super) who: String,
+    pub(super) what: String,
+}
+
+impl Watch {
+    /// Lenders that did not answer a volume when it was last looked at.
+    pub(super) fn away(&self) -> BTreeSet<HostName> {
+        self.away.values().cloned().collect()
+    }
+
+    /// Takes a look; answers what has changed since the last one.
+    pub(super) fn look(&mut self, volumes: &[Volume]) -> Vec<News> {
+        let mut news = Vec::new();
+        let before = std::mem::take(&mut self.volumes);
+        for volume in volumes {
+            let last = before.get(&volume.volume).cloned().unwrap_or_default();
+            news.extend(spill(volume, last.spilled));
+            if let Some(error) = volume.last_error.clone().filter(|error| last.error.as_ref() != Some(error))
+            {
+                let who = volume.volume.to_string();
+                news.push(News { kind: EventKind::PageUnreachable, who, what: error });
+            }
+            let seen = Seen { spilled: volume.spilled, error: volume.last_error.clone() };
+            self.volumes.insert(volume.volume, seen);
+        }
+        let held = volumes.iter().flat_map(|volume| volume.leases.iter().map(move |held| (volume, held)));
+        let mut away = BTreeMap::new();
+        for (volume, held) in held {
+            let was_away = self.away.contains_key(&held.lease);
+            let is_away = is_away(held);
+            if is_away {
+                away.insert(held.lease, held.lender.clone());
+            }
+            news.extend((is_away != was_away).then(|| change(volume, held, is_away)));
+        }
+        self.away = away;
+        news
+    }
+}
+
+fn is_away(held: &Held) -> bool {
+    held.state.starts_with("unreachable")
+}
+
+fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
+    let Held { lease, lender, placed, .. } = held;
+    let (kind, what) = match is_away {
+        true => (
+            EventKind::LenderLost,
+            format!("{lender} does not answer: {placed} of volume {} wait in lease {lease}", volume.volume),
+        ),
+        false => (EventKind::LenderBack, format!("{lender} answers again with lease {lease}")),
+    };
+    News { kind, who: lender.to_string(), what }
+}
+
+fn spill(volume: &Volume, before: Bytes) -> Option<News> {
+    let (now, who) = (volume.spilled, volume.volume.to_string());
+    let (kind, what) = match now.cmp(&before) {
+        std::cmp::Ordering::Equal => return None,
+        std::cmp::Ordering::Greater => (
+            EventKind::Spill,
+            format!("{now} are in the local spill file now, as no lender has room for them"),
+        ),
+        std::cmp::Ordering::Less => {
+            (EventKind::SpillBack, format!("{now} are in the local spill file now, {before} were"))
+        }
+    };
+    Some(News { kind, who, what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(state: &str, spilled: u64, error: Option<&str>) -> Volume {
+        serde_json::from_value(serde_json::json!({
+            "volume": "0".repeat(32), "device": "/dev/loop3", "backend": "fuse-loop", "capacity": 1 << 30,
+            "swap_used": 0, "spilled": spilled, "last_error": error,
+            "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26, "state": state}],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let mut watch = Watch::default();
+        let mut kinds = |state: &str, spilled: u64, error: Option<&str>| {
+            let news = watch.look(&[volume(state, spilled, error)]);
+            news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds("ok", 0, None), []);
+        assert_eq!(kinds("unreachable for 1.0 s", 0, None), [EventKind::LenderLost]);
+        assert_eq!(kinds("unreachable for 2.0 s", 0, Some("page 3")), [EventKind::PageUnreachable]);
+        assert_eq!(kinds("ok", 1 << 26, Some("page 3")), [EventKind::Spill, EventKind::LenderBack]);
+        assert_eq!(kinds("ok", 0, Some("page 3")), [EventKind::SpillBack]);
+        assert_eq!(kinds("ok", 0, Some("page 4")), [EventKind::PageUnreachable]);
+    }
+}

@@ -1,0 +1,186 @@
+//! The end of an agent by a signal: SIGINT first takes back what is lent and gives back what is borrowed, SIGTERM leaves
+//! both for the next agent.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use aquifer_api::Problem;
+use aquifer_api::order::{Drain, Draining, Left, Return};
+use aquifer_page::{Bytes, HostName};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::driver::{Command, Handle};
+use crate::{AgentError, start_error};
+
+/// How often a drain is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How often its progress is told where nothing changes.
+const TELL: Duration = Duration::from_secs(5);
+
+/// The signals that end an agent.
+pub(crate) struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+    hung_up: Signal,
+}
+
+/// Which of them came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    Interrupt,
+    Terminate,
+}
+
+impl Signals {
+    pub(crate) fn new() -> Result<Self, AgentError> {
+        let interrupted = signal(SignalKind::interrupt()).map_err(start_error)?;
+        let terminated = signal(SignalKind::terminate()).map_err(start_error)?;
+        let hung_up = signal(SignalKind::hangup()).map_err(start_error)?;
+        Ok(Self { interrupted, terminated, hung_up })
+    }
+
+    async fn next(&mut self) -> Came {
+        loop {
+            tokio::select! {
+                _ = self.terminated.recv() => return Came::Terminate,
+                _ = self.interrupted.recv() => return Came::Interrupt,
+                _ = self.hung_up.recv() => tracing::warn!(
+                    "SIGHUP is ignored: an agent reads its configuration only when it starts. End it by SIGTERM, which \
+                     leaves leases and volumes as they are, and start it again"
+                ),
+            }
+        }
+    }
+
+    /// Waits for a signal and does what it asks for; returns when the agent may end.
+    ///
+    /// # Errors
+    /// It was forced to end while borrowers had pages here.
+    pub(crate) async fn wait(&mut self, handle: &Handle) -> Result<(), AgentError> {
+        match self.next().await {
+            Came::Terminate => {
+                tracing::info!("stopping: leases and volumes stay as they are for the next agent");
+                if let Ok(draining) = ask(handle, None).await {
+                    draining.left.iter().for_each(wait_for_next_agent);
+                }
+                Ok(())
+            }
+            Came::Interrupt => match self.drain(handle).await? {
+                true => {
+                    let stopped = self.give_back(handle).await;
+                    tracing::info!("stopping: {stopped}");
+                    Ok(())
+                }
+                false => Ok(()),
+            },
+        }
+    }
+
+    /// Takes back what is lent. False: the rest stays for the next agent.
+    async fn drain(&mut self, handle: &Handle) -> Result<bool, AgentError> {
+        let mut order = Some(Drain { on: true });
+        let mut told: Option<(Instant, String)> = None;
+        loop {
+            let Ok(draining) = ask(handle, order.take()).await else { return Ok(true) };
+            if draining.left.is_empty() {
+                if told.is_some() {
+                    tracing::info!("nothing is lent any more");
+                }
+                return Ok(true);
+            }
+            if told.is_none() {
+                tracing::info!(
+                    "asking back what is lent before the end; interrupt again to end at once, which loses it to its borrowers"
+                );
+            }
+            let progress = progress(&draining.left);
+            if told
+                .as_ref()
+                .is_none_or(|(at, last)| at.elapsed() > TELL || reasons(last) != reasons(&progress))
+            {
+                tracing::info!("still lent: {progress}");
+                told = Some((Instant::now(), progress));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                came = self.next() => match came {
+                    Came::Interrupt => {
+                        draining.left.iter().for_each(lose);
+                        return Err(AgentError::Forced(by_borrower(&draining.left)));
+                    }
+                    Came::Terminate => {
+                        tracing::info!("stopping: leases and volumes stay as they are for the next agent");
+                        draining.left.iter().for_each(wait_for_next_agent);
+                        return Ok(false);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Gives back what was borrowed, unless another signal says that it may stay.
+    async fn give_back(&mut self, handle: &Handle) -> &'static str {
+        const STAYS: &str = "what is still borrowed stays on for the next agent";
+        tracing::info!("giving back what was borrowed; interrupt again to leave it as it is");
+        let returned = handle.ask(|reply| Command::Return { order: Return::default(), reply });
+        tokio::select! {
+            returned = returned => match returned.and_then(|returned| returned) {
+                Ok(_) => "nothing is borrowed any more",
+                Err(problem) => {
+                    tracing::error!("not all could be given back: {}", problem.error);
+                    STAYS
+                }
+            },
+            _ = self.next() => STAYS,
+        }
+    }
+}
+
+async fn ask(handle: &Handle, order: Option<Drain>) -> Result<Draining, Problem> {
+    handle.ask(|reply| Command::Drain { order, reply }).await
+}
+
+/// One line about what is left.
+fn progress(left: &[Left]) -> String {
+    let one =
+        |left: &Left| format!("{} in lease {} of {} ({})", left.bytes, left.lease, left.borrower, left.why);
+    left.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// The line without its figures: what is told again at once when it changes.
+fn reasons(progress: &str) -> String {
+    progress.chars().filter(|c| !c.is_ascii_digit() && *c != '.').collect()
+}
+
+fn by_borrower(left: &[Left]) -> String {
+    let mut sums: BTreeMap<&HostName, Bytes> = BTreeMap::new();
+    for Left { borrower, bytes, .. } in left {
+        let sum = sums.entry(borrower).or_default();
+        *sum = sum.saturating_add(*bytes);
+    }
+    sums.iter().map(|(borrower, bytes)| format!("{bytes} of {borrower}")).collect::<Vec<_>>().join(", ")
+}
+
+fn patience(left: &Left) -> String {
+    match left.patience_ms {
+        Some(millis) => format!("for {}", humantime::format_duration(Duration::from_millis(millis))),
+        None => "as long as its [borrow] patience says".to_owned(),
+    }
+}
+
+fn wait_for_next_agent(left: &Left) {
+    let Left { borrower, bytes, lease, .. } = left;
+    tracing::warn!(
+        "{borrower} has {bytes} here in lease {lease}: its programs wait for the next agent {}, and fail then",
+        patience(left)
+    );
+}
+
+fn lose(left: &Left) {
+    let Left { borrower, bytes, lease, .. } = left;
+    tracing::error!(
+        "{borrower} loses {bytes} in lease {lease}, unless another agent is started: its programs wait {}, and fail then",
+        patience(left)
+    );
+}

@@ -1,0 +1,201 @@
+//! Lenders that stop as planned: nothing that is stored there is lost.
+
+use aquifer_api::order::Draining;
+use aquifer_api::status::EventKind;
+use aquifer_page::Bytes;
+use rustix::process::Signal;
+
+use super::framework::{Answer, Cluster, Host, Load, Spec, address, init, lacks_rights, wait_until};
+
+/// A borrower `a` with pages at `b`, which is its only lender so far, and others that do not lend yet.
+fn swapping(others: &[&'static str]) -> (Cluster, Load) {
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
+    let aside = |name: &&'static str| Spec::new(name).set("lend", "enabled", false);
+    let hosts = [a, Spec::new("b")].into_iter().chain(others.iter().map(aside));
+    let cluster = Cluster::that_swaps(hosts);
+    cluster["a"].borrow(Bytes::mib(128));
+    let mut load = cluster["a"].load(Bytes::mib(64));
+    load.filled();
+    assert!(cluster["b"].stored() > Bytes::mib(8), "{}", cluster["b"].stored());
+    for name in others {
+        let host = &cluster[*name];
+        host.signal_agent(Signal::TERM);
+        lends(host, true);
+        host.restart();
+    }
+    (cluster, load)
+}
+
+fn lends(host: &Host, lends: bool) {
+    host.configure(|config| {
+        config["lend"].as_table_mut().unwrap().insert("enabled".to_owned(), lends.into());
+    });
+}
+
+fn drain(host: &Host, words: &[&str]) -> Answer {
+    Answer::of(&mut host.aquifer(&[&["drain", "--json"], words].concat()))
+}
+
+fn last(answer: &Answer) -> Draining {
+    assert_eq!(answer.code, Some(0), "{answer:?}");
+    serde_json::from_str(answer.stdout.lines().last().unwrap()).unwrap()
+}
+
+#[track_caller]
+fn all_of_it_is_elsewhere(cluster: &Cluster) {
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    assert!(b.lease_files().is_empty());
+    assert!(a.held_of("b").is_none(), "{:?}", a.volume());
+}
+
+#[track_caller]
+fn give_back(cluster: &Cluster, mut load: Load) {
+    load.free();
+    cluster["a"].give_back();
+    wait_until("a is free", || cluster["a"].is_free());
+}
+
+#[test]
+fn a_drained_lender_can_go_while_its_borrower_rewrites() {
+    if lacks_rights() {
+        return;
+    }
+    let (cluster, mut load) = swapping(&["c"]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    load.rewrite_during(|| {
+        let end = last(&drain(b, &[]));
+        assert!(end.on && end.left.is_empty(), "{end:?}");
+        all_of_it_is_elsewhere(&cluster);
+    });
+    assert!(a.held_of("c").is_some_and(|held| held.placed > Bytes::ZERO), "{:?}", a.volume());
+    let events = b.status().events;
+    assert!(events.iter().any(|event| event.kind == EventKind::Drain), "{events:?}");
+
+    // It lends nothing until it is told to.
+    assert_eq!(b.status().memory.spare, Bytes::ZERO);
+    let ended: Draining = drain(b, &["--end"]).json();
+    assert!(!ended.on);
+    wait_until("b lends again", || b.status().memory.spare > Bytes::ZERO);
+    give_back(&cluster, load);
+}
+
+#[test]
+fn an_interrupted_lender_drains_before_it_ends() {
+    if lacks_rights() {
+        return;
+    }
+    let (cluster, mut load) = swapping(&[]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    load.rewrite_during(|| {
+        assert!(b.signal_agent(Signal::INT).success());
+        all_of_it_is_elsewhere(&cluster);
+    });
+    let log = b.log_text();
+    assert!(log.contains("still lent: ") && log.contains("nothing is lent any more"), "{log}");
+    let volume = a.volume();
+    assert!(volume.spilled > Bytes::ZERO, "{volume:?}");
+    wait_until("the spill is an event", || {
+        a.status().events.iter().any(|event| event.kind == EventKind::Spill)
+    });
+    give_back(&cluster, load);
+}
+
+#[test]
+fn a_lender_that_is_not_to_lend_any_more_drains_when_it_starts() {
+    if lacks_rights() {
+        return;
+    }
+    let (cluster, mut load) = swapping(&[]);
+    let b = &cluster["b"];
+    load.rewrite_during(|| {
+        b.signal_agent(Signal::TERM);
+        lends(b, false);
+        b.restart();
+        wait_until("b has all back", || b.is_free());
+        all_of_it_is_elsewhere(&cluster);
+    });
+    let log = b.log_text();
+    assert!(log.contains("wait for the next agent for 20s"), "{log}");
+    give_back(&cluster, load);
+}
+
+#[test]
+fn a_second_interrupt_forces_the_end_and_says_what_is_lost() {
+    if lacks_rights() {
+        return;
+    }
+    let (cluster, load) = swapping(&[]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    // Nobody moves anything while a's agent is away.
+    a.kill_agent();
+    let answer = drain(b, &["--timeout", "500ms"]);
+    answer.must_fail(1, &["still lent", "a does not answer", "--end"]);
+    b.interrupt();
+    wait_until("b says what it waits for", || b.log_text().contains("a does not answer"));
+    let end = b.signal_agent(Signal::INT);
+    assert_eq!(end.code(), Some(1));
+    let log = b.log_text();
+    assert!(log.contains("a loses ") && log.contains("fail then"), "{log}");
+    // The next agent has it all.
+    lends(b, true);
+    b.restart();
+    a.restart();
+    give_back(&cluster, load);
+}
+
+#[test]
+fn a_lender_that_is_no_peer_any_more_is_left_and_its_borrower_asked_back() {
+    if lacks_rights() {
+        return;
+    }
+    for forgetful in ["a", "b"] {
+        let (cluster, mut load) = swapping(&[]);
+        let (b, host) = (&cluster["b"], &cluster[forgetful]);
+        load.rewrite_during(|| {
+            host.signal_agent(Signal::TERM);
+            host.configure(|config| {
+                config.remove("peer");
+            });
+            host.restart();
+            wait_until("b has all back", || b.is_free());
+            all_of_it_is_elsewhere(&cluster);
+        });
+        let told = match forgetful {
+            "a" => "b is not a [[peer]] of the configuration, but has lent this host lease",
+            _ => "a is not a [[peer]] of the configuration, but holds lease",
+        };
+        let log = host.log_text();
+        assert!(log.contains(told), "{log}");
+        give_back(&cluster, load);
+    }
+}
+
+#[test]
+fn a_drain_that_is_asked_for_twice_is_one() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::new(["a"]);
+    let a = &cluster["a"];
+    let text = Answer::of(&mut a.aquifer(&["drain"]));
+    assert!(text.stdout.contains("nothing is lent"), "{text:?}");
+    assert!(last(&drain(a, &[])).on);
+    let events: Vec<_> = a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
+    assert!(events.len() <= 2, "{events:?}");
+    let end = Answer::of(&mut a.aquifer(&["drain", "--end"]));
+    assert!(end.code == Some(0) && end.stdout.contains("lends again"), "{end:?}");
+}
+
+#[test]
+fn an_agent_whose_certificate_is_of_another_authority_does_not_start() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::admitted(["a"]);
+    let a = &cluster["a"];
+    let elsewhere = cluster.dir().join("elsewhere");
+    init(&elsewhere, [("a", address())]);
+    std::fs::copy(elsewhere.join("a/tls/ca.pem"), a.tls().join("ca.pem")).unwrap();
+    let answer = Answer::of(&mut a.aquifer(&["agent", "--config", a.config().to_str().unwrap()]));
+    answer.must_fail(1, &["host.pem", "no peer would trust it", "aquifer init"]);
+}

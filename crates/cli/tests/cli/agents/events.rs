@@ -1,0 +1,95 @@
+//! What nobody decided is an event: a line in the log and a row of the status, on the side that it concerns.
+
+use aquifer_api::status::EventKind;
+use aquifer_page::Bytes;
+use rustix::process::Signal;
+
+use super::framework::{Cluster, Host, Spec, lacks_rights, wait_for, wait_until};
+
+#[track_caller]
+fn told(host: &Host, kind: EventKind) -> String {
+    let event = wait_for(&format!("{kind} is an event"), || {
+        host.status().events.into_iter().find(|event| event.kind == kind)
+    });
+    let log = host.log_text();
+    assert!(log.contains(&event.what), "not in the log: {event:?}\n{log}");
+    event.what
+}
+
+#[test]
+fn a_lender_that_goes_and_comes_back_is_two_events() {
+    if lacks_rights() {
+        return;
+    }
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
+    let cluster = Cluster::that_swaps([a, Spec::new("b")]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(128));
+    let mut load = a.load(Bytes::mib(48));
+    load.filled();
+    load.order("rewrite");
+    b.kill_agent();
+    let lost = told(a, EventKind::LenderLost);
+    assert!(lost.contains("b does not answer"), "{lost}");
+    b.restart();
+    told(a, EventKind::LenderBack);
+    load.filled();
+    load.verify();
+    drop(load);
+    a.give_back();
+}
+
+#[test]
+fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
+    if lacks_rights() {
+        return;
+    }
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "1s");
+    // The borrower renews its leases at an eighth of its own grace.
+    let cluster = Cluster::that_swaps([a.set("lend", "grace", "40s"), Spec::new("b")]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let mut load = a.load(Bytes::mib(40));
+    load.filled();
+    let lease = b.lent().lease;
+    drop(load);
+    b.kill_agent();
+    std::fs::remove_dir_all(b.store()).unwrap();
+    b.restart();
+    let lost = told(a, EventKind::LeaseLost);
+    assert!(lost.contains(&lease.to_string()) && lost.contains('b'), "{lost}");
+    assert_eq!(a.held_of("b").unwrap().state, "lost by its lender");
+    a.give_back();
+}
+
+#[test]
+fn a_program_that_the_kernel_kills_is_an_event() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::new([Spec::new("a").memory(Bytes::mib(32))]);
+    let a = &cluster["a"];
+    // The cgroup may not swap while nothing is borrowed.
+    let load = a.load(Bytes::mib(64));
+    let what = told(a, EventKind::OomKill);
+    assert!(what.contains("killed 1 program"), "{what}");
+    assert!(!load.killed().success());
+}
+
+#[test]
+fn a_borrower_that_is_silent_for_the_whole_grace_is_an_event_at_the_lender() {
+    if lacks_rights() {
+        return;
+    }
+    let b = Spec::new("b").set("lend", "grace", "3s").set("memory", "period", "50ms");
+    let cluster = Cluster::that_swaps([Spec::new("a"), b]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let pid = a.volume().pid;
+    a.kill_agent();
+    rustix::process::kill_process(super::framework::process(pid), Signal::KILL).unwrap();
+    let what = told(b, EventKind::BorrowerLost);
+    assert!(what.contains("no sign of a"), "{what}");
+    a.restart();
+    wait_until("a is free", || a.is_free());
+}
