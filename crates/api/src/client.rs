@@ -49,10 +49,12 @@ pub enum CallError {
         why: String,
     },
     /// The agent took longer than the caller wanted to wait.
-    #[error("the agent at {agent} did not answer within {} s", after.as_secs_f32())]
+    #[error("the agent at {agent} did not answer '{order}' within {} s", after.as_secs_f32())]
     TimedOut {
         /// Which agent.
         agent: String,
+        /// What it was asked, as in `GET /v1/status`.
+        order: String,
         /// How long it was given.
         after: Duration,
     },
@@ -178,6 +180,7 @@ impl Client {
         path: &str,
         body: Body,
     ) -> Result<T, CallError> {
+        let order = format!("{method} {path}");
         let call = async {
             match &self.route {
                 Route::Unix(socket) => {
@@ -197,7 +200,7 @@ impl Client {
                 }
             }
         };
-        let timed_out = || CallError::TimedOut { agent: self.agent(), after: self.timeout };
+        let timed_out = || CallError::TimedOut { agent: self.agent(), order, after: self.timeout };
         tokio::time::timeout(self.timeout, call).await.map_err(|_| timed_out())?
     }
 

@@ -27,6 +27,16 @@ pub(crate) enum Ask {
     Show,
 }
 
+impl Ask {
+    /// What it is called in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Resize { .. } => "resize",
+            Self::Show => "show",
+        }
+    }
+}
+
 /// What the agent answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_page::Bytes;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use crate::asking::{Ask, Granted, LENIENCE, Reason, SOCKET, Status, Tell};
 use crate::message::{LONGEST, encode};
@@ -40,7 +42,7 @@ pub enum RequestError {
     #[error("{0}")]
     NoAnswer(String),
     /// The agent is not reached any more.
-    #[error("the agent at {socket} has gone ({source}): what was asked may have been done; 'aquifer-guest show' has the figures once it runs again", socket = .socket.display())]
+    #[error("the agent at {socket} does not answer any more ({source}): what was asked may have been done; 'aquifer-guest show' has the figures once it runs again", socket = .socket.display())]
     Gone {
         /// Where it was.
         socket: PathBuf,
@@ -125,8 +127,17 @@ impl Client {
     fn ask(&self, ask: &Ask, within: Duration) -> Result<Tell, RequestError> {
         let gone = |source| RequestError::Gone { socket: self.socket.clone(), source };
         let line = encode(ask).map_err(|error| RequestError::Refused(error.to_string()))?;
-        let mut stream = UnixStream::connect(&self.socket).map_err(|source| match source.kind() {
+        // A wait that has come to its end is not the socket's fault.
+        let gone = |source: io::Error| match source.kind() {
+            io::ErrorKind::WouldBlock => {
+                let why = format!("no answer to '{}' within {within:?}", ask.name());
+                gone(io::Error::new(io::ErrorKind::TimedOut, why))
+            }
+            _ => gone(source),
+        };
+        let mut stream = connect(&self.socket, within).map_err(|source| match source.kind() {
             io::ErrorKind::PermissionDenied => RequestError::NotAllowed { socket: self.socket.clone() },
+            io::ErrorKind::WouldBlock => gone(source),
             _ => RequestError::NoAgent { socket: self.socket.clone(), source },
         })?;
         stream.set_read_timeout(Some(within)).map_err(gone)?;
@@ -148,4 +159,13 @@ impl Client {
         let source = io::Error::other(format!("it answers something else: {tell:?}"));
         RequestError::Gone { socket: self.socket.clone(), source }
     }
+}
+
+/// Connects to a unix socket, where nothing that is sent takes longer than `within`, nor does a listener that is full of others.
+fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(within))?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(UnixStream::from(socket))
 }

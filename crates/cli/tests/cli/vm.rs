@@ -113,7 +113,8 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
     assert!(!refused.status.success() && stderr(&refused).contains("--force"), "{}", stderr(&refused));
     drop(stopped);
     host.done(&["vm", "stop", "silent", "--force"]);
-    assert!(host.end("silent").contains("vm stop --force"));
+    let end = host.end("silent");
+    assert!(end.contains("vm stop --force"), "{end}");
 }
 
 #[test]
@@ -156,4 +157,17 @@ fn qemu_runs_in_its_sandbox_unless_told_otherwise() {
     // 2 is a filter (proc_pid_status(5)).
     assert_eq!(filters(host.start("boxed", &[])), "2");
     assert_eq!(filters(host.start("free", &["--", "-sandbox", "off"])), "0");
+}
+
+#[test]
+fn a_vm_whose_keeper_was_killed_leaves_word_of_its_end_once() {
+    let Some(host) = Host::new() else { return };
+    let qemu = host.start("alone", &[]);
+    let keeper = Host::keeper(qemu);
+    signal(keeper, Signal::KILL);
+    eventually("nobody keeps it", || Host::keeper(qemu) != keeper);
+    host.done(&["vm", "stop", "alone", "--force"]);
+    let all = host.done(&["vm", "list", "--all"]);
+    let [end] = &all["ended"].as_array().unwrap()[..] else { panic!("{all}") };
+    assert!(end.to_string().contains("vm stop --force") && end["status"].is_null(), "{end}");
 }

@@ -8,12 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, RegionName};
-use aquifer_region::process::record;
+use aquifer_region::process::{lock_file, record};
 use serde::{Deserialize, Serialize};
 
 use crate::error::GuestError;
 use crate::meminfo;
-use crate::process::{Files, lock_file};
+use crate::process::Files;
 
 /// Where a VM's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

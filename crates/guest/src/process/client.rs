@@ -528,6 +528,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
         );
         return Err(GuestError::Misuse(why));
     }
+    let was_kept = files.is_kept();
     files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
     // One that is being started listens in a moment.
     let deadline = Instant::now() + STARTING;
@@ -565,9 +566,11 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
         }
     }
     // Its keeper does the rest; where there is none any more, or QEMU ended badly, it is done here.
-    let _ = wait_until(CLEARING, || !files.is_kept());
+    let seen = wait_until(CLEARING, || !files.is_kept()).is_ok() && was_kept;
     remove_region(files)?;
-    if let Ok(record) = files.read()
+    // A keeper puts the end on record, and removes the files one by one: what is there of them says nothing of that.
+    if !seen
+        && let Ok(record) = files.read()
         && record.ended.is_none()
     {
         note_end(files, &record, None);

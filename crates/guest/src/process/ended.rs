@@ -10,11 +10,10 @@ use std::process::ExitStatus;
 use std::time::{Duration, SystemTime};
 
 use aquifer_page::{HostName, RegionName};
-use aquifer_region::process::record;
+use aquifer_region::process::{lock_file, record};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use super::file_lock::lock_file;
 use crate::error::GuestError;
 
 /// Ended VMs that are kept on record. Those before are forgotten.

@@ -3,7 +3,6 @@
 mod asked;
 pub mod client;
 mod ended;
-mod file_lock;
 mod files;
 mod keeper_call;
 mod message;
@@ -11,7 +10,6 @@ mod run;
 mod side_by_side;
 
 pub use ended::{Cause, Ended, ended};
-pub(crate) use file_lock::lock_file;
 pub use files::Files;
 pub use message::{Origin, State, Status};
 pub use run::{SUBCOMMAND, run};

@@ -23,6 +23,7 @@ mod accepting;
 pub mod client;
 mod control;
 mod control_call;
+mod file_lock;
 mod files;
 pub mod first_word;
 mod hand_over;
@@ -36,6 +37,7 @@ mod tmpfs;
 mod view;
 
 pub use control_call::{ControlCall, is_listening, next_answer};
+pub use file_lock::lock_file;
 pub use files::{Files, GroupFiles, RegionSpec};
 pub use message::{Bucket, Latency, Status};
 pub use pages::{Extent, PageState, Pages};

@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::error::RegionError;
-use crate::process::{Files, RegionSpec, record};
+use crate::process::{Files, RegionSpec, lock_file, record};
 
 /// No quota is smaller.
 pub(super) const LEAST: Bytes = Bytes(Engine::LEAST_FRAMES * PAGE_SIZE as u64);
@@ -207,9 +206,7 @@ impl Book {
         let fail = || RegionError::io(format!("cannot read or write {}", path.display()));
         let lock = path.with_extension("lock");
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).map_err(fail())?;
-        let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock);
-        let lock = lock.map_err(fail())?;
-        lock.lock().map_err(fail())?;
+        let _lock = lock_file(&lock).map_err(fail())?;
         let before: Limits = record::read(&path).map_err(fail())?.unwrap_or_default();
         let mut limits = before.clone();
         // Of regions that are gone.
