@@ -8,6 +8,7 @@ mod keeper_call;
 mod message;
 mod run;
 mod side_by_side;
+mod stop;
 
 pub use ended::{Cause, Ended, ended};
 pub use files::Files;
