@@ -7,6 +7,8 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
 use rustix::process::Signal;
 
+use crate::support::all_steps;
+
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
@@ -29,8 +31,20 @@ fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by
 }
 
 #[test]
-fn commands_run_side_by_side_and_files_go_both_ways() -> Result<()> {
-    let hosts = Testbed::start([Spec::new("a")])?;
+fn hosts_run_commands_lose_links_and_power_and_show_why_they_fail() -> Result<()> {
+    let hosts = Testbed::start(["a", "b", "c"].map(Spec::new))?;
+    all_steps(
+        &hosts,
+        &[
+            ("commands run side by side and files go both ways", commands_and_files),
+            ("a link that is cut carries nothing until it is mended", links),
+            ("a host whose plug is pulled is gone at once and boots again as new", plugs),
+            ("a host that fails shows its console", consoles),
+        ],
+    )
+}
+
+fn commands_and_files(hosts: &Testbed) -> Result<()> {
     let a = &hosts["a"];
     let failed = a.run("echo out; echo err >&2; exit 3")?;
     assert_eq!((failed.code, failed.stdout.as_str(), failed.stderr.as_str()), (3, "out\n", "err\n"));
@@ -55,9 +69,7 @@ fn commands_run_side_by_side_and_files_go_both_ways() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_link_that_is_cut_carries_nothing_until_it_is_mended() -> Result<()> {
-    let hosts = Testbed::start(["a", "b", "c"].map(Spec::new))?;
+fn links(hosts: &Testbed) -> Result<()> {
     hosts["b"].cut();
     assert!(!hosts["a"].run("ping -c 1 -W 2 b")?.success());
     hosts["a"].sh("ping -c 1 -W 10 c")?;
@@ -67,9 +79,7 @@ fn a_link_that_is_cut_carries_nothing_until_it_is_mended() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn a_host_whose_plug_is_pulled_is_gone_at_once_and_boots_again_as_new() -> Result<()> {
-    let hosts = Testbed::start([Spec::new("a"), Spec::new("b")])?;
+fn plugs(hosts: &Testbed) -> Result<()> {
     let (a, b) = (&hosts["a"], &hosts["b"]);
     b.write("/run/mark", "here")?;
     let waiting = b.spawn("sleep 1000")?;
@@ -87,9 +97,8 @@ fn a_host_whose_plug_is_pulled_is_gone_at_once_and_boots_again_as_new() -> Resul
     Ok(())
 }
 
-#[test]
-fn whoever_fails_shows_its_console() -> Result<()> {
-    let hosts = Testbed::start([Spec::new("a")])?;
+/// The last step: it leaves a host that has crashed.
+fn consoles(hosts: &Testbed) -> Result<()> {
     let a = &hosts["a"];
     let hangs = a.run_within("sleep 1000", Duration::from_millis(500)).unwrap_err().to_string();
     // What the kernel was asked for when patience ended.

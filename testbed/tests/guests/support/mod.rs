@@ -6,8 +6,11 @@ mod here;
 mod load;
 mod picture;
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
 
 pub use built::{aquifer, example, test, tool, with_script};
 pub use cluster::{Aquifer, Cluster, member, with_admitted};
@@ -19,6 +22,27 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The modules of soft-RoCE, in the order in which it takes them.
 pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
+
+/// A step of a test: its name, and what it does with what was booted.
+pub type Step<T> = (&'static str, fn(&T) -> Result<()>);
+
+/// Does all steps of a test with what was booted once, also after one that failed, and names those that did.
+pub fn all_steps<T>(booted: &T, steps: &[Step<T>]) -> Result<()> {
+    let mut failed = Vec::new();
+    for (name, does) in steps {
+        step(name);
+        let ended = panic::catch_unwind(AssertUnwindSafe(|| does(booted)));
+        match ended.unwrap_or_else(|_| Err(anyhow!("it panicked"))) {
+            Ok(()) => eprintln!("ok: {name}"),
+            Err(error) => {
+                eprintln!("FAILED: {name}: {error:?}");
+                failed.push(*name);
+            }
+        }
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
+}
 
 /// Says what comes next, and when: shown when the test fails.
 pub fn step(what: &str) {
