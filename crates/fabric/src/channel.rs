@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
 
 use crate::Address;
 use crate::lookout::Lookout;
+use crate::names;
 use crate::sleep::going_to_sleep;
 
 /// The most slices Linux takes in one `sendmsg` (`UIO_MAXIOV`).
@@ -79,7 +80,7 @@ impl Socket {
             Address::Tcp { host, port } => {
                 let deadline = Instant::now() + timeout;
                 let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{host}' has no address"));
-                for candidate in (host.as_str(), *port).to_socket_addrs()? {
+                for candidate in names::addresses(host, *port)? {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());

@@ -10,6 +10,7 @@ pub mod address;
 pub mod channel;
 mod initiating;
 mod lookout;
+pub mod names;
 pub mod nbd;
 pub mod nvme;
 mod serving;

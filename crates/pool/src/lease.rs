@@ -19,6 +19,10 @@ pub(crate) struct Lease {
     pub(crate) total: u64,
     /// The lender said that it has no room, though slots are free: it promised more than it has.
     pub(crate) full: AtomicBool,
+    /// Since when I/O has failed because the lender does not answer, in milliseconds since the epoch; 0 while it does.
+    pub(crate) away_since: AtomicU64,
+    /// A page could not be read since.
+    pub(crate) lost_page: AtomicBool,
     /// Extents to move out, and extents that have been, while it is being evacuated.
     pub(crate) leaving: (AtomicU64, AtomicU64),
     slots: Mutex<Slots>,
@@ -85,6 +89,8 @@ impl Lease {
             holder,
             total: u64::from(total),
             full: AtomicBool::new(false),
+            away_since: AtomicU64::new(0),
+            lost_page: AtomicBool::new(false),
             leaving: (AtomicU64::new(0), AtomicU64::new(0)),
             slots: Mutex::new(slots),
         }
@@ -100,6 +106,11 @@ impl Lease {
     pub(crate) fn taken(&self) -> u64 {
         let slots = lock(&self.slots);
         self.total - (slots.clean.len() + slots.dirty.len()) as u64
+    }
+
+    /// Whether its lender answers, as far as is known.
+    pub(crate) fn answers(&self) -> bool {
+        self.holder.unreachable_for().is_none()
     }
 
     /// Whether it takes part in placement as far as is known.

@@ -1,8 +1,10 @@
 //! Moving extents between holders while they are read and written.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, PAGE_SIZE, is_zero};
 use serde::{Deserialize, Serialize};
@@ -12,10 +14,13 @@ use crate::extent::{Extent, Move, Place};
 use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
+use crate::placement::lease_id;
 use crate::volume::Volume;
 
 /// How much is copied while I/O on the extent waits: 4 ms at 1 Gb/s.
 const CHUNK: u64 = 512 << 10;
+/// How long a move at leisure rests after each piece, at least and at most.
+const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
 const PAGES_PER_CHUNK: usize = (CHUNK / PAGE) as usize;
 
@@ -81,7 +86,7 @@ impl Volume {
             return Err(PoolError::Evacuating(self.id(), lease));
         }
         // A move that is under way may have taken a slot of it before it was closed.
-        drop(lock(&self.mover_buffer));
+        drop(self.mover());
         let result = self.empty(&source, &mut progress);
         match &result {
             Ok(_) => {
@@ -104,7 +109,7 @@ impl Volume {
     }
 
     /// What a lease holds: the pages that were written and not discarded since.
-    fn held_by(&self, lease: &Arc<Lease>) -> Bytes {
+    pub(crate) fn held_by(&self, lease: &Arc<Lease>) -> Bytes {
         let here = self.extents.iter().filter(|extent| extent.is_on(lease));
         Bytes(here.map(|extent| extent.written.count()).sum::<u64>() * PAGE)
     }
@@ -130,58 +135,109 @@ impl Volume {
         match source.taken() {
             0 => Ok(evacuated),
             // A lease that is given up takes what is on it along.
-            extents => Err(self.failed(PoolError::StillUsed {
-                volume: self.id(),
-                lease: source.to_string(),
-                extents,
-            })),
+            extents => Err(self.failed(
+                lease_id(source),
+                PoolError::StillUsed { volume: self.id(), lease: source.to_string(), extents },
+            )),
         }
     }
 
-    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more, or holds nothing any more.
+    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more, or holds
+    /// nothing any more.
     pub(crate) fn relocate(
         &self,
         index: usize,
         source: &Arc<Lease>,
     ) -> Result<Option<(Arc<Lease>, Bytes)>, PoolError> {
-        let mut buffer = lock(&self.mover_buffer);
-        let worker = self.mover_worker();
-        let extent = &self.extents[index];
+        let mut buffer = self.mover();
         let mut tried = vec![source.clone()];
         let mut last = None;
         loop {
-            let to = match self.leases.take(worker, &mut tried) {
+            let to = match self.leases.take(self.mover_worker(), &mut tried) {
                 Ok(Some(to)) => to,
                 Ok(None) => return Err(last.unwrap_or_else(|| self.no_room())),
                 Err((lease, error)) => return Err(self.holder_error(index, 0, &lease, error)),
             };
-            let Some(from) = begin(extent, source, &to) else {
-                to.give_back(true);
-                return Ok(None);
-            };
-            match copy(extent, worker, &mut buffer)
-                .and_then(|()| finish(extent, |to| self.note(index, to.and_then(Slot::place))))
-            {
+            match self.transfer(index, source, &to, &mut buffer, || true) {
                 Ok(bytes) => {
-                    let clean = from.discard(worker, 0, EXTENT_SIZE).is_ok();
-                    from.give_back(clean);
+                    if to.lease.target.is_none() && bytes > Bytes::ZERO {
+                        self.spills();
+                    }
                     return Ok((bytes > Bytes::ZERO).then_some((to.lease, bytes)));
                 }
-                Err(halt) => {
-                    call_off(extent);
-                    extent.free(|| self.note(index, None));
-                    let clean = to.discard(worker, 0, EXTENT_SIZE).is_ok();
-                    to.give_back(clean);
-                    match halt {
-                        Halt::Source(error) => return Err(self.holder_error(index, 0, source, error)),
-                        Halt::Destination(error) => {
-                            last = error.map(|error| self.holder_error(index, 0, &to.lease, error)).or(last);
-                        }
-                    }
+                Err(Halt::Source(error)) => return Err(self.holder_error(index, 0, source, error)),
+                Err(Halt::Destination(error)) => {
+                    last = error.map(|error| self.holder_error(index, 0, &to.lease, error)).or(last);
                     tried.push(to.lease);
                 }
             }
         }
+    }
+
+    /// Waits until nothing else moves; what moves at leisure stops for that.
+    fn mover(&self) -> MutexGuard<'_, Box<[u8]>> {
+        self.hurried.fetch_add(1, Ordering::Relaxed);
+        let buffer = lock(&self.mover_buffer);
+        self.hurried.fetch_sub(1, Ordering::Relaxed);
+        buffer
+    }
+
+    /// Moves one extent from the spill file to `lease`, at leisure: half of the time it does nothing, and it stops where another
+    /// extent must move at once. Whether one has moved.
+    ///
+    /// # Errors
+    /// Where the lender or the file fails; the extent is where it was.
+    pub(crate) fn bring_back(&self, lease: &Arc<Lease>) -> Result<bool, PoolError> {
+        let Some(spill) = &self.leases.spill else { return Ok(false) };
+        let Some(index) = self.extents.iter().position(|extent| extent.is_on(spill)) else {
+            return Ok(false);
+        };
+        let Ok(mut buffer) = self.mover_buffer.try_lock() else { return Ok(false) };
+        let taken = lease.take(self.mover_worker());
+        let Some(to) = taken.map_err(|error| self.holder_error(index, 0, lease, error))? else {
+            return Ok(false);
+        };
+        let mut begun = Instant::now();
+        let go_on = || {
+            thread::sleep(begun.elapsed().clamp(REST.0, REST.1));
+            begun = Instant::now();
+            self.hurried.load(Ordering::Relaxed) == 0
+        };
+        match self.transfer(index, spill, &to, &mut buffer, go_on) {
+            Ok(bytes) => Ok(bytes > Bytes::ZERO),
+            Err(Halt::Destination(None)) => Ok(false),
+            Err(Halt::Destination(Some(error))) => Err(self.holder_error(index, 0, lease, error)),
+            Err(Halt::Source(error)) => Err(self.holder_error(index, 0, spill, error)),
+        }
+    }
+
+    /// Moves one extent from `source` to a slot, unless it is not there any more; the slot that is not used is given back. Asks
+    /// after each piece whether to go on. Returns how much it held.
+    fn transfer(
+        &self,
+        index: usize,
+        source: &Arc<Lease>,
+        to: &Slot,
+        buffer: &mut [u8],
+        go_on: impl FnMut() -> bool,
+    ) -> Result<Bytes, Halt> {
+        let (worker, extent) = (self.mover_worker(), &self.extents[index]);
+        let Some(from) = begin(extent, source, to) else {
+            to.give_back(true);
+            return Ok(Bytes::ZERO);
+        };
+        let done = copy(extent, worker, buffer, go_on)
+            .and_then(|()| finish(extent, |to| self.note(index, to.and_then(Slot::place))));
+        let unused = if done.is_ok() {
+            &from
+        } else {
+            call_off(extent);
+            extent.free(|| self.note(index, None));
+            to
+        };
+        let clean = unused.discard(worker, 0, EXTENT_SIZE).is_ok();
+        unused.give_back(clean);
+        done
     }
 }
 
@@ -246,7 +302,12 @@ fn call_off(extent: &Extent) {
 }
 
 /// Copies the extent piece by piece, letting I/O in between.
-fn copy(extent: &Extent, worker: usize, buffer: &mut [u8]) -> Result<(), Halt> {
+fn copy(
+    extent: &Extent,
+    worker: usize,
+    buffer: &mut [u8],
+    mut go_on: impl FnMut() -> bool,
+) -> Result<(), Halt> {
     loop {
         let mut place = extent.alone();
         let Place::Moving(moving) = &mut *place else { return Err(Halt::Destination(None)) };
@@ -262,6 +323,10 @@ fn copy(extent: &Extent, worker: usize, buffer: &mut [u8]) -> Result<(), Halt> {
         let chunk = rest.start..(rest.start + CHUNK).min(rest.end);
         copy_chunk(extent, moving, worker, &chunk, buffer)?;
         moving.copied = chunk.end;
+        drop(place);
+        if !go_on() {
+            return Err(Halt::Destination(None));
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aquifer_fabric::Address;
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
+use crate::events::{Event, now_ms};
 use crate::lease::Lease;
 use crate::lock;
 use crate::seal::Sealing;
@@ -31,8 +32,17 @@ pub struct VolumeStatus {
     pub spill: Option<SpillStatus>,
     /// Operations that failed.
     pub errors: u64,
-    /// Why the last one did.
+    /// Reads that failed: the program that needed a page got a bus error, unless the kernel only read ahead.
+    #[serde(default)]
+    pub failed_reads: u64,
+    /// Why the last one did. Nothing once the lender it was of answers again, or there is room again.
     pub last_error: Option<String>,
+    /// When that was, in milliseconds since the epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_error_at_ms: Option<u64>,
+    /// What happened lately that an operator has to know, the oldest first.
+    #[serde(default)]
+    pub events: Vec<Event>,
 }
 
 /// Bytes that went through a volume since it was made.
@@ -108,6 +118,9 @@ impl fmt::Display for LeaseState {
 pub struct SpillStatus {
     /// What it holds.
     pub used_extents: u64,
+    /// The pages in it that hold something.
+    #[serde(default)]
+    pub held: Bytes,
 }
 
 /// The state of a lease; nothing for the spill file. Tries whether a lender that was unreachable is back.
@@ -142,7 +155,21 @@ pub(crate) struct Counters {
     written: AtomicU64,
     discarded: AtomicU64,
     errors: AtomicU64,
-    last_error: Mutex<Option<String>>,
+    failed_reads: AtomicU64,
+    /// Extents were placed in the spill file, and it has not been found empty since.
+    pub(crate) spills: AtomicBool,
+    had_no_room: AtomicBool,
+    last_error: Mutex<Option<LastError>>,
+}
+
+/// What failed last.
+#[derive(Clone, Debug)]
+pub(crate) struct LastError {
+    pub(crate) text: String,
+    /// Milliseconds since the epoch.
+    pub(crate) at_ms: u64,
+    /// Of which lease it was; that there was no room is of none.
+    lease: Option<LeaseId>,
 }
 
 impl Counters {
@@ -158,9 +185,26 @@ impl Counters {
         self.discarded.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn failed(&self, error: String) {
+    pub(crate) fn failed(&self, text: String, lease: Option<LeaseId>) {
         self.errors.fetch_add(1, Ordering::Relaxed);
-        *lock(&self.last_error) = Some(error);
+        self.had_no_room.fetch_or(lease.is_none(), Ordering::Relaxed);
+        *lock(&self.last_error) = Some(LastError { text, at_ms: now_ms(), lease });
+    }
+
+    pub(crate) fn failed_read(&self) {
+        self.failed_reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The lease answers again: an error of it is of the past.
+    pub(crate) fn recovered(&self, lease: LeaseId) {
+        lock(&self.last_error).take_if(|error| error.lease == Some(lease));
+    }
+
+    /// There is room: that there was none is of the past.
+    pub(crate) fn found_room(&self) {
+        if self.had_no_room.swap(false, Ordering::Relaxed) {
+            lock(&self.last_error).take_if(|error| error.lease.is_none());
+        }
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
@@ -168,8 +212,10 @@ impl Counters {
         Traffic { read: bytes(&self.read), written: bytes(&self.written), discarded: bytes(&self.discarded) }
     }
 
-    pub(crate) fn errors(&self) -> (u64, Option<String>) {
-        (self.errors.load(Ordering::Relaxed), lock(&self.last_error).clone())
+    /// How many operations failed, how many of them were reads, and the last.
+    pub(crate) fn errors(&self) -> (u64, u64, Option<LastError>) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.errors), count(&self.failed_reads), lock(&self.last_error).clone())
     }
 }
 

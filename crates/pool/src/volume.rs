@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 
 use crate::config::VolumeConfig;
 use crate::error::PoolError;
+use crate::events::{Events, Happening, now_ms};
 use crate::extent::{Extent, Fault, Place};
 use crate::holder::{FileHolder, HolderError, Piece, SealedHolder};
 use crate::lease::Lease;
@@ -30,6 +32,9 @@ pub struct Volume {
     pub(crate) leases: Leases,
     /// Held by whoever moves an extent: one at a time.
     pub(crate) mover_buffer: Mutex<Box<[u8]>>,
+    /// How many wait for the mover with I/O that must not wait long.
+    pub(crate) hurried: AtomicUsize,
+    pub(crate) events: Arc<Events>,
     /// Held while a lease joins.
     pub(crate) joining: Mutex<()>,
     counters: Counters,
@@ -65,6 +70,8 @@ impl Volume {
             extents: (0..extents).map(|_| Extent::new()).collect(),
             leases: Leases::new(spill.transpose()?),
             mover_buffer: Mutex::new(mover::buffer()),
+            hurried: AtomicUsize::new(0),
+            events: Arc::default(),
             joining: Mutex::new(()),
             counters: Counters::default(),
             config,
@@ -101,7 +108,9 @@ impl Volume {
                 Ok(()) => {}
                 Err(Fault::Nowhere) => now.fill(0),
                 Err(Fault::Holder(lease, error)) => {
-                    return Err(self.holder_error(index, bytes.start, &lease, error));
+                    let error = self.holder_error(index, bytes.start, &lease, error);
+                    self.lost_page(&lease, &error);
+                    return Err(error);
                 }
             }
         }
@@ -182,6 +191,10 @@ impl Volume {
             match self.leases.take(worker, &mut Vec::new()) {
                 Ok(Some(slot)) => {
                     self.note(index, slot.place());
+                    self.counters.found_room();
+                    if slot.lease.target.is_none() {
+                        self.spills();
+                    }
                     *place = Place::At(slot);
                 }
                 Ok(None) => return Err(self.no_room()),
@@ -239,7 +252,10 @@ impl Volume {
     pub fn status(&self) -> VolumeStatus {
         // Not under the list's lock: trying takes time.
         let leases: Vec<_> = self.leases.list().clone();
-        let (errors, last_error) = self.counters.errors();
+        let states = leases.iter().filter_map(|lease| lease_status(lease)).collect();
+        self.try_lost_lenders();
+        let (errors, failed_reads, last_error) = self.counters.errors();
+        let spill = self.leases.spill.as_ref();
         VolumeStatus {
             id: self.id(),
             capacity: self.capacity(),
@@ -248,10 +264,13 @@ impl Volume {
                 self.extents.iter().map(|extent| extent.written.count()).sum::<u64>() * PAGE_SIZE as u64,
             ),
             traffic: self.counters.traffic(),
-            leases: leases.iter().filter_map(|lease| lease_status(lease)).collect(),
-            spill: self.leases.spill.as_ref().map(|spill| SpillStatus { used_extents: spill.taken() }),
+            leases: states,
+            spill: spill.map(|spill| SpillStatus { used_extents: spill.taken(), held: self.held_by(spill) }),
             errors,
-            last_error,
+            failed_reads,
+            last_error_at_ms: last_error.as_ref().map(|error| error.at_ms),
+            last_error: last_error.map(|error| error.text),
+            events: self.events.after(0),
         }
     }
 
@@ -260,6 +279,56 @@ impl Volume {
             return Ok(());
         }
         Err(PoolError::OutOfRange { volume: self.id(), offset, length, capacity: self.config.capacity })
+    }
+
+    /// Tries lenders that were lost; whether none is now.
+    pub(crate) fn try_lost_lenders(&self) -> bool {
+        let leases: Vec<_> = self.leases.list().clone();
+        let is_back = |lease: &Arc<Lease>| {
+            if lease.away_since.load(Ordering::Relaxed) == 0 {
+                return true;
+            }
+            lease.holder.probe();
+            if !lease.answers() {
+                return false;
+            }
+            let since = lease.away_since.swap(0, Ordering::Relaxed);
+            if let Some(target) = lease.target.as_ref().filter(|_| since != 0) {
+                lease.lost_page.store(false, Ordering::Relaxed);
+                self.counters.recovered(target.lease);
+                let away_ms = now_ms().saturating_sub(since);
+                let (lease, lender) = (target.lease, target.lender.clone());
+                self.events.happened(Happening::LenderBack { lease, lender, away_ms });
+            }
+            true
+        };
+        leases.iter().fold(true, |all, lease| is_back(lease) && all)
+    }
+
+    /// A page could not be read.
+    fn lost_page(&self, lease: &Lease, error: &PoolError) {
+        self.counters.failed_read();
+        let PoolError::Holder { page, place, source, .. } = error else { return };
+        if !lease.lost_page.swap(true, Ordering::Relaxed) {
+            let (place, why) = (place.clone(), source.to_string());
+            self.events.happened(Happening::PageLost { page: *page, place, why });
+        }
+    }
+
+    /// An extent is about to be in the spill file.
+    pub(crate) fn spills(&self) {
+        if !self.counters.spills.swap(true, Ordering::Relaxed) {
+            self.events.happened(Happening::SpillStarted);
+        }
+    }
+
+    /// Whether extents are in the spill file.
+    pub(crate) fn is_spilling(&self) -> bool {
+        let is = self.leases.spill.as_ref().is_some_and(|spill| spill.taken() > 0);
+        if !is && self.counters.spills.swap(false, Ordering::Relaxed) {
+            self.events.happened(Happening::SpillEnded);
+        }
+        is
     }
 
     /// Tells the ledger, if there is one.
@@ -275,12 +344,12 @@ impl Volume {
     }
 
     pub(crate) fn no_room(&self) -> PoolError {
-        self.failed(PoolError::NoRoom(self.id()))
+        self.failed(None, PoolError::NoRoom(self.id()))
     }
 
-    /// The error, which is what `status` shows from now on.
-    pub(crate) fn failed(&self, error: PoolError) -> PoolError {
-        self.counters.failed(error.to_string());
+    /// The error, which is what `status` shows until the lease it is of answers again.
+    pub(crate) fn failed(&self, lease: Option<LeaseId>, error: PoolError) -> PoolError {
+        self.counters.failed(error.to_string(), lease);
         error
     }
 
@@ -293,7 +362,15 @@ impl Volume {
         source: HolderError,
     ) -> PoolError {
         let page = (extent as u64 * EXTENT_SIZE + at) / PAGE_SIZE as u64;
-        self.failed(PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source })
+        let target = lease.target.as_ref();
+        if let Some(target) = target.filter(|_| !lease.answers())
+            && lease.away_since.swap(now_ms(), Ordering::Relaxed) == 0
+        {
+            let (lease, lender, why) = (target.lease, target.lender.clone(), source.to_string());
+            self.events.happened(Happening::LenderLost { lease, lender, why });
+        }
+        let id = target.map(|target| target.lease);
+        self.failed(id, PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source })
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aquifer_fabric::tls::Identity;
 use aquifer_page::LeaseId;
-use aquifer_pool::{LeaseTarget, PoolError, Volume, VolumeConfig};
+use aquifer_pool::{Event, Happening, LeaseTarget, PoolError, Upkeep, Volume, VolumeConfig};
 
 use super::disk::PoolDisk;
 use super::message::Status;
@@ -17,11 +17,16 @@ use crate::swap;
 /// How often a client hears how far an evacuation is that another one has asked for.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 
+/// Threads beside those that have connections of their own: a lender that does not answer keeps those that asked it, and the
+/// pages of others are to be served meanwhile. Each takes half a megabyte of locked memory.
+const SPARE: usize = 12;
+
 /// A volume on its device.
 #[derive(Debug)]
 pub(super) struct Serving {
     files: Files,
     volume: Arc<Volume>,
+    _upkeep: Upkeep,
     safety: Report,
     /// Held while the device is being detached: by one at a time.
     attached: Mutex<Box<dyn Attached>>,
@@ -43,7 +48,11 @@ impl Serving {
             backend: attached.kind(),
         };
         lock.write(&record).map_err(note_error(&files)).inspect_err(|_| files.remove())?;
-        Ok(Self { files, volume, safety, attached: Mutex::new(attached), record: Mutex::new((record, lock)) })
+        let upkeep = Upkeep::start(&volume, log)
+            .map_err(ProcessError::io("cannot start the volume's upkeep"))
+            .inspect_err(|_| files.remove())?;
+        let (attached, record) = (Mutex::new(attached), Mutex::new((record, lock)));
+        Ok(Self { files, volume, _upkeep: upkeep, safety, attached, record })
     }
 
     /// Swaps on the device, if that is wanted.
@@ -141,6 +150,15 @@ impl Serving {
     }
 }
 
+/// Writes an event to the process's log.
+fn log(event: &Event) {
+    match event.what {
+        Happening::LenderBack { .. } | Happening::SpillEnded => tracing::info!("{}", event.what),
+        Happening::SpillStarted => tracing::warn!("{}", event.what),
+        Happening::LenderLost { .. } | Happening::PageLost { .. } => tracing::error!("{}", event.what),
+    }
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -164,7 +182,7 @@ fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessEr
         volume.add_lease(lease.clone())?;
     }
     let disk = Arc::new(PoolDisk(volume.clone()));
-    let options = Options { workers: spec.workers, label: spec.label() };
+    let options = Options { workers: spec.workers, spare: SPARE, label: spec.label() };
     let attached = backend::choose(spec.backend)?.attach(disk, &options)?;
     Ok((volume, attached))
 }

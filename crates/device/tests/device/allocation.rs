@@ -48,7 +48,7 @@ fn no_backend_allocates_between_a_request_and_its_answer() {
     alone("allocation::no_backend_allocates_between_a_request_and_its_answer", || {
         for backend in backend::backends().into_iter().filter(|backend| backend.probe().is_ok()) {
             let disk = Arc::new(FlatDisk(Mutex::new(vec![0; 8 << 20])));
-            let options = Options { workers: 3, label: "aquifer-test".to_owned() };
+            let options = Options { workers: 3, spare: 0, label: "aquifer-test".to_owned() };
             let mut device = backend.attach(disk, &options).unwrap();
             let file = OpenOptions::new()
                 .read(true)

@@ -25,7 +25,7 @@ fn available() -> impl Iterator<Item = &'static dyn Backend> {
 
 fn attach(backend: &dyn Backend, disk: Arc<impl Disk>) -> Box<dyn Attached> {
     eprintln!("backend {}", backend.kind());
-    backend.attach(disk, &Options { workers: 4, label: label() }).unwrap()
+    backend.attach(disk, &Options { workers: 4, spare: 0, label: label() }).unwrap()
 }
 
 fn open_direct(path: &Path) -> File {

@@ -261,6 +261,46 @@ fn logs_of_past_volumes_are_bounded() {
 }
 
 #[test]
+fn a_silent_lender_does_not_keep_the_pages_of_others() {
+    let (silent, other) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
+    let mut volume = Volume::new(vec![lease(&silent, 1), lease(&other, 2)]);
+    volume.spec.patience = Duration::from_secs(120);
+    let record = volume.spawn();
+    write_content(&record.device);
+    let placed = client::status(volume.state(), volume.id()).unwrap().volume.leases;
+    assert!(placed.iter().all(|lease| lease.used_extents == 1), "{placed:?}");
+    let waiting = 10;
+    let unanswered = std::sync::atomic::AtomicUsize::new(waiting);
+    let in_flight = || {
+        let name = record.device.file_name().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(format!("/sys/block/{name}/inflight")).unwrap();
+        text.split_whitespace().next().unwrap().parse::<usize>().unwrap()
+    };
+    silent.freeze();
+    std::thread::scope(|scope| {
+        for reader in 0..waiting {
+            let (device, unanswered) = (&record.device, &unanswered);
+            scope.spawn(move || {
+                let (offset, page) = pages().nth(reader * 3).unwrap();
+                let mut found = Aligned::new(PAGE_SIZE);
+                open_direct(device).read_exact_at(&mut found, offset).unwrap();
+                unanswered.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                assert!(*found == *page, "the page at {offset}");
+            });
+        }
+        crate::common::wait_until("they wait for the silent lender", || in_flight() == waiting);
+        let mut found = Aligned::new(PAGE_SIZE);
+        for (offset, page) in pages().skip(64) {
+            open_direct(&record.device).read_exact_at(&mut found, offset).unwrap();
+            assert!(*found == *page, "the page at {offset}");
+        }
+        assert_eq!(unanswered.load(std::sync::atomic::Ordering::SeqCst), waiting);
+        silent.thaw();
+    });
+    volume.detach().unwrap();
+}
+
+#[test]
 fn the_socket_is_for_its_owner_only() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);

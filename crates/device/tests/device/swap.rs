@@ -37,7 +37,7 @@ impl SwapDevice {
     fn new() -> Self {
         let right = the_kernels_swap();
         let disk = RamDisk::new(Bytes::mib(512));
-        let options = Options { workers: 4, label: "aquifer-test".to_owned() };
+        let options = Options { workers: 4, spare: 0, label: "aquifer-test".to_owned() };
         let device = FuseLoop.attach(disk.clone(), &options).unwrap();
         swap::format(device.path(), Bytes::mib(512), "aquifer", 1).unwrap();
         // Before whatever other swap the machine has.
@@ -186,7 +186,7 @@ fn turning_off_swap_that_is_not_on_names_the_device_and_the_reason() {
 #[test]
 fn a_device_without_a_header_is_refused_with_the_reason() {
     let disk = RamDisk::new(Bytes::mib(64));
-    let options = Options { workers: 1, label: "aquifer-test".to_owned() };
+    let options = Options { workers: 1, spare: 0, label: "aquifer-test".to_owned() };
     let device = FuseLoop.attach(disk, &options).unwrap();
     let error = swap::on(device.path(), None).unwrap_err().to_string();
     assert!(error.contains("no swap header"), "{error}");

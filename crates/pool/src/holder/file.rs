@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Holder, HolderError, write_zeroes};
-use crate::lock;
+use crate::lock_any;
 
 /// Pages that go through a worker's bounce buffer at a time.
 const BOUNCE: usize = 32;
@@ -82,7 +82,7 @@ fn open_direct(file: &File) -> Option<File> {
 
 impl Direct {
     fn bounced<E>(&self, worker: usize, mut step: impl FnMut(&mut [u8]) -> Result<bool, E>) -> Result<(), E> {
-        let mut pages = lock(&self.bounce[worker % self.bounce.len()]);
+        let mut pages = lock_any(&self.bounce, worker);
         while step(pages.as_mut_bytes())? {}
         Ok(())
     }

@@ -121,6 +121,15 @@ impl Link {
         }
     }
 
+    /// Whether several connections see what the others have written.
+    pub(super) fn can_multi_conn(&self) -> bool {
+        match self {
+            Self::Nbd(link) => link.can_multi_conn(),
+            // Queues of one controller.
+            Self::Nvme(..) => true,
+        }
+    }
+
     pub(super) fn is_read_only(&self) -> bool {
         match self {
             Self::Nbd(link) => link.is_read_only(),

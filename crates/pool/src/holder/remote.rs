@@ -2,18 +2,20 @@
 
 use std::array;
 use std::fmt;
+use std::iter;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::names;
 use aquifer_fabric::nbd::client::Operation;
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_page::{Bytes, EXTENT_SIZE};
 
 use super::link::{Link, LinkError, Source};
 use super::{Holder, HolderError, Piece, write_zeroes};
-use crate::lock;
+use crate::{lock, lock_any};
 
 /// How many pieces [`Holder::write_many`] has under way.
 const MANY: usize = 64;
@@ -24,7 +26,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 /// What an attempt to connect gets at least, also when patience is all but over.
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Once patience is over: how long after one attempt to connect nobody makes another.
-const REST: Duration = Duration::from_millis(500);
+const REST: Duration = Duration::from_secs(2);
 
 /// A lease of a lender, with a connection for each worker.
 ///
@@ -55,8 +57,12 @@ impl RemoteHolder {
     /// # Errors
     /// When the lender cannot be reached, or does not let us in.
     pub fn connect(source: Source, workers: usize, patience: Duration) -> Result<Self, LinkError> {
-        let connect = || source.connect(patience / 2).map(Some);
-        let links = (0..workers.max(1)).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+        let first = source.connect(patience / 2)?;
+        // Where connections do not see what others have written, all workers share one.
+        let more = if first.can_multi_conn() { workers.max(1) - 1 } else { 0 };
+        let connect = |_| source.connect(patience / 2).map(Some);
+        let links = iter::once(Ok(Some(first))).chain((0..more).map(connect));
+        let links = links.collect::<Result<Vec<_>, _>>()?;
         Ok(Self::with_links(source, links, patience))
     }
 
@@ -104,7 +110,7 @@ impl RemoteHolder {
         worker: usize,
         mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
     ) -> Result<(), HolderError> {
-        let mut link = lock(&self.links[worker % self.links.len()]);
+        let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
         if let Some(connection) = &mut *link {
             match operation(connection) {
@@ -136,7 +142,8 @@ impl RemoteHolder {
         let mut backoff = BACKOFF.0;
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
-            let attempt = self.source.connect(left).and_then(|mut connection| {
+            // The kernel may wait for this with all that needs memory, a look-up included.
+            let attempt = names::from_memory(|| self.source.connect(left)).and_then(|mut connection| {
                 let done = operation(&mut connection);
                 let keep = done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
                 if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
@@ -263,6 +270,8 @@ impl Holder for RemoteHolder {
         if self.lost_at.load(Ordering::Relaxed) == 0 {
             return;
         }
+        // Threads that serve I/O need not try as well.
+        self.tried_at.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
         // Whoever has the link is finding out already.
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock)
             && let Ok(mut connection) = self.source.connect(SHORTEST_ATTEMPT)

@@ -1,14 +1,14 @@
 //! A holder that only ever sees sealed pages.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use aquifer_page::PAGE_SIZE;
 
 use super::blocks::in_blocks;
 use super::{Holder, HolderError, Piece};
-use crate::lock;
 use crate::seal::Sealer;
+use crate::{lock, lock_any};
 
 /// Pages that a worker seals at a time.
 const BATCH: usize = 64;
@@ -40,13 +40,13 @@ impl<H: Holder> SealedHolder<H> {
         }
     }
 
-    fn room(&self, worker: usize) -> &Mutex<Box<[u8]>> {
-        &self.rooms[worker % self.rooms.len()]
+    fn room(&self, worker: usize) -> MutexGuard<'_, Box<[u8]>> {
+        lock_any(&self.rooms, worker)
     }
 
     /// Writes whole pages.
     fn write_pages(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
-        let mut room = lock(self.room(worker));
+        let mut room = self.room(worker);
         let mut at = offset;
         for pages in data.chunks(room.len()) {
             let sealed = &mut room[..pages.len()];
@@ -65,7 +65,7 @@ impl<H: Holder> SealedHolder<H> {
         at: u64,
         what: impl FnOnce(&mut [u8]) -> Result<T, HolderError>,
     ) -> Result<T, HolderError> {
-        let mut room = lock(self.room(worker));
+        let mut room = self.room(worker);
         let page = &mut room[..PAGE_SIZE];
         self.holder.read(worker, at, page)?;
         self.sealer.open(at, page);
@@ -133,7 +133,7 @@ impl<H: Holder> Holder for SealedHolder<H> {
         if !pieces.iter().all(fits) {
             return pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data));
         }
-        let mut room = lock(self.room(worker));
+        let mut room = self.room(worker);
         let mut rest = pieces;
         while !rest.is_empty() {
             let mut left = &mut room[..];

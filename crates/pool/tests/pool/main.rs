@@ -11,4 +11,5 @@ mod failures;
 mod model;
 mod moves;
 mod our_lender;
+mod upkeep;
 mod volume;

@@ -61,7 +61,8 @@ impl Backend for FuseLoop {
         let root = mount(&fuse).map_err(DeviceError::failed("cannot make a FUSE file system"))?;
         let arrivals = Arc::new(Arrivals::default());
         let workers = serve(disk, fuse.into(), options, arrivals.clone())?;
-        warm_up(&root, options.workers).map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
+        warm_up(&root, threads(options))
+            .map_err(DeviceError::failed("the FUSE workers did not get ready"))?;
         let file = open_in(&root, &options.label)
             .map_err(DeviceError::failed("cannot open the volume's FUSE file"))?;
         let device = LoopDevice::bind(file.as_fd(), &options.label)?;
@@ -89,6 +90,11 @@ fn mount(fuse: &File) -> io::Result<OwnedFd> {
     Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
+/// How many threads serve the file.
+fn threads(options: &Options) -> usize {
+    options.workers + options.spare
+}
+
 /// Starts the workers.
 fn serve(
     disk: Arc<dyn Disk>,
@@ -98,10 +104,10 @@ fn serve(
 ) -> Result<Workers, DeviceError> {
     let turn = Arc::new(Turn::default());
     let mut config = Config::default();
-    config.n_threads = Some(options.workers);
+    config.n_threads = Some(threads(options));
     config.clone_fd = true;
     let session = Session::from_fd(
-        Server::new(disk, options.workers, options.label.clone(), turn.clone(), arrivals),
+        Server::new(disk, threads(options), options.label.clone(), turn.clone(), arrivals),
         fuse,
         SessionACL::All,
         config,

@@ -194,6 +194,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.turn.begin();
         let arrived = self.arrivals.arrive();
         BUFFER.with_borrow_mut(|buffer| {
             let Some(data) = buffer.get_mut(..size as usize) else { return reply.error(Errno::EINVAL) };
@@ -218,6 +219,7 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.turn.begin();
         let arrived = self.arrivals.arrive();
         let done = match inode {
             DISK => self.disk.write(self.worker(), offset, data),
@@ -244,6 +246,7 @@ impl Filesystem for Server {
         if mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) == 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
+        self.turn.begin();
         let arrived = self.arrivals.arrive();
         done(self.disk.discard(self.worker(), offset, length), reply);
         drop(arrived);
@@ -258,6 +261,7 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.turn.begin();
         let arrived = self.arrivals.arrive();
         done(self.disk.flush(self.worker()), reply);
         drop(arrived);

@@ -1,0 +1,163 @@
+//! What happens to a volume that its operator has to know.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aquifer_page::{HostName, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use crate::lock;
+
+/// How many events a volume remembers.
+const REMEMBERED: usize = 64;
+
+/// Something that happened to a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts the volume's events, from 1 on.
+    pub number: u64,
+    /// When, in milliseconds since the epoch.
+    pub at_ms: u64,
+    /// What.
+    #[serde(flatten)]
+    pub what: Happening,
+}
+
+/// What can happen to a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Happening {
+    /// A lender did not answer for as long as I/O waits for it. Pages that are there cannot be read until it is back.
+    LenderLost {
+        /// The lease.
+        lease: LeaseId,
+        /// Whose it is.
+        lender: HostName,
+        /// What was found last.
+        why: String,
+    },
+    /// A lost lender answers again.
+    LenderBack {
+        /// The lease.
+        lease: LeaseId,
+        /// Whose it is.
+        lender: HostName,
+        /// How long it was lost.
+        away_ms: u64,
+    },
+    /// A page could not be read: the program that touched it gets a bus error. Told once for each loss of a lender; how many
+    /// pages there were is in the status.
+    PageLost {
+        /// The page of the volume.
+        page: u64,
+        /// The lender and the lease, or the spill file.
+        place: String,
+        /// Why it cannot be read.
+        why: String,
+    },
+    /// Extents are in the spill file, as no lender has room.
+    SpillStarted,
+    /// All extents are with lenders again.
+    SpillEnded,
+}
+
+impl fmt::Display for Happening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LenderLost { lease, lender, why } => {
+                write!(
+                    f,
+                    "lender lost: {lender}, lease {lease}: {why}; its pages cannot be read until it is back"
+                )
+            }
+            Self::LenderBack { lease, lender, away_ms } => {
+                let away = Duration::from_millis(*away_ms).as_secs_f64();
+                write!(f, "lender back: {lender}, lease {lease}, after {away:.1} s")
+            }
+            Self::PageLost { page, place, why } => {
+                write!(
+                    f,
+                    "page lost: page {page} on {place} cannot be read: {why}; a program that needs it gets SIGBUS"
+                )
+            }
+            Self::SpillStarted => {
+                f.write_str("spill started: no lender has room, pages go to the local spill file")
+            }
+            Self::SpillEnded => f.write_str("spill ended: all pages are with lenders again"),
+        }
+    }
+}
+
+/// The latest events, and the bell that wakes the thread that looks after the volume.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    latest: Mutex<(u64, VecDeque<Event>)>,
+    rung: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Events {
+    pub(crate) fn happened(&self, what: Happening) {
+        {
+            let (number, latest) = &mut *lock(&self.latest);
+            *number += 1;
+            if latest.len() == REMEMBERED {
+                latest.pop_front();
+            }
+            latest.push_back(Event { number: *number, at_ms: now_ms(), what });
+        }
+        self.ring();
+    }
+
+    /// Those after the one of this number that are still remembered.
+    pub(crate) fn after(&self, number: u64) -> Vec<Event> {
+        lock(&self.latest).1.iter().filter(|event| event.number > number).cloned().collect()
+    }
+
+    /// Wakes the thread that looks after the volume.
+    pub(crate) fn ring(&self) {
+        *lock(&self.rung) = true;
+        self.bell.notify_all();
+    }
+
+    /// Waits for the bell, for so long at most.
+    pub(crate) fn wait(&self, most: Option<Duration>) {
+        let rung = lock(&self.rung);
+        let is_silent = |rung: &mut bool| !*rung;
+        let mut rung = match most {
+            None => self.bell.wait_while(rung, is_silent).unwrap_or_else(PoisonError::into_inner),
+            Some(most) => {
+                self.bell.wait_timeout_while(rung, most, is_silent).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *rung = false;
+    }
+}
+
+/// Milliseconds since the epoch.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_events_are_remembered_and_told_once() {
+        let events = Events::default();
+        (0..100).for_each(|_| events.happened(Happening::SpillStarted));
+        let all = events.after(0);
+        assert_eq!((all.len(), all[0].number, all[63].number), (64, 37, 100));
+        assert_eq!(events.after(99).len(), 1);
+        assert!(events.after(100).is_empty());
+        // The bell was rung, so nobody waits.
+        events.wait(None);
+        events.wait(Some(Duration::from_millis(1)));
+        let text = serde_json::to_string(&all[0]).unwrap();
+        assert!(text.contains(r#""event":"spill_started""#), "{text}");
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), all[0]);
+    }
+}
