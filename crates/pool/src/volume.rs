@@ -302,7 +302,9 @@ impl Volume {
             }
             true
         };
-        leases.iter().fold(true, |all, lease| is_back(lease) && all)
+        // All are probed, also behind one that does not answer.
+        let away = leases.iter().filter(|lease| !is_back(lease)).count();
+        away == 0
     }
 
     /// A page could not be read.

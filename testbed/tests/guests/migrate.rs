@@ -58,7 +58,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
         wait_until("nothing is left of it where it was", PATIENCE, || hosts.is_empty(from))?;
     }
-    let here = if moves % 2 == 0 { "a" } else { "b" };
+    let here = if moves.is_multiple_of(2) { "a" } else { "b" };
     // What it had grown by went with it.
     let share = hosts.done(here, &["vm", "show", "one"])?["share"].clone();
     ensure!(share["pool"] == (hosts::MEMORY.0 + Hosts::MORE.0), "{share}");
@@ -184,7 +184,7 @@ enum Who {
     AgentHere,
     EngineHere,
     KeeperHere,
-    WhoAsked,
+    Asker,
     AgentThere,
     EngineThere,
     KeeperThere,
@@ -197,18 +197,8 @@ enum Who {
 
 use Who::*;
 
-const ALL: [Who; 10] = [
-    AgentHere,
-    EngineHere,
-    KeeperHere,
-    WhoAsked,
-    AgentThere,
-    EngineThere,
-    KeeperThere,
-    QemuThere,
-    Lender,
-    Link,
-];
+const ALL: [Who; 10] =
+    [AgentHere, EngineHere, KeeperHere, Asker, AgentThere, EngineThere, KeeperThere, QemuThere, Lender, Link];
 
 /// What a move is at when those die that can only then: the VM runs, but has not all of its memory yet.
 const LEFT: &str = "sending what was left behind";
@@ -265,7 +255,7 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
         EngineThere => engine(hosts, there)?,
         KeeperThere => process(&format!("vm-serve {}", hosts.run_dir(there).display()))?,
         QemuThere => process(&format!("qemu.*{}/", hosts.run_dir(there).display()))?,
-        Lender | Link | WhoAsked => hosts.lending()?,
+        Lender | Link | Asker => hosts.lending()?,
     };
     let mut done: Option<Result<()>> = None;
     let files = Files::new(&hosts.run_dir(here), &order.vm);
@@ -275,7 +265,7 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
         }
         done = Some(strike(hosts, who, victim));
         // It goes on without who asked, where it must.
-        who != WhoAsked && when != LEFT
+        who != Asker && when != LEFT
     });
     done.with_context(|| format!("it never came to '{when}'"))??;
     let moved = match moved {
@@ -308,7 +298,7 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
 fn strike(hosts: &Hosts, who: Who, victim: u32) -> Result<()> {
     let silence = Duration::from_secs(3);
     match who {
-        WhoAsked => {}
+        Asker => {}
         Lender => {
             kill(victim, Signal::STOP)?;
             thread::sleep(silence);

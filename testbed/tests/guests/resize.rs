@@ -345,8 +345,8 @@ fn the_balancer_moves_memory_to_the_guest_that_needs_it() -> Result<()> {
         for guest in [0, 1, 0] {
             let name = ["one", "two"][guest];
             step(&format!("guest {name} needs more than half"));
-            let asked = format!("aquifer-guest request +384M --wait 60s --why 'a load that comes'");
-            guests[guest].sh(&asked)?;
+            let asked = "aquifer-guest request +384M --wait 60s --why 'a load that comes'";
+            guests[guest].sh(asked)?;
             let load = Load::start(&guests[guest], Bytes::mib(480), 1000)?;
             load.filled()?;
             load.is_done()?;

@@ -1,7 +1,8 @@
-//! What the driver looks at each period beside memory: signs of life of borrowers and of lenders, volumes, killed programs.
+//! What the driver looks at each period beside memory: signs of life of borrowers and of lenders,
+//! volumes, killed programs, ended VMs.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_api::message::Renew;
 use aquifer_api::status::{EventKind, Volume};
@@ -100,7 +101,7 @@ impl Driver {
         }
         self.looking = true;
         let (borrower, outcomes) = (self.parts.borrower.clone(), self.outcomes.clone());
-        tokio::task::spawn_blocking(move || outcomes.send(Outcome::Volumes(borrower.status())));
+        tokio::task::spawn_blocking(move || _ = outcomes.send(Outcome::Volumes(borrower.status())));
     }
 
     pub(super) fn note_news(&mut self, volumes: &[Volume]) {
@@ -143,5 +144,17 @@ impl Driver {
             self.parts.events.note(EventKind::OomKill, name, what);
         }
         self.oom_kills = kills.or(self.oom_kills);
+    }
+
+    /// VMs of this host that have ended since the last look.
+    pub(super) fn note_ended_vms(&mut self) {
+        let ended = match aquifer_guest::process::ended(&self.parts.config.state, self.vms_seen) {
+            Ok(ended) => ended,
+            Err(error) => return tracing::debug!("ended VMs: {error}"),
+        };
+        for vm in ended {
+            self.vms_seen = self.vms_seen.max(SystemTime::UNIX_EPOCH + Duration::from_millis(vm.at_ms));
+            self.parts.events.note(EventKind::VmEnded, &vm.name, vm.cause.to_string());
+        }
     }
 }

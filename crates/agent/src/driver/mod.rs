@@ -13,7 +13,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use aquifer_api::status;
 use aquifer_control::{Controller, Event, Memory, Message, Offer, Role};
@@ -102,6 +102,8 @@ pub struct Driver {
     looked: Instant,
     looking: bool,
     oom_kills: Option<u64>,
+    /// When the last VM ended of which an event tells.
+    vms_seen: SystemTime,
     /// When volumes that have died were last looked for.
     cleared: Instant,
     /// Peers have been asked what they could lend and the period's step waits for their answers.
@@ -152,6 +154,7 @@ impl Driver {
             looked: now,
             looking: false,
             oom_kills: None,
+            vms_seen: SystemTime::now(),
             cleared: now,
             asking: false,
             waiting: Vec::new(),
@@ -195,6 +198,7 @@ impl Driver {
         self.note_signs();
         self.renew();
         self.note_kills();
+        self.note_ended_vms();
         self.look_at_volumes();
         self.part_with_former_peers();
         self.note_drained();

@@ -53,7 +53,7 @@ fn spilled_extents_go_back_to_lenders_when_there_is_room() {
             expect(volume, at, round - 1);
             write(volume, at, round);
         });
-        pages(0).filter(|at| (at / 200 / PAGE) % 7 != 0).for_each(|at| expect(volume, at, 1));
+        pages(0).filter(|at| !(at / 200 / PAGE).is_multiple_of(7)).for_each(|at| expect(volume, at, 1));
         volume.status().spill.unwrap().used_extents == 0
     });
     assert_eq!(placed(volume), [2]);

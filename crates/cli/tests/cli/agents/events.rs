@@ -2,7 +2,7 @@
 
 use aquifer_api::status::EventKind;
 use aquifer_page::Bytes;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::framework::{Cluster, Host, Spec, lacks_rights, wait_for, wait_until};
 
@@ -87,9 +87,25 @@ fn a_borrower_that_is_silent_for_the_whole_grace_is_an_event_at_the_lender() {
     a.borrow(Bytes::mib(64));
     let pid = a.volume().pid;
     a.kill_agent();
-    rustix::process::kill_process(super::framework::process(pid), Signal::KILL).unwrap();
+    kill_process(super::framework::process(pid), Signal::KILL).unwrap();
     let what = told(b, EventKind::BorrowerLost);
     assert!(what.contains("no sign of a"), "{what}");
     a.restart();
     wait_until("a is free", || a.is_free());
+}
+
+#[test]
+fn a_vm_that_ends_is_an_event_of_its_host() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::new([Spec::new("a")]);
+    let a = &cluster["a"];
+    let started =
+        a.aquifer(&["--json", "vm", "start", "web", "--memory", "32M", "--accel", "tcg"]).output().unwrap();
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+    let vm: serde_json::Value = serde_json::from_slice(&started.stdout).unwrap();
+    let qemu = vm["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();
+    kill_process(qemu, Signal::KILL).unwrap();
+    assert!(told(a, EventKind::VmEnded).contains("signal 9 killed QEMU"));
 }

@@ -68,7 +68,8 @@ fn two_authorities_are_named_as_what_they_are() {
     for file in ["ca.pem", "host.pem", "host.key"] {
         std::fs::copy(elsewhere.join("b/tls").join(file), b.tls().join(file)).unwrap();
     }
-    (a.restart(), b.restart());
+    a.restart();
+    b.restart();
     let answer = Answer::of(&mut a.aquifer(&["borrow", "64M"]));
     answer.must_fail(1, &["do not trust each other's certificates", "this host does not trust"]);
     assert!(!answer.stderr.contains("extents"), "{answer:?}");

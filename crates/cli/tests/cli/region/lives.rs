@@ -166,7 +166,7 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     let engine = Pid::from_raw(engine as i32);
     // As it is for this process, whose child it is.
     let before = getrlimit(Resource::Nofile);
-    prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before.clone() }).unwrap();
+    prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     // A call of accept that waits has its descriptor already: the next one finds none.
     drop(aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs")).unwrap());
     setting.aquifer(&["region", "show", "full"]);
