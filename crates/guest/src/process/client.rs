@@ -30,6 +30,9 @@ use crate::spec::{Backing, VmSpec};
 /// How long QEMU may think about an answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long an attempt to move a VM here that has ended may take to clear away what it has left.
+const LONGEST_CLEANUP: Duration = Duration::from_secs(5);
+
 /// How long a keeper may take to clear away what its QEMU has left.
 pub(super) const CLEARING: Duration = Duration::from_secs(40);
 
@@ -279,7 +282,7 @@ pub fn receive(
         )));
     }
     let files = Files::new(run_dir, &vm.name);
-    files.create(&Record::of(vm, Some(awaited)))?;
+    await_place(&files, &Record::of(vm, Some(awaited)))?;
     let started = admit(&files, vm, Some(memory), &arrival.limits)
         .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
         .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)))
@@ -287,6 +290,20 @@ pub fn receive(
             address.ok_or_else(|| GuestError::Keeper("its keeper does not wait for it".to_owned()))
         });
     started.inspect_err(|_| forget(&files))
+}
+
+/// Makes the record of a VM that is to come. An attempt to move it here that has ended may still be
+/// on its way out: its QEMU and its region take a moment.
+fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
+    let deadline = Instant::now() + LONGEST_CLEANUP;
+    loop {
+        let made = files.create(record);
+        let is_here = || files.read().is_ok_and(|before| before.awaited.is_none_or(|it| it.prepared));
+        if !matches!(made, Err(GuestError::Exists(_))) || is_here() || Instant::now() >= deadline {
+            return made;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Starts a VM's keeper; says where it waits for the VM, if it does.
