@@ -78,7 +78,7 @@ fn a_program_waits_for_a_lender_that_is_away() {
 #[test]
 fn a_program_that_is_not_to_wait_is_told_so() {
     let Some(setting) = Setting::new() else { return };
-    let region = setting.create("short", &["--give-up", "300ms", "--prefetch", "off"]);
+    let region = setting.create("short", &["--give-up", "2s", "--prefetch", "off"]);
     let mut program = setting.start(&region);
     program.does("write 6");
     setting.done(&["region", "persist", "short"]);
