@@ -146,8 +146,13 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
 }
 
 /// Kills a process of a VM.
+/// Kills a process; waits until nothing of it listens any more.
 fn kill(pid: u32) -> Result<()> {
-    Ok(kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?)
+    kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?;
+    let status = format!("/proc/{pid}/stat");
+    wait_until("it is dead", PATIENCE, || {
+        Ok(std::fs::read_to_string(&status).map_or(true, |status| status.contains(") Z ")))
+    })
 }
 
 fn keeper(host: &Here, vm: &str) -> Result<u32> {
