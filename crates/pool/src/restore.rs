@@ -9,7 +9,8 @@ use crate::extent::Place;
 use crate::volume::Volume;
 
 impl Volume {
-    /// Puts an extent back where the ledger of the process before had it. `written` are the bytes within it that may hold something.
+    /// Puts an extent back where the ledger of the process before had it. `written` are the bytes within it whose pages hold
+    /// something; what is not certain MUST be discarded before it is read.
     ///
     /// To be called after the leases were added, before anything else.
     ///
@@ -24,7 +25,10 @@ impl Volume {
         let unknown = || PoolError::UnknownLease(self.id(), lease);
         let slot = self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
         let extent = self.extents.get(extent).ok_or_else(unknown)?;
-        written.into_iter().for_each(|bytes| extent.written.set(&bytes));
+        for bytes in written {
+            extent.written.set(&bytes);
+            extent.nonzero.set(&bytes);
+        }
         *extent.alone() = Place::At(slot);
         Ok(())
     }

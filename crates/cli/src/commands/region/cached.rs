@@ -14,7 +14,7 @@ use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
@@ -142,7 +142,7 @@ impl Cached {
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let mut lender = Lender::find(uri, &self.trust, None)?;
+            let mut lender = Lender::find(uri, &self.trust, None, Purpose::Region(&name))?;
             if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unsealed) {
                 // Wherever the lender is: its other borrowers seal likewise.
                 lender.lease.seal = agreement.seal();

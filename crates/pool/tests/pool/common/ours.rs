@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use aquifer_fabric::Address;
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
-use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, OwnerId, PAGE_SIZE};
+use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
 use tempfile::TempDir;
 
 use super::example::example;
@@ -64,6 +64,7 @@ impl OurLender {
             protocol,
             capacity: Bytes(self.extents * EXTENT_SIZE),
             seal: (number % 2 == 1).then(|| self.seal.clone()),
+            claim: Some(Claim { owner: OwnerId(number), ..Claim::new("a test".to_owned(), false) }),
         }
     }
 
