@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 
 /// How long the end of older connections is waited for. They only finish requests that have arrived.
 const LONGEST_END: Duration = Duration::from_secs(10);
+/// How long a lease's present owner may take to leave before the next one is refused: whoever has just let go of it has
+/// connections that the server has yet to see the end of.
+const GRACE: Duration = Duration::from_secs(1);
 /// Clients and owners of the past that are remembered.
 const PAST: usize = 64;
 
@@ -87,7 +90,7 @@ struct Book {
     next: u64,
     /// The newest client of each generation of the present owner, and its epoch.
     newest: BTreeMap<u32, (ClientId, u64)>,
-    past: VecDeque<ClientId>,
+    past: VecDeque<(OwnerId, ClientId)>,
     /// Owners whose pages others may have overwritten since: they are not let in again.
     ousted: VecDeque<OwnerId>,
 }
@@ -133,17 +136,21 @@ impl Tenancy {
         record: impl Fn(Option<&Claim>) -> Result<(), String>,
         end: End,
     ) -> Result<Stay, Denied> {
-        let deadline = Instant::now() + LONGEST_END;
+        let started = Instant::now();
         let mut book = self.locked();
         loop {
-            let leaving = book.make_way(visitor, &is_empty)?;
-            if leaving.is_empty() {
-                break;
-            }
-            leaving.iter().for_each(|id| (book.guests[id].end)());
-            let left = deadline.saturating_duration_since(Instant::now());
+            let (longest, denied) = match book.make_way(visitor, &is_empty) {
+                Ok(leaving) if leaving.is_empty() => break,
+                Ok(leaving) => {
+                    leaving.iter().for_each(|id| (book.guests[id].end)());
+                    (LONGEST_END, Denied::Busy(visitor.name.clone()))
+                }
+                Err(denied @ Denied::Claimed(_)) if !book.guests.is_empty() => (GRACE, denied),
+                Err(denied) => return Err(denied),
+            };
+            let left = longest.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return Err(Denied::Busy(visitor.name.clone()));
+                return Err(denied);
             }
             (book, _) = self.left.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner);
         }
@@ -181,19 +188,22 @@ impl Book {
             if has_guests {
                 return Ok(self.guests_that(|guest| guest.owner != owner));
             }
+            let before = claim.owner;
             if !is_empty() {
-                remember(&mut self.ousted, claim.owner);
+                remember(&mut self.ousted, before);
             }
             for (_, (client, _)) in std::mem::take(&mut self.newest) {
-                remember(&mut self.past, client);
+                remember(&mut self.past, (before, client));
             }
         }
         let newest = self.newest.get(&generation).copied();
-        if self.past.contains(&client) || newest.is_some_and(|(known, at)| known == client && at > epoch) {
+        if self.past.contains(&(owner, client))
+            || newest.is_some_and(|(known, at)| known == client && at > epoch)
+        {
             return Err(Denied::Late(visitor.name.clone()));
         }
         if let Some((known, _)) = newest.filter(|(known, _)| *known != client) {
-            remember(&mut self.past, known);
+            remember(&mut self.past, (owner, known));
         }
         self.newest.insert(generation, (client, epoch));
         Ok(self.guests_that(|guest| {
