@@ -167,16 +167,18 @@ impl RemoteHolder {
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
             // The kernel may wait for this with all that needs memory, a look-up included.
-            let attempt = names::from_memory(|| self.source.connect(left)).and_then(|(mut connection, epoch)| {
-                let done = operation(&mut connection);
-                let keep = done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
-                if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
-                    *link = Some((connection, epoch));
-                } else {
-                    self.source.broke(epoch);
-                }
-                done
-            });
+            let attempt =
+                names::from_memory(|| self.source.connect(left)).and_then(|(mut connection, epoch)| {
+                    let done = operation(&mut connection);
+                    let keep =
+                        done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
+                    if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
+                        *link = Some((connection, epoch));
+                    } else {
+                        self.source.broke(epoch);
+                    }
+                    done
+                });
             match attempt {
                 Ok(()) => {
                     self.found();
