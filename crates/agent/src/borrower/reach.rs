@@ -13,7 +13,7 @@ use aquifer_device::nvme::{SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
 use aquifer_page::{LeaseId, OwnerId, file};
-use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol};
+use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
 use tokio::runtime::Handle;
 
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
@@ -98,10 +98,10 @@ impl Reach {
             address,
             protocol,
             capacity: lease.bytes,
-            seal: None,
+            // It is another host's, whatever address it gives.
+            seal: Some(Seal::own()),
             claim: Some(claim(lease.lease)),
-        }
-        .sealed())
+        })
     }
 
     /// Writes secrets to where the process of a volume reads them.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_pool::VolumeConfig;
-use aquifer_region::process::RegionSpec;
-use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use aquifer_region::process::{Files, RegionSpec};
+use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
@@ -138,6 +138,10 @@ impl Cached {
         if let Some(agreement) = &agreement {
             let what = || format!("joining group '{}'", agreement.name);
             agreement.join(&directory(common)?, &name, size).or_fail(what)?;
+        }
+        // Before its lenders are asked, who would say the same in other words.
+        if Files::new(&directory(common)?, &name).region().exists() {
+            return Err(Failure::new(format!("making region '{name}'"), RegionError::Exists(name)));
         }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
