@@ -174,7 +174,7 @@ pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
 
 /// Lays a volume over one more lease.
 pub fn add_lease(state: &Path, volume: VolumeId, lease: LeaseTarget) -> Result<(), ProcessError> {
-    done(&Files::new(state, volume), &Request::AddLease { lease }, |_| ())
+    done(&Files::new(state, volume), &Request::AddLease { lease: Box::new(lease) }, |_| ())
 }
 
 /// Moves everything off a lease and gives it up, while I/O goes on.

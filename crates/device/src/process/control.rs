@@ -73,7 +73,7 @@ fn converse(serving: &Serving, client: &UnixStream, finish: &Sender<()>) -> io::
     let last = match serde_json::from_str(&line) {
         Ok(Request::Status) => Response::Status(Box::new(serving.status())),
         Ok(Request::AddLease { lease }) => {
-            serving.add_lease(lease).map_or_else(|error| failed(error.to_string()), |()| Response::Done)
+            serving.add_lease(*lease).map_or_else(|error| failed(error.to_string()), |()| Response::Done)
         }
         Ok(Request::Evacuate { lease }) => serving
             .evacuate(lease, |now| progress(Response::Evacuating(now)))

@@ -21,7 +21,7 @@ pub enum Request {
     /// Lay the volume over one more lease. Answered with [`Response::Done`].
     AddLease {
         /// The lease.
-        lease: LeaseTarget,
+        lease: Box<LeaseTarget>,
     },
     /// Move everything off a lease and give it up. Answered with [`Response::Evacuating`] as it goes on and
     /// [`Response::Done`]. May be asked again, by the same client or another, at any time: while the lease moves, the answer

@@ -28,6 +28,9 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Once patience is over: how long after one attempt to connect nobody makes another.
 const REST: Duration = Duration::from_secs(2);
 
+/// A connection, and the epoch that it belongs to.
+type Joined = (Link, u64);
+
 /// A lease of a lender, with a connection for each worker.
 ///
 /// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
@@ -38,8 +41,7 @@ const REST: Duration = Duration::from_secs(2);
 /// carries none of them out once it has let a newer connection in.
 pub struct RemoteHolder {
     source: Source,
-    /// With the epoch of each.
-    links: Box<[Mutex<Option<(Link, u64)>>]>,
+    links: Box<[Mutex<Option<Joined>>]>,
     patience: Duration,
     /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
     lost_at: AtomicU64,
@@ -78,7 +80,7 @@ impl RemoteHolder {
         Self::with_links(source, links, patience)
     }
 
-    fn with_links(source: Source, links: Vec<Option<(Link, u64)>>, patience: Duration) -> Self {
+    fn with_links(source: Source, links: Vec<Option<Joined>>, patience: Duration) -> Self {
         let links = links.into_iter().map(Mutex::new).collect();
         let (lost_at, tried_at, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
         let (forgot, closed) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -145,7 +147,7 @@ impl RemoteHolder {
 
     fn persist(
         &self,
-        link: &mut Option<(Link, u64)>,
+        link: &mut Option<Joined>,
         started: Instant,
         mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
     ) -> Result<(), HolderError> {

@@ -15,24 +15,22 @@ use crate::common::*;
 
 #[test]
 fn a_write_that_arrives_late_does_not_undo_a_newer_one() {
-    for kind in [Kind::Nbd] {
-        let lender = OurLender::start_kind(kind, 1);
-        let dir = tempfile::tempdir().unwrap();
-        let network = Network::new(&lender, &dir.path().join("way"));
-        let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
-        let target = LeaseTarget { address: Address::Unix(network.path.clone()), ..lender.lease(2) };
-        volume.add_lease(target).unwrap();
-        write(&volume, 0, 1);
-        write(&volume, 5 * PAGE, 1);
-        // All that is sent from now on over the connections there are is kept back.
-        network.hold();
-        write(&volume, 0, 2);
-        write(&volume, 0, 3);
-        volume.write(1, 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
-        assert!(network.release(), "{kind:?}: nothing was kept back");
-        expect(&volume, 0, 3);
-        expect(&volume, 5 * PAGE, 2);
-    }
+    let lender = OurLender::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let network = Network::new(&lender, &dir.path().join("way"));
+    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
+    let target = LeaseTarget { address: Address::Unix(network.path.clone()), ..lender.lease(2) };
+    volume.add_lease(target).unwrap();
+    write(&volume, 0, 1);
+    write(&volume, 5 * PAGE, 1);
+    // All that is sent from now on over the connections there are is kept back.
+    network.hold();
+    write(&volume, 0, 2);
+    write(&volume, 0, 3);
+    volume.write(1, 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
+    assert!(network.release(), "nothing was kept back");
+    expect(&volume, 0, 3);
+    expect(&volume, 5 * PAGE, 2);
 }
 
 /// What is between a borrower and a lender.
