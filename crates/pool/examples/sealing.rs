@@ -65,15 +65,7 @@ fn volume(address: aquifer_fabric::Address, seal: Option<Seal>) -> Volume {
     let capacity = Bytes(EXTENT_SIZE);
     let lender = "lender".parse().unwrap();
     volume
-        .add_lease(LeaseTarget {
-            lease: LeaseId::random(),
-            lender,
-            address,
-            protocol,
-            capacity,
-            seal,
-            claim: None,
-        })
+        .add_lease(LeaseTarget { lease: LeaseId::random(), lender, address, protocol, capacity, seal })
         .unwrap();
     volume
 }

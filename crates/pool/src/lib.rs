@@ -5,7 +5,6 @@
 //! room. What holds extents is a [`Holder`](holder::Holder).
 
 mod bitmap;
-mod claim;
 mod config;
 mod error;
 mod events;
@@ -15,7 +14,6 @@ mod joining;
 mod lease;
 mod ledger;
 mod mover;
-mod nonzero;
 mod placement;
 mod restore;
 mod seal;
@@ -28,7 +26,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use aquifer_fabric::sleep::going_to_sleep;
 
-pub use claim::Claim;
 pub use config::VolumeConfig;
 pub use error::PoolError;
 pub use events::{Event, Happening};

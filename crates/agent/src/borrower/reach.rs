@@ -12,8 +12,8 @@ use aquifer_control::BorrowedLease;
 use aquifer_device::nvme::{SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
-use aquifer_page::{LeaseId, OwnerId, file};
-use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_page::{LeaseId, file};
+use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
 use tokio::runtime::Handle;
 
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
@@ -45,11 +45,6 @@ pub(super) enum Way {
 pub(super) struct NvmeHost {
     pub(super) name: Nqn,
     pub(super) access: Access,
-}
-
-/// What is said of a lease that the lender keeps for this host alone.
-fn claim(lease: LeaseId) -> Claim {
-    Claim { owner: OwnerId(lease.0), ..Claim::new(format!("a volume on lease {lease}"), false) }
 }
 
 impl Reach {
@@ -98,10 +93,9 @@ impl Reach {
             address,
             protocol,
             capacity: lease.bytes,
-            // It is another host's, whatever address it gives.
-            seal: Some(Seal::own()),
-            claim: Some(claim(lease.lease)),
-        })
+            seal: None,
+        }
+        .sealed())
     }
 
     /// Writes secrets to where the process of a volume reads them.

@@ -292,10 +292,6 @@ impl Channel for TlsStream {
         self.socket.set_timeouts(recv, send)
     }
 
-    fn set_abortive(&self, abortive: bool) -> io::Result<()> {
-        self.socket.set_abortive(abortive)
-    }
-
     fn shutdown(&self) -> io::Result<()> {
         self.socket.shutdown()
     }

@@ -13,8 +13,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, HostName, Incarnation};
-use aquifer_store::Visitor;
+use aquifer_page::{Bytes, HostName};
 use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 
@@ -62,8 +61,6 @@ struct Agreement {
     structured: bool,
     /// The id of `base:allocation`, if the server tells about holes.
     allocation: Option<u32>,
-    /// The life of the pages, if the server tells.
-    incarnation: Option<Incarnation>,
 }
 
 /// A connection to one export, past the handshake.
@@ -96,20 +93,7 @@ impl Connection {
     /// # Errors
     /// When the server cannot be reached, is not who it should be, or does not serve the export to this host.
     pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NbdError> {
-        Self::connect_as(target, None, patience)
-    }
-
-    /// As [`connect`](Self::connect), as somebody who claims the export. When the server lets it in, nothing that was sent
-    /// over connections of an earlier epoch of this visitor is carried out any more.
-    ///
-    /// # Errors
-    /// As `connect`, and [`Failure::Claimed`] where the export is another owner's.
-    pub fn connect_as(
-        target: Arc<Target>,
-        visitor: Option<&Visitor>,
-        patience: Duration,
-    ) -> Result<Self, NbdError> {
-        match handshake::connect(&target, visitor, patience) {
+        match handshake::connect(&target, patience) {
             Ok((channel, agreement)) => Ok(Self::new(channel, target, agreement, patience)),
             Err(failure) => Err(NbdError::new(&target, failure)),
         }
@@ -138,11 +122,6 @@ impl Connection {
     /// What it is connected to.
     pub fn target(&self) -> &Target {
         &self.target
-    }
-
-    /// The life of the export's pages, where this client said who it is and the server is one of ours.
-    pub fn incarnation(&self) -> Option<Incarnation> {
-        self.agreement.incarnation
     }
 
     /// Size of the export.
@@ -271,7 +250,6 @@ impl Drop for Connection {
             let farewell = operation::farewell();
             // A server that does not get it sees the connection close all the same.
             let _ = self.channel.try_send(&[IoSlice::new(farewell.as_bytes())]);
-            let _ = self.channel.set_abortive(false);
         }
     }
 }
