@@ -3,6 +3,7 @@
 //! One file a subject; `framework` is what they are written with.
 
 mod demo;
+mod forgetful;
 mod framework;
 mod groups;
 mod isolation;
