@@ -8,9 +8,9 @@ use aquifer_fabric::nbd::client::Target;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
-use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId};
+use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
 use aquifer_pool::holder::{LinkError, RemoteHolder};
-use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
+use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol};
 use clap::Args;
 
 use crate::failure::{Failure, OrFail, Result};
@@ -47,6 +47,35 @@ pub struct Trust {
     /// Otherwise they are sealed: encrypted under a key that the lender does not have (but for a lender on this host, and what the kernel or the agent uses).
     #[arg(long)]
     pub(crate) unsealed: bool,
+    /// Takes the lender's export from its present owner, whose pages there are lost
+    ///
+    /// An export is one owner's at a time; whoever comes second is told who has it. Of use where that owner is gone for good.
+    #[arg(long)]
+    pub(crate) take_over: bool,
+}
+
+/// For what an export is wanted.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose<'a> {
+    /// A volume, by the name of the command that makes it. It is the command's for as long as the volume is served.
+    Volume(&'a str),
+    /// A region. It is the region's until that is removed, also while no process serves it.
+    Region(&'a RegionName),
+}
+
+impl Purpose<'_> {
+    /// The claim, by a name that tells other operators where to look.
+    fn claim(self) -> Claim {
+        let host = rustix::system::uname();
+        let host = host.nodename().to_string_lossy();
+        match self {
+            Self::Volume(command) => {
+                let process = std::process::id();
+                Claim::new(format!("a volume of 'aquifer {command}' on {host} (process {process})"), false)
+            }
+            Self::Region(name) => Claim::new(format!("region '{name}' on {host}"), true),
+        }
+    }
 }
 
 /// A lender that was found to serve what it should.
@@ -60,16 +89,19 @@ pub struct Lender {
 
 /// How long the lender may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What to do about an export that is another owner's.
+const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), or end the other use; \
+                       if its host is gone for good, --take-over gives up its pages";
 /// Where Linux's own initiator keeps this host's name.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
 const MACHINE_ID: &str = "/etc/machine-id";
 
 impl Lender {
-    /// Connects to the export or namespace to learn its size; at most `size` of it will be used.
+    /// Connects to the export or namespace to learn its size, and claims it; at most `size` of it will be used.
     ///
     /// # Errors
-    /// If the lender cannot be reached or trusted, or what it serves is of no use.
-    pub fn find(uri: &LenderUri, trust: &Trust, size: Option<Bytes>) -> Result<Self> {
+    /// If the lender cannot be reached or trusted, or what it serves is another owner's or of no use.
+    pub fn find(uri: &LenderUri, trust: &Trust, size: Option<Bytes>, purpose: Purpose<'_>) -> Result<Self> {
         let what = || format!("using {uri}");
         trust.check(uri)?;
         let (identity, protocol) = match uri {
@@ -89,13 +121,22 @@ impl Lender {
         let lender = trust.certified.name(uri)?;
         let certificate = identity.as_deref().map(Identity::load).transpose().or_fail(what)?;
         let (lease, address) = (LeaseId::random(), uri.address().clone());
-        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity: Bytes::ZERO, seal: None };
+        let mut claim = purpose.claim();
+        let (capacity, seal) = (Bytes::ZERO, None);
+        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity, seal, claim: None };
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
-        let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| match error {
-            LinkError::Nbd(error) => Failure::new(what(), error.failure),
-            LinkError::Nvme(error) => Failure::new(what(), error.failure),
+        let source = source.claimed(claim.clone(), trust.take_over);
+        let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| {
+            let is_anothers = error.is_loss();
+            let failure = match error {
+                LinkError::Nbd(error) => Failure::new(what(), error.failure),
+                LinkError::Nvme(error) => Failure::new(what(), error.failure),
+            };
+            if is_anothers { failure.help(CLAIMED) } else { failure }
         })?;
         let (there, read_only) = holder.facts().or_fail(what)?;
+        claim.incarnation = holder.incarnation();
+        lease.claim = Some(claim);
         if read_only {
             return Err(Failure::new(what(), "it is read-only").help("serve it writable"));
         }

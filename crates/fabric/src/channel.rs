@@ -54,6 +54,16 @@ pub trait Channel: Send {
     /// Whatever the socket says.
     fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()>;
 
+    /// Whether closing it throws away what the peer has not received, so that nothing of it can arrive later; otherwise
+    /// the kernel goes on sending. Means something over TCP only.
+    ///
+    /// # Errors
+    /// Whatever the socket says.
+    fn set_abortive(&self, abortive: bool) -> io::Result<()> {
+        let _ = abortive;
+        Ok(())
+    }
+
     /// Ends the stream in both directions; whoever waits in `recv` or `send_all` wakes up.
     ///
     /// # Errors
@@ -180,6 +190,11 @@ impl Channel for Socket {
         self.patience.set(recv);
         sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, send)?;
         Ok(())
+    }
+
+    fn set_abortive(&self, abortive: bool) -> io::Result<()> {
+        // A linger time of zero makes close(2) a reset (socket(7), RFC 9293 section 3.10.5 "ABORT").
+        Ok(sockopt::set_socket_linger(&self.fd, abortive.then_some(Duration::ZERO))?)
     }
 
     fn shutdown(&self) -> io::Result<()> {

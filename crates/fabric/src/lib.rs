@@ -18,4 +18,6 @@ pub mod sleep;
 pub mod tls;
 pub mod turn;
 
+pub use aquifer_store::Visitor;
+
 pub use address::{Address, AddressError, NvmeUri, Uri};

@@ -7,7 +7,9 @@ pub mod file;
 mod name;
 
 pub use bytes::{Bytes, ParseBytesError};
-pub use name::{Group, HostName, LeaseId, MigrationId, NameError, RegionName, VolumeId};
+pub use name::{
+    ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName, VolumeId,
+};
 
 /// Bytes in a page, the unit of transfer.
 pub const PAGE_SIZE: usize = 4096;

@@ -155,6 +155,22 @@ id!(
     "migration"
 );
 
+id!(
+    /// Who owns the pages in a lease: a volume or a region, for as long as that lives.
+    OwnerId,
+    "owner"
+);
+id!(
+    /// A process that works for an owner. Random, so that one of the past is never taken for another.
+    ClientId,
+    "client"
+);
+id!(
+    /// The life of the pages behind an export. It is new whenever they are gone, so a lender that forgot is known by it.
+    Incarnation,
+    "incarnation"
+);
+
 impl Default for Group {
     /// The group of leases that name none: `default`.
     fn default() -> Self {

@@ -65,7 +65,15 @@ fn volume(address: aquifer_fabric::Address, seal: Option<Seal>) -> Volume {
     let capacity = Bytes(EXTENT_SIZE);
     let lender = "lender".parse().unwrap();
     volume
-        .add_lease(LeaseTarget { lease: LeaseId::random(), lender, address, protocol, capacity, seal })
+        .add_lease(LeaseTarget {
+            lease: LeaseId::random(),
+            lender,
+            address,
+            protocol,
+            capacity,
+            seal,
+            claim: None,
+        })
         .unwrap();
     volume
 }

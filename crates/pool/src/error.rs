@@ -101,6 +101,11 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// Whether a lender does not have what was stored there.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::Holder { source: HolderError::Lost(_), .. })
+    }
+
     /// Whether a lender could not be reached for as long as patience lasts.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Holder { source: HolderError::Unreachable { .. }, .. })

@@ -13,6 +13,7 @@ use crate::bitmap::Bitmap;
 use crate::holder::{HolderError, Piece};
 use crate::lease::{Lease, Slot};
 use crate::lock;
+use crate::nonzero::NonZero;
 
 /// Parts of an extent, of 4 MiB each, that are discarded one by one.
 const PARTS: usize = 16;
@@ -31,6 +32,7 @@ pub(crate) struct Extent {
     place: RwLock<Place>,
     parts: [RwLock<()>; PARTS],
     pub(crate) written: Bitmap,
+    pub(crate) nonzero: NonZero,
 }
 
 /// The parts of an extent that bytes of it touch.
@@ -121,7 +123,12 @@ impl Place {
 
 impl Extent {
     pub(crate) fn new() -> Self {
-        Self { place: RwLock::new(Place::Nowhere), parts: Default::default(), written: Bitmap::new() }
+        Self {
+            place: RwLock::new(Place::Nowhere),
+            parts: Default::default(),
+            written: Bitmap::new(),
+            nonzero: NonZero::new(),
+        }
     }
 
     pub(crate) fn shared(&self) -> RwLockReadGuard<'_, Place> {
@@ -166,7 +173,14 @@ impl Extent {
         };
         into[..start].fill(0);
         into[end..].fill(0);
-        slot.read(worker, stored.start, &mut into[start..end]).map_err(|error| place.fault(error))
+        slot.read(worker, stored.start, &mut into[start..end])
+            .and_then(|()| self.check_read(slot, stored.start, &into[start..end]))
+            .map_err(|error| place.fault(error))
+    }
+
+    /// Refuses zeroes where something else was stored.
+    pub(crate) fn check_read(&self, slot: &Slot, at: u64, data: &[u8]) -> Result<(), HolderError> {
+        if self.nonzero.disproves(at, data) { Err(slot.has_lost()) } else { Ok(()) }
     }
 
     /// Writes from `at` on.
@@ -178,11 +192,15 @@ impl Extent {
         let bytes = at..at + data.len() as u64;
         let _parts = self.keep(&bytes);
         self.written.set(&bytes);
-        match &*place {
-            Place::Nowhere => Err(Fault::Nowhere),
-            Place::At(slot) => slot.write(worker, at, data).map_err(|error| place.fault(error)),
-            Place::Moving(moving) => moving.write(worker, at, data).map_err(|error| place.fault(error)),
-        }
+        self.nonzero.forget(at, data.len() as u64);
+        let written = match &*place {
+            Place::Nowhere => return Err(Fault::Nowhere),
+            Place::At(slot) => slot.write(worker, at, data),
+            Place::Moving(moving) => moving.write(worker, at, data),
+        };
+        written.map_err(|error| place.fault(error))?;
+        self.nonzero.remember(at, data);
+        Ok(())
     }
 
     /// Writes runs, whose offsets are lost, all under way at once where that is faster.
@@ -196,13 +214,17 @@ impl Extent {
         let _parts = self.keep(&all.unwrap_or_default());
         for (at, data) in &*pieces {
             self.written.set(&(*at..*at + data.len() as u64));
+            self.nonzero.forget(*at, data.len() as u64);
         }
         let written = match &*place {
             Place::Nowhere => return Err(Fault::Nowhere),
             Place::At(slot) => slot.write_many(worker, pieces),
             Place::Moving(moving) => pieces.iter().try_for_each(|(at, data)| moving.write(worker, *at, data)),
         };
-        written.map_err(|error| place.fault(error))
+        written.map_err(|error| place.fault(error))?;
+        // What was added to the offsets is whole extents.
+        pieces.iter().for_each(|(at, data)| self.nonzero.remember(at % EXTENT_SIZE, data));
+        Ok(())
     }
 
     /// Makes these bytes read as zeroes and gives their room back; an extent of which nothing is left gives back its place, after
@@ -227,6 +249,7 @@ impl Extent {
         }
         let _parts = self.claim(bytes);
         let stored = self.written.trim(bytes);
+        self.nonzero.forget(stored.start, stored.end - stored.start);
         let done = match &*place {
             Place::Nowhere => Ok(()),
             Place::At(slot) => slot.discard(worker, stored.start, stored.end - stored.start),

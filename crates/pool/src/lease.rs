@@ -23,6 +23,8 @@ pub(crate) struct Lease {
     pub(crate) away_since: AtomicU64,
     /// A page could not be read since.
     pub(crate) lost_page: AtomicBool,
+    /// It gave zeroes for what was stored there and is none: it has forgotten, or lies.
+    pub(crate) zeroed: AtomicBool,
     /// Extents to move out, and extents that have been, while it is being evacuated.
     pub(crate) leaving: (AtomicU64, AtomicU64),
     slots: Mutex<Slots>,
@@ -37,6 +39,8 @@ struct Slots {
     /// Whether slots are given out; not while the lease is evacuated.
     open: bool,
 }
+
+const ZEROES: &str = "it gives zeroes for a page that it stored and that was not zero";
 
 /// The place of an extent, taken until it is [given back](Slot::give_back).
 #[derive(Clone)]
@@ -91,6 +95,7 @@ impl Lease {
             full: AtomicBool::new(false),
             away_since: AtomicU64::new(0),
             lost_page: AtomicBool::new(false),
+            zeroed: AtomicBool::new(false),
             leaving: (AtomicU64::new(0), AtomicU64::new(0)),
             slots: Mutex::new(slots),
         }
@@ -115,7 +120,12 @@ impl Lease {
 
     /// Whether it takes part in placement as far as is known.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.holder.unreachable_for().is_none() && !self.full.load(Ordering::Relaxed)
+        self.holder.unreachable_for().is_none() && !self.is_lost() && !self.full.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is known not to have what was stored there.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.holder.is_lost() || self.zeroed.load(Ordering::Relaxed)
     }
 
     /// Takes a free slot and sees to it that it is all zeroes.
@@ -163,6 +173,13 @@ impl Slot {
     /// What a ledger notes of it; nothing for the spill file, which does not outlive its process.
     pub(crate) fn place(&self) -> Option<(LeaseId, u32)> {
         self.lease.target.as_ref().map(|target| (target.lease, self.index))
+    }
+
+    /// What it means that there are zeroes where something else was stored.
+    #[cold]
+    pub(crate) fn has_lost(&self) -> HolderError {
+        self.lease.zeroed.store(true, Ordering::Relaxed);
+        HolderError::Lost(ZEROES.into())
     }
 
     fn offset(&self) -> u64 {

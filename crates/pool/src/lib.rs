@@ -5,6 +5,7 @@
 //! room. What holds extents is a [`Holder`](holder::Holder).
 
 mod bitmap;
+mod claim;
 mod config;
 mod error;
 mod events;
@@ -14,6 +15,7 @@ mod joining;
 mod lease;
 mod ledger;
 mod mover;
+mod nonzero;
 mod placement;
 mod restore;
 mod seal;
@@ -26,6 +28,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use aquifer_fabric::sleep::going_to_sleep;
 
+pub use claim::Claim;
 pub use config::VolumeConfig;
 pub use error::PoolError;
 pub use events::{Event, Happening};

@@ -339,6 +339,7 @@ fn copy_chunk(
 ) -> Result<(), Halt> {
     let data = &mut buffer[..(chunk.end - chunk.start) as usize];
     moving.from.read(worker, chunk.start, data).map_err(Halt::Source)?;
+    extent.check_read(&moving.from, chunk.start, data).map_err(Halt::Source)?;
     let mut pieces: [Piece<'_>; PAGES_PER_CHUNK] = [(0, &[]); PAGES_PER_CHUNK];
     let mut used = 0;
     let holds = |page: &[u8], number: u64| extent.written.is_set(number) && !is_zero(page);

@@ -9,7 +9,8 @@ use crate::extent::Place;
 use crate::volume::Volume;
 
 impl Volume {
-    /// Puts an extent back where the ledger of the process before had it. `written` are the bytes within it that may hold something.
+    /// Puts an extent back where the ledger of the process before had it. `stored` are the bytes within it whose pages hold
+    /// something else than zeroes, `unsure` those that may hold anything.
     ///
     /// To be called after the leases were added, before anything else.
     ///
@@ -19,12 +20,17 @@ impl Volume {
         &self,
         extent: usize,
         (lease, slot): (LeaseId, u32),
-        written: impl IntoIterator<Item = Range<u64>>,
+        stored: impl IntoIterator<Item = Range<u64>>,
+        unsure: impl IntoIterator<Item = Range<u64>>,
     ) -> Result<(), PoolError> {
         let unknown = || PoolError::UnknownLease(self.id(), lease);
         let slot = self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
         let extent = self.extents.get(extent).ok_or_else(unknown)?;
-        written.into_iter().for_each(|bytes| extent.written.set(&bytes));
+        for bytes in stored {
+            extent.written.set(&bytes);
+            extent.nonzero.set(&bytes);
+        }
+        unsure.into_iter().for_each(|bytes| extent.written.set(&bytes));
         *extent.alone() = Place::At(slot);
         Ok(())
     }

@@ -90,6 +90,8 @@ pub enum LeaseState {
         /// For how long.
         for_ms: u64,
     },
+    /// The lender has forgotten what it held, or gives it to another owner: pages that are there cannot be read.
+    Lost,
     /// Its extents are moving elsewhere.
     Evacuating {
         /// Extents that have.
@@ -104,6 +106,7 @@ impl fmt::Display for LeaseState {
         match self {
             Self::Ok => f.write_str("ok"),
             Self::Full => f.write_str("its lender is full"),
+            Self::Lost => f.write_str("lost: its lender does not have what was stored there any more"),
             Self::Unreachable { for_ms: ms @ ..10_000 } => {
                 write!(f, "unreachable for {:.1} s", *ms as f64 / 1000.0)
             }
@@ -128,7 +131,9 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
     let target = lease.target.as_ref()?;
     lease.holder.probe();
     let (total, moved) = &lease.leaving;
-    let state = if !lease.is_open() {
+    let state = if lease.is_lost() {
+        LeaseState::Lost
+    } else if !lease.is_open() {
         LeaseState::Evacuating { moved: moved.load(Ordering::Relaxed), total: total.load(Ordering::Relaxed) }
     } else if let Some(away) = lease.holder.unreachable_for() {
         LeaseState::Unreachable { for_ms: away.as_millis() as u64 }

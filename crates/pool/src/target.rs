@@ -11,6 +11,7 @@ use aquifer_fabric::{nbd::client as nbd, nvme::initiator as nvme};
 use aquifer_page::{Bytes, HostName, LeaseId};
 use serde::{Deserialize, Serialize};
 
+use crate::claim::Claim;
 use crate::error::PoolError;
 use crate::holder::Source;
 use crate::seal::Seal;
@@ -31,6 +32,8 @@ pub struct LeaseTarget {
     pub capacity: Bytes,
     /// How its pages are sealed, if they are.
     pub seal: Option<Seal>,
+    /// Whose pages it holds, as its lender is told; of a lease without nobody knows whose it is.
+    pub claim: Option<Claim>,
 }
 
 /// By what a lease is reached.
@@ -77,16 +80,18 @@ struct Record {
     nvme: Option<NvmeAccess>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     seal: Option<Seal>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    claim: Option<Claim>,
 }
 
 impl From<LeaseTarget> for Record {
     fn from(target: LeaseTarget) -> Self {
-        let LeaseTarget { lease, lender, address, protocol, capacity, seal } = target;
+        let LeaseTarget { lease, lender, address, protocol, capacity, seal, claim } = target;
         let (export, secure, nvme) = match protocol {
             Protocol::Nbd { export, secure } => (Some(export), Some(secure), None),
             Protocol::Nvme(access) => (None, None, Some(access)),
         };
-        Self { lease, lender, address, export, capacity, secure, nvme, seal }
+        Self { lease, lender, address, export, capacity, secure, nvme, seal, claim }
     }
 }
 
@@ -94,13 +99,13 @@ impl TryFrom<Record> for LeaseTarget {
     type Error = &'static str;
 
     fn try_from(record: Record) -> Result<Self, Self::Error> {
-        let Record { lease, lender, address, export, capacity, secure, nvme, seal } = record;
+        let Record { lease, lender, address, export, capacity, secure, nvme, seal, claim } = record;
         let protocol = match (export, secure, nvme) {
             (Some(export), Some(secure), None) => Protocol::Nbd { export, secure },
             (None, None, Some(access)) => Protocol::Nvme(access),
             _ => return Err("a lease has either an export and whether it is secure, or nvme"),
         };
-        Ok(Self { lease, lender, address, protocol, capacity, seal })
+        Ok(Self { lease, lender, address, protocol, capacity, seal, claim })
     }
 }
 
@@ -137,6 +142,14 @@ impl LeaseTarget {
     /// # Errors
     /// Where there is no certificate, or a secret cannot be read.
     pub fn source(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
+        let source = self.way(identity)?;
+        Ok(match &self.claim {
+            Some(claim) => source.claimed(claim.clone(), false),
+            None => source,
+        })
+    }
+
+    fn way(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
         let address = self.address.clone();
         match &self.protocol {
             Protocol::Nbd { export, secure } => {
@@ -173,6 +186,8 @@ impl LeaseTarget {
 
 #[cfg(test)]
 mod tests {
+    use aquifer_page::Incarnation;
+
     use super::*;
 
     const NBD: &str = r#"{"lease":"00000000000000000000000000000001","lender":"b","address":"10.0.0.2:7001","export":"x","capacity":67108864,"secure":true}"#;
@@ -183,6 +198,15 @@ mod tests {
         assert_eq!(target.protocol, Protocol::Nbd { export: "x".to_owned(), secure: true });
         assert_eq!(serde_json::to_string(&target).unwrap(), NBD);
         assert_eq!(target.uri(), "nbds://10.0.0.2:7001/x");
+    }
+
+    #[test]
+    fn a_claim_survives_being_recorded() {
+        let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
+        let claim = Claim { incarnation: Some(Incarnation(7)), ..Claim::new("region web".to_owned(), true) };
+        let target = LeaseTarget { claim: Some(claim), ..target };
+        let text = serde_json::to_string(&target).unwrap();
+        assert_eq!(serde_json::from_str::<LeaseTarget>(&text).unwrap(), target);
     }
 
     #[test]

@@ -39,10 +39,12 @@ mod sharing;
 mod span;
 mod store;
 mod sys;
+mod tenancy;
 mod usage;
 
 pub use error::StoreError;
 pub use lease::{Held, Lease, Run, Segment};
 pub use record::LeaseRecord;
 pub use store::{Finding, Store};
+pub use tenancy::{Claim, Denied, End, Stay, Visitor};
 pub use usage::{GroupUsage, LeaseUsage, SharedUsage, Usage};

@@ -4,7 +4,7 @@ use std::path::Path;
 use aquifer_page::{Bytes, Group, HostName, LeaseId, file};
 use serde::{Deserialize, Serialize};
 
-use crate::StoreError;
+use crate::{Claim, StoreError};
 
 /// What is known of a lease besides its pages; kept beside them as `LEASE.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct LeaseRecord {
     // Left out where it is not so, for an older store to understand the record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// Whose pages it holds, where that is to outlive the connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claim: Option<Claim>,
     /// Whatever the owner of the store wants to remember with the lease.
     #[serde(default)]
     pub note: serde_json::Value,
@@ -39,6 +42,7 @@ impl LeaseRecord {
             capacity,
             quota: capacity,
             shared: false,
+            claim: None,
             note: serde_json::Value::Null,
         }
     }

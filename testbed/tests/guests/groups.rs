@@ -31,10 +31,9 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     for group in ["blue", "red"] {
         host.done(&["group", "create", group, "--groups", groups])?;
     }
-    let lender = host.lender();
     for (name, group) in [("one", "blue"), ("two", "blue"), ("three", "red")] {
         step(&format!("{name} of group {group}"));
-        let memory = ["--memory", "160M", "--cache", "192M", "--lender", &lender];
+        let memory = ["--memory", "160M", "--cache", "192M", "--lender", &host.lender_of(name)];
         let guest =
             host.start(name, &[&memory[..], &["--group", group, "--groups", groups]].concat(), &[])?;
         let load = Load::start(&guest, LOAD, 2000)?;

@@ -12,8 +12,8 @@ use aquifer_control::BorrowedLease;
 use aquifer_device::nvme::{SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
-use aquifer_page::{LeaseId, file};
-use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol};
+use aquifer_page::{LeaseId, OwnerId, file};
+use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
 use tokio::runtime::Handle;
 
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
@@ -45,6 +45,11 @@ pub(super) enum Way {
 pub(super) struct NvmeHost {
     pub(super) name: Nqn,
     pub(super) access: Access,
+}
+
+/// What is said of a lease that the lender keeps for this host alone.
+fn claim(lease: LeaseId) -> Claim {
+    Claim { owner: OwnerId(lease.0), ..Claim::new(format!("a volume on lease {lease}"), false) }
 }
 
 impl Reach {
@@ -93,9 +98,10 @@ impl Reach {
             address,
             protocol,
             capacity: lease.bytes,
-            seal: None,
-        }
-        .sealed())
+            // It is another host's, whatever address it gives.
+            seal: Some(Seal::own()),
+            claim: Some(claim(lease.lease)),
+        })
     }
 
     /// Writes secrets to where the process of a volume reads them.

@@ -18,7 +18,7 @@ use lent::Lent;
 
 use super::Common;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::output;
@@ -160,7 +160,7 @@ impl Attach {
             let why = format!("{uri} is not protected: anybody on the way can {can}");
             Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
         }
-        let lender = Lender::find(uri, &self.trust, self.size)?;
+        let lender = Lender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
         let wish = Wish { backend: self.backend, swap: self.swap.then_some(self.priority) };
         // Whatever ends this program before the last line, the volume goes again.
         let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;

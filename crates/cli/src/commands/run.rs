@@ -12,7 +12,7 @@ use crate::agent_call::Socket;
 use crate::cgroup::{Cgroup, Hierarchy, Limits, Swap};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
@@ -159,7 +159,9 @@ impl Run {
     fn swap_in(&self, pool: &Pool) -> Result<Option<Volume>> {
         match (&self.lender, self.remote) {
             (_, Some(Bytes::ZERO)) => Ok(None),
-            (Some(uri), _) => pool.attach(Lender::find(uri, &self.trust, None)?).map(Some),
+            (Some(uri), _) => {
+                pool.attach(Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?).map(Some)
+            }
             (None, remote) => pool.borrow(remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)))).map(Some),
         }
     }

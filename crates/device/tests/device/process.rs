@@ -113,6 +113,7 @@ fn lease(lender: &OurLender, number: u128) -> LeaseTarget {
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(EXTENTS * EXTENT_SIZE),
         seal: Some(Seal { key, sealing: Sealing::Random }),
+        claim: None,
     }
 }
 

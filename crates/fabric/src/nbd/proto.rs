@@ -5,7 +5,7 @@
 // The derives of zerocopy make hidden types of their own without Debug; ours all have it.
 #![allow(missing_debug_implementations)]
 
-use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::byteorder::big_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
 /// The port registered for NBD.
@@ -63,6 +63,11 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts of an export.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Ours: say who the client is, and hear whose life the pages behind the export have (see [`Introduction`](super::Introduction)).
+    ///
+    /// No option of the specification has a number near it, and a server that does not know it MUST answer
+    /// [`ERR_UNSUP`](super::reply::ERR_UNSUP) ("Option types").
+    pub const INTRODUCE: u32 = 0x4151_5546;
 }
 
 /// Replies to options.
@@ -75,6 +80,8 @@ pub mod reply {
     pub const INFO: u32 = 3;
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
+    /// Ours: the incarnation of the pages, 16 bytes, in answer to [`INTRODUCE`](super::option::INTRODUCE).
+    pub const INCARNATION: u32 = 0x4151_5546;
     /// Set in every reply that is an error.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// The option is unknown.
@@ -95,6 +102,14 @@ pub mod reply {
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
+}
+
+/// Flags of an [`Introduction`].
+pub mod introduction {
+    /// The claim outlives the connections for as long as the export holds anything.
+    pub const KEEPS: u32 = 1 << 0;
+    /// The export is to be taken from its present owner.
+    pub const TAKES_OVER: u32 = 1 << 1;
 }
 
 /// Kinds of information in a [`reply::INFO`].
@@ -296,6 +311,21 @@ layout!(
         size: U64,
         /// See [`export_flag`].
         flags: U16,
+    }
+);
+layout!(
+    /// The payload of [`option::INTRODUCE`], between the export's name and the owner's, each after its length.
+    Introduction, 48 {
+        /// Whose pages the export holds.
+        owner: U128,
+        /// The process that connects.
+        client: U128,
+        /// How often the owner has moved to another host.
+        generation: U32,
+        /// Counts the client's reconnections: the server ends those connections of it that have a smaller one.
+        epoch: U64,
+        /// See [`introduction`].
+        flags: U32,
     }
 );
 layout!(

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use aquifer_page::LeaseId;
+use aquifer_store::End;
 
 use super::acceptor::{Acceptor, Origin};
 use crate::Address;
@@ -199,6 +200,19 @@ pub(crate) struct Place<S> {
 }
 
 impl<S> Place<S> {
+    /// How the connection is ended from elsewhere.
+    pub(crate) fn end(&self) -> io::Result<End> {
+        let socket =
+            self.shared.locked().open.get(&self.id).map(|entry| entry.socket.try_clone()).transpose()?;
+        let socket = Mutex::new(socket);
+        Ok(Box::new(move || {
+            if let Some(socket) = &*socket.lock().unwrap_or_else(PoisonError::into_inner) {
+                // One that is shut down already is on its way out.
+                let _ = socket.shutdown();
+            }
+        }))
+    }
+
     /// The client has said what it wants: this lease, or something else. It needs not make room for others any more.
     pub(crate) fn settle(&self, lease: Option<LeaseId>) {
         if let Some(entry) = self.shared.locked().open.get_mut(&self.id) {

@@ -292,6 +292,10 @@ impl Channel for TlsStream {
         self.socket.set_timeouts(recv, send)
     }
 
+    fn set_abortive(&self, abortive: bool) -> io::Result<()> {
+        self.socket.set_abortive(abortive)
+    }
+
     fn shutdown(&self) -> io::Result<()> {
         self.socket.shutdown()
     }

@@ -6,17 +6,25 @@ use std::time::Duration;
 
 use aquifer_fabric::nbd::client::{self as nbd, NbdError, Operation, Run};
 use aquifer_fabric::nvme::initiator::{self as nvme, NvmeError, Session};
-use aquifer_page::{Bytes, PAGE_SIZE};
+use aquifer_page::{Bytes, Incarnation, PAGE_SIZE};
 
 use super::blocks::{Block, in_blocks};
+use crate::claim::{Claim, Identity};
 use crate::lock;
 
 /// What leads to a lease.
 pub enum Source {
     /// An export of an NBD server.
-    Nbd(Arc<nbd::Target>),
+    Nbd(NbdSource),
     /// A namespace of an NVMe/TCP target.
     Nvme(NvmeSource),
+}
+
+/// What leads to an export, and as whom.
+#[derive(Debug)]
+pub struct NbdSource {
+    target: Arc<nbd::Target>,
+    identity: Option<Identity>,
 }
 
 /// What leads to a namespace.
@@ -30,7 +38,7 @@ pub struct NvmeSource {
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nbd(target) => target.fmt(f),
+            Self::Nbd(source) => source.target.fmt(f),
             Self::Nvme(source) => source.session.fmt(f),
         }
     }
@@ -38,7 +46,7 @@ impl fmt::Debug for Source {
 
 impl From<nbd::Target> for Source {
     fn from(target: nbd::Target) -> Self {
-        Self::Nbd(Arc::new(target))
+        Self::Nbd(NbdSource { target: Arc::new(target), identity: None })
     }
 }
 
@@ -69,6 +77,19 @@ impl LinkError {
         }
     }
 
+    /// Whether the lender has said that what was stored there is gone, or another's by now.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::Nbd(error) => error.is_loss(),
+            Self::Nvme(error) => error.is_loss(),
+        }
+    }
+
+    /// Whether no other answer can be expected later.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Nbd(NbdError { failure: nbd::Failure::Forgot { .. }, .. }))
+    }
+
     /// Whether the lender has no room for what was written.
     pub fn is_no_space(&self) -> bool {
         match self {
@@ -85,24 +106,78 @@ pub(super) enum Link {
 }
 
 impl Source {
-    pub(super) fn connect(&self, patience: Duration) -> Result<Link, LinkError> {
-        Ok(match self {
-            Self::Nbd(target) => Link::Nbd(nbd::Connection::connect(Arc::clone(target), patience)?),
-            Self::Nvme(source) => Link::Nvme(source.session.connect(patience)?, Arc::clone(&source.block)),
-        })
+    /// The same, used by somebody whose name the lender hears.
+    #[must_use]
+    pub fn claimed(self, claim: Claim, takes_over: bool) -> Self {
+        match self {
+            Self::Nbd(source) => {
+                Self::Nbd(NbdSource { identity: Some(Identity::new(claim, takes_over)), ..source })
+            }
+            Self::Nvme(source) => Self::Nvme(source),
+        }
+    }
+
+    /// Connects as part of an epoch, whose connections end together.
+    pub(super) fn connect(&self, patience: Duration) -> Result<(Link, u64), LinkError> {
+        match self {
+            Self::Nbd(source) => {
+                let visitor = source.identity.as_ref().map(Identity::visitor);
+                let (target, epoch) = (Arc::clone(&source.target), visitor.as_ref().map_or(0, |it| it.epoch));
+                let connection = nbd::Connection::connect_as(target, visitor.as_ref(), patience)?;
+                source.check(connection.incarnation())?;
+                Ok((Link::Nbd(connection), epoch))
+            }
+            Self::Nvme(source) => {
+                Ok((Link::Nvme(source.session.connect(patience)?, Arc::clone(&source.block)), 0))
+            }
+        }
+    }
+
+    fn identity(&self) -> Option<&Identity> {
+        match self {
+            Self::Nbd(source) => source.identity.as_ref(),
+            Self::Nvme(_) => None,
+        }
+    }
+
+    /// The epoch to which connections belong now: one of another is of no further use.
+    pub(super) fn epoch(&self) -> u64 {
+        self.identity().map_or(0, Identity::epoch)
+    }
+
+    /// A connection of this epoch has broken, and what it sent may arrive yet: ends all of the epoch.
+    pub(super) fn broke(&self, epoch: u64) {
+        self.identity().into_iter().for_each(|identity| identity.broke(epoch));
+    }
+
+    /// The life of the pages there, as far as it is known.
+    pub(super) fn incarnation(&self) -> Option<Incarnation> {
+        self.identity().and_then(Identity::incarnation)
     }
 
     /// What it is like to find out nothing new: the connection failed earlier.
     pub(super) fn broken(&self) -> LinkError {
         match self {
-            Self::Nbd(target) => {
-                NbdError { target: Arc::clone(target), failure: nbd::Failure::Broken }.into()
-            }
+            Self::Nbd(source) => source.error(nbd::Failure::Broken),
             Self::Nvme(source) => {
                 let target = Arc::clone(source.session.target());
                 NvmeError { target, failure: nvme::Failure::Broken }.into()
             }
         }
+    }
+}
+
+impl NbdSource {
+    fn check(&self, found: Option<Incarnation>) -> Result<(), LinkError> {
+        let checked = self.identity.as_ref().map_or(Ok(()), |identity| identity.check(found));
+        checked.map_err(|expected| {
+            let found = found.map_or_else(|| "of another make".to_owned(), |found| found.to_string());
+            self.error(nbd::Failure::Forgot { expected, found })
+        })
+    }
+
+    fn error(&self, failure: nbd::Failure) -> LinkError {
+        NbdError { target: Arc::clone(&self.target), failure }.into()
     }
 }
 

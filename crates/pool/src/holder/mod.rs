@@ -12,7 +12,7 @@ use std::time::Duration;
 use aquifer_page::PAGE_SIZE;
 
 pub use file::FileHolder;
-pub use link::{LinkError, Source};
+pub use link::{LinkError, NbdSource, Source};
 pub use remote::RemoteHolder;
 pub(crate) use sealed::SealedHolder;
 
@@ -62,6 +62,11 @@ pub trait Holder: Send + Sync {
         None
     }
 
+    /// Whether it is known to have lost what it held, until it is found to have it after all.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Tries whether it can be reached again, if it could not be. May take about a second.
     fn probe(&self) {}
 
@@ -80,6 +85,9 @@ pub enum HolderError {
         /// What was found last.
         source: Box<LinkError>,
     },
+    /// What it held is gone, or not its user's any more. It may come back: whoever asks again hears.
+    #[error("lost: {0}")]
+    Lost(Box<dyn Error + Send + Sync>),
     /// It has no room.
     #[error("it is full: {0}")]
     Full(Box<dyn Error + Send + Sync>),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use aquifer_fabric::names;
 use aquifer_fabric::nbd::client::Operation;
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_page::{Bytes, EXTENT_SIZE};
+use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation};
 
 use super::link::{Link, LinkError, Source};
 use super::{Holder, HolderError, Piece, write_zeroes};
@@ -28,20 +28,28 @@ const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Once patience is over: how long after one attempt to connect nobody makes another.
 const REST: Duration = Duration::from_secs(2);
 
+/// A connection, and the epoch that it belongs to.
+type Joined = (Link, u64);
+
 /// A lease of a lender, with a connection for each worker.
 ///
 /// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
 /// patience lasts. From then on operations fail at once, but for one now and then that makes an attempt, until that
 /// succeeds: a kernel that swaps has thousands of them, and waits for each.
+///
+/// When one connection breaks, all of its epoch do: only then does the lender know which requests are of before, and
+/// carries none of them out once it has let a newer connection in.
 pub struct RemoteHolder {
     source: Source,
-    links: Box<[Mutex<Option<Link>>]>,
+    links: Box<[Mutex<Option<Joined>>]>,
     patience: Duration,
     /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
     lost_at: AtomicU64,
     /// Milliseconds from `started` to the last attempt after patience was over.
     tried_at: AtomicU64,
     started: Instant,
+    /// The lender said last that what was stored there is gone.
+    forgot: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -59,7 +67,7 @@ impl RemoteHolder {
     pub fn connect(source: Source, workers: usize, patience: Duration) -> Result<Self, LinkError> {
         let first = source.connect(patience / 2)?;
         // Where connections do not see what others have written, all workers share one.
-        let more = if first.can_multi_conn() { workers.max(1) - 1 } else { 0 };
+        let more = if first.0.can_multi_conn() { workers.max(1) - 1 } else { 0 };
         let connect = |_| source.connect(patience / 2).map(Some);
         let links = iter::once(Ok(Some(first))).chain((0..more).map(connect));
         let links = links.collect::<Result<Vec<_>, _>>()?;
@@ -72,10 +80,16 @@ impl RemoteHolder {
         Self::with_links(source, links, patience)
     }
 
-    fn with_links(source: Source, links: Vec<Option<Link>>, patience: Duration) -> Self {
+    fn with_links(source: Source, links: Vec<Option<Joined>>, patience: Duration) -> Self {
         let links = links.into_iter().map(Mutex::new).collect();
-        let (lost_at, tried_at, closed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Self { source, links, patience, lost_at, tried_at, started: Instant::now(), closed }
+        let (lost_at, tried_at, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
+        let (forgot, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { source, links, patience, lost_at, tried_at, started, forgot, closed }
+    }
+
+    /// The life of the lease's pages, where the lender tells.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.source.incarnation()
     }
 
     /// The size of the export or namespace, and whether it is read-only.
@@ -112,13 +126,19 @@ impl RemoteHolder {
     ) -> Result<(), HolderError> {
         let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
-        if let Some(connection) = &mut *link {
+        // A connection of before another broke: the lender ends it, or has.
+        let current = link.take_if(|(_, epoch)| *epoch != self.source.epoch());
+        drop(current);
+        if let Some((connection, epoch)) = &mut *link {
             match operation(connection) {
                 Ok(()) => {
                     self.found();
                     return Ok(());
                 }
-                Err(error) if error.ends_connection() => *link = None,
+                Err(error) if error.ends_connection() => {
+                    self.source.broke(*epoch);
+                    *link = None;
+                }
                 Err(error) => return Err(answer(error)),
             }
         }
@@ -127,30 +147,40 @@ impl RemoteHolder {
 
     fn persist(
         &self,
-        link: &mut Option<Link>,
+        link: &mut Option<Joined>,
         started: Instant,
         mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
     ) -> Result<(), HolderError> {
         going_to_sleep();
         let lost = self.lost(started);
         let deadline = lost + self.patience;
-        let unreachable = |source| HolderError::Unreachable { waited: lost.elapsed(), source };
+        let failed = |source: LinkError| {
+            self.forgot.fetch_or(source.is_loss(), Ordering::Relaxed);
+            if self.is_lost() {
+                return HolderError::Lost(Box::new(source));
+            }
+            HolderError::Unreachable { waited: lost.elapsed(), source: Box::new(source) }
+        };
         // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
         if Instant::now() >= deadline && !self.may_try() {
-            return Err(unreachable(Box::new(self.source.broken())));
+            return Err(failed(self.source.broken()));
         }
         let mut backoff = BACKOFF.0;
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
             // The kernel may wait for this with all that needs memory, a look-up included.
-            let attempt = names::from_memory(|| self.source.connect(left)).and_then(|mut connection| {
-                let done = operation(&mut connection);
-                let keep = done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
-                if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
-                    *link = Some(connection);
-                }
-                done
-            });
+            let attempt =
+                names::from_memory(|| self.source.connect(left)).and_then(|(mut connection, epoch)| {
+                    let done = operation(&mut connection);
+                    let keep =
+                        done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
+                    if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
+                        *link = Some((connection, epoch));
+                    } else {
+                        self.source.broke(epoch);
+                    }
+                    done
+                });
             match attempt {
                 Ok(()) => {
                     self.found();
@@ -158,9 +188,11 @@ impl RemoteHolder {
                 }
                 Err(error) if !error.ends_connection() => return Err(answer(error)),
                 Err(source)
-                    if Instant::now() + backoff >= deadline || self.closed.load(Ordering::Relaxed) =>
+                    if Instant::now() + backoff >= deadline
+                        || source.is_final()
+                        || self.closed.load(Ordering::Relaxed) =>
                 {
-                    return Err(unreachable(Box::new(source)));
+                    return Err(failed(source));
                 }
                 Err(_) => {}
             }
@@ -181,6 +213,7 @@ impl RemoteHolder {
     fn found(&self) {
         if self.lost_at.load(Ordering::Relaxed) != 0 {
             self.lost_at.store(0, Ordering::Relaxed);
+            self.forgot.store(false, Ordering::Relaxed);
         }
     }
 
@@ -266,6 +299,10 @@ impl Holder for RemoteHolder {
         Some(self.started.elapsed().saturating_sub(Duration::from_millis(mark)))
     }
 
+    fn is_lost(&self) -> bool {
+        self.forgot.load(Ordering::Relaxed)
+    }
+
     fn probe(&self) {
         if self.lost_at.load(Ordering::Relaxed) == 0 {
             return;
@@ -273,12 +310,16 @@ impl Holder for RemoteHolder {
         // Threads that serve I/O need not try as well.
         self.tried_at.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
         // Whoever has the link is finding out already.
-        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock)
-            && let Ok(mut connection) = self.source.connect(SHORTEST_ATTEMPT)
-            && connection.set_patience(self.patience / 2).is_ok()
-        {
-            *link = Some(connection);
-            self.found();
+        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
+            match self.source.connect(SHORTEST_ATTEMPT) {
+                Ok((mut connection, epoch)) => {
+                    if connection.set_patience(self.patience / 2).is_ok() {
+                        *link = Some((connection, epoch));
+                        self.found();
+                    }
+                }
+                Err(error) => _ = self.forgot.fetch_or(error.is_loss(), Ordering::Relaxed),
+            }
         }
     }
 

@@ -159,6 +159,10 @@ impl<H: Holder> Holder for SealedHolder<H> {
         self.holder.unreachable_for()
     }
 
+    fn is_lost(&self) -> bool {
+        self.holder.is_lost()
+    }
+
     fn probe(&self) {
         self.holder.probe();
     }

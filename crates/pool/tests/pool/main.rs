@@ -8,6 +8,8 @@ mod common;
 mod counting;
 mod evacuate;
 mod failures;
+mod fencing;
+mod losses;
 mod model;
 mod moves;
 mod our_lender;

@@ -179,7 +179,7 @@ impl Engine {
         let place = (of.lease, of.slot);
         self.places.note(of.extent as usize, Some(place));
         let written = stored.iter().map(|run| at(run.start)..at(run.end));
-        Ok(self.volume.restore(of.extent as usize, place, written)?)
+        Ok(self.volume.restore(of.extent as usize, place, written, [])?)
     }
 
     /// Fetches pages that are likely to be touched soon, as far as there is room, until all are here or the end.

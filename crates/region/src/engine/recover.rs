@@ -69,8 +69,8 @@ impl Engine {
             let within = |pages: &Range<u64>| at(pages.start)..at(pages.end);
             let stored = runs((first..last).filter(|page| self.table.get(*page).stored));
             let left = runs((first..last).filter(|page| unsure.contains(page)));
-            let written = stored.iter().chain(&left).map(within);
-            self.volume.restore(extent, place, written).map_err(io::Error::other)?;
+            let (stored, left) = (stored.iter().map(within), left.iter().map(within));
+            self.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
             // Another host may have stored pages there by now. What is not discarded only takes
             // memory of the lender until the page is written to; and lenders need not be there yet.
             if !self.is_frozen() {

@@ -49,7 +49,12 @@ pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Sta
 /// # Errors
 /// [`RegionError`].
 pub fn create_foreign(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
-    create_as(program, directory, spec, true)
+    let mut spec = spec.clone();
+    // Beside the host that has the region now, until it is handed over: lenders let one process of each generation in.
+    for claim in spec.leases.iter_mut().filter_map(|lease| lease.claim.as_mut()) {
+        claim.generation += 1;
+    }
+    create_as(program, directory, &spec, true)
 }
 
 fn create_as(

@@ -52,7 +52,10 @@ impl Serving {
     pub(super) fn status(&self) -> Status {
         let times = self.engine.times();
         let volume = self.engine.volume().status();
-        let away = volume.leases.iter().any(|lease| matches!(lease.state, LeaseState::Unreachable { .. }));
+        let away = volume
+            .leases
+            .iter()
+            .any(|lease| matches!(lease.state, LeaseState::Unreachable { .. } | LeaseState::Lost));
         let [stalled, fetching] = self.engine.waiting();
         let counts = self.engine.counts();
         let here = counts.second_chances + counts.late_faults;

@@ -99,7 +99,7 @@ pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let of = |(extent, (lease, slot)): (usize, (_, u32))| {
         let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
         // The key of sealed pages is not for showing.
-        let lease = LeaseTarget { seal: None, ..lease };
+        let lease = LeaseTarget { seal: None, claim: None, ..lease };
         let [from, at] = [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
         Some(Extent { from, lease, at })
     };

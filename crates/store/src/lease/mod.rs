@@ -5,14 +5,15 @@ mod pages;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId};
+use aquifer_page::{Bytes, Group, HostName, Incarnation, LeaseId};
 
 pub(crate) use self::account::Account;
 pub(crate) use self::pages::Pages;
 use self::pages::ReadRun;
 use crate::dir::{Dir, Entry};
 use crate::span::{CHUNK_PAGES, Span};
-use crate::{LeaseRecord, StoreError};
+use crate::tenancy::Tenancy;
+use crate::{Claim, Denied, End, LeaseRecord, Stay, StoreError, Visitor};
 
 /// A sparse piece of a lender's RAM, promised to one borrower.
 ///
@@ -29,6 +30,7 @@ pub struct Lease {
     retired: AtomicBool,
     pages: Pages,
     dir: Arc<Dir>,
+    tenancy: Arc<Tenancy>,
 }
 
 /// A run of a lease that is all stored or all hole.
@@ -66,6 +68,7 @@ impl Lease {
             capacity: record.capacity.0,
             account: Account::new(record.id, record.quota, stored),
             retired: AtomicBool::new(false),
+            tenancy: Tenancy::new(record.claim.clone()),
             record: Mutex::new(record),
             pages,
             dir,
@@ -75,6 +78,35 @@ impl Lease {
     /// The lease's id.
     pub fn id(&self) -> LeaseId {
         self.id
+    }
+
+    /// The life of its pages: a lease's id is random, and neither comes back once the other is gone.
+    pub fn incarnation(&self) -> Incarnation {
+        Incarnation(self.id.0)
+    }
+
+    /// Lets a visitor be connected, when the older connections that it replaces have ended: `end` is how this one is
+    /// told to, when its time has come. The stay MUST last until nothing is carried out for the connection any more.
+    ///
+    /// # Errors
+    /// [`Denied`], naming the present owner.
+    pub fn admit(&self, visitor: &Visitor, end: End) -> Result<Stay, Denied> {
+        let is_empty = || self.stored() == Bytes::ZERO;
+        let record =
+            |claim: Option<&Claim>| self.set_claim(claim.cloned()).map_err(|error| error.to_string());
+        self.tenancy.admit(visitor, is_empty, record, end)
+    }
+
+    fn set_claim(&self, claim: Option<Claim>) -> Result<(), StoreError> {
+        let mut record = self.locked_record();
+        if record.claim == claim {
+            return Ok(());
+        }
+        self.check_alive()?;
+        let changed = LeaseRecord { claim, ..record.clone() };
+        changed.save(&self.dir.file(&Entry::Record(self.id)))?;
+        *record = changed;
+        Ok(())
     }
 
     /// Who may use it.

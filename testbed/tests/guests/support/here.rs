@@ -30,6 +30,7 @@ impl Here {
         let lender = Command::new(aquifer())
             .args(["export", &lends.0.to_string(), "--nbd", &format!("unix:{}", socket.display()), "--dir"])
             .arg(&pages)
+            .args(["--name", "one", "--name", "two", "--name", "three"])
             .env("AQUIFER_RUN_DIR", dir.path())
             .stdout(Stdio::null())
             .spawn()?;
@@ -51,7 +52,12 @@ impl Here {
 
     /// Where its lender is.
     pub fn lender(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.dir.path().join("lender").display())
+        self.lender_of("one")
+    }
+
+    /// Where its lender has memory for this VM: one, two or three.
+    pub fn lender_of(&self, name: &str) -> String {
+        format!("nbd+unix:///{name}?socket={}", self.dir.path().join("lender").display())
     }
 
     /// Starts a guest with this memory, as 'aquifer vm start' takes it, and these disks.

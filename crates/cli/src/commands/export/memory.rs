@@ -97,7 +97,10 @@ fn left_in(
     }
     let all = store.leases();
     let left = records.iter().map(|record| {
-        let same = |lease: &&Arc<Lease>| LeaseRecord { id: lease.id(), ..record.clone() } == lease.record();
+        let same = |lease: &&Arc<Lease>| {
+            let there = lease.record();
+            LeaseRecord { id: there.id, claim: there.claim.clone(), ..record.clone() } == there
+        };
         all.iter().find(same).cloned()
     });
     match left.collect() {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
 use aquifer_pool::VolumeConfig;
-use aquifer_region::process::RegionSpec;
-use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use aquifer_region::process::{Files, RegionSpec};
+use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgGroup, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
@@ -14,7 +14,7 @@ use crate::commands::Common;
 use crate::commands::group::Groups;
 use crate::commands::region::directory;
 use crate::failure::{Failure, OrFail as _, Result};
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 
 /// Memory that is in the pool, with local RAM as its cache.
@@ -139,10 +139,14 @@ impl Cached {
             let what = || format!("joining group '{}'", agreement.name);
             agreement.join(&directory(common)?, &name, size).or_fail(what)?;
         }
+        // Before its lenders are asked, who would say the same in other words.
+        if Files::new(&directory(common)?, &name).region().exists() {
+            return Err(Failure::new(format!("making region '{name}'"), RegionError::Exists(name)));
+        }
         let mut lenders = Vec::new();
         let mut missing = size.0.next_multiple_of(EXTENT_SIZE);
         for uri in &self.lenders {
-            let mut lender = Lender::find(uri, &self.trust, None)?;
+            let mut lender = Lender::find(uri, &self.trust, None, Purpose::Region(&name))?;
             if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unsealed) {
                 // Wherever the lender is: its other borrowers seal likewise.
                 lender.lease.seal = agreement.seal();

@@ -24,7 +24,7 @@ use crate::demo::begun::{Begun, Outcome};
 use crate::demo::process::{self, Process};
 use crate::demo::remove;
 use crate::failure::{OrFail, Result};
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::progress::Progress;
 use memcache::{Client, Load, Read};
 
@@ -219,7 +219,7 @@ impl Stage {
         let what = || "making the region";
         let uri = format!("nbd+unix:///?socket={}", process::lender_socket(&self.dir).display());
         let uri = uri.parse().or_fail(what)?;
-        let lender = Lender::find(&uri, &Trust::default(), None)?;
+        let lender = Lender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
         let name: RegionName = REGION.parse().or_fail(what)?;
         let leases = vec![lender.lease];
         let spec = RegionSpec { leases, identity: lender.identity, ..RegionSpec::new(name, size, cache) };

@@ -21,7 +21,7 @@ use super::remove;
 use super::user::{Part, User};
 use super::wait::Wait;
 use crate::failure::{OrFail, Result};
-use crate::lender::{Lender, Trust};
+use crate::lender::{Lender, Purpose, Trust};
 use crate::progress::Progress;
 pub use report::{Step, Summary};
 
@@ -151,7 +151,7 @@ impl Stage {
     fn region(&self, name: RegionName) -> Result<RegionSpec> {
         let uri = format!("nbd+unix:///?socket={}", lender_socket(&self.dir).display());
         let uri = uri.parse().or_fail(|| "naming the lender")?;
-        let lender = Lender::find(&uri, &Trust::default(), None)?;
+        let lender = Lender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
         let (leases, identity) = (vec![lender.lease], lender.identity);
         Ok(RegionSpec { leases, identity, ..RegionSpec::new(name, MOST, CACHE) })
     }

@@ -198,6 +198,7 @@ fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
         protocol: Protocol::Nbd { export: name.to_owned(), secure: false },
         capacity: Bytes(EXTENT_SIZE),
         seal: Some(seal.clone()),
+        claim: None,
     };
     volume.add_lease(target).unwrap();
     volume

@@ -10,7 +10,9 @@ use crate::common::{aquifer, eventually, stderr};
 fn caches_share_a_limit_and_have_of_it_what_they_need() {
     let Some(setting) = Setting::new() else { return };
     setting.done(&["region", "limit", "12M"]);
-    let [one, two] = ["one", "two"].map(|name| setting.create(name, &["--group", "blue"]));
+    let another = setting.another_lender();
+    let one = setting.create("one", &["--group", "blue"]);
+    let two = setting.create_over(&another, "two", &["--group", "blue"]);
     let cache = |name: &str| setting.show(name)["usage"]["cache"].as_u64().unwrap() >> 20;
     // The first has all that it was to have; of what is left, the second.
     assert_eq!((cache("one"), cache("two")), (8, 4));

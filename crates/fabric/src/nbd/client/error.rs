@@ -2,6 +2,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_page::Incarnation;
+
 use super::Target;
 use crate::initiating::Interrupted;
 use crate::nbd::proto::errno;
@@ -30,6 +32,19 @@ pub enum Failure {
     /// The server does not let us use the export.
     #[error("the server refuses: {0}")]
     Refused(String),
+    /// The export is another owner's, who is named.
+    #[error("{0}")]
+    Claimed(String),
+    /// The pages that were there are gone: these are others.
+    #[error(
+        "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
+    )]
+    Forgot {
+        /// Of the pages that were there.
+        expected: Incarnation,
+        /// Of those that are there, or why they are not the same.
+        found: String,
+    },
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
@@ -93,12 +108,18 @@ impl NbdError {
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
     }
+
+    /// Whether the server has said that what this client stored there is gone, or another's by now.
+    pub fn is_loss(&self) -> bool {
+        matches!(self.failure, Failure::Claimed(_) | Failure::Forgot { .. })
+    }
 }
 
 impl Failure {
     pub(super) fn ends_connection(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Tls(_) | Self::Refused(_) | Self::Lost(_) | Self::Silent(_) => true,
+            Self::Claimed(_) | Self::Forgot { .. } => true,
             Self::Protocol(_) | Self::Broken | Self::ShuttingDown(_) => true,
             Self::OutOfRange { .. } | Self::NoSpace(_) | Self::Unsupported(_) => false,
             Self::NotPermitted(_) | Self::Remote(..) => false,

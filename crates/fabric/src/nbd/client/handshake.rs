@@ -3,27 +3,36 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
+use aquifer_page::Incarnation;
+use aquifer_store::Visitor;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Agreement, Failure, Target};
 use crate::channel::{Channel, Socket};
 use crate::initiating::Deadline;
 use crate::nbd::proto::{
-    BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, MAGIC, MAX_PAYLOAD, MAX_STRING, OPTION_MAGIC,
-    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag, handshake, info, option, reply,
+    BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, Introduction, MAGIC, MAX_PAYLOAD, MAX_STRING,
+    OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag, handshake, info, introduction,
+    option, reply,
 };
 use crate::tls;
 
 /// The longest answer to an option that is worth reading.
 const MAX_REPLY: u32 = 64 << 10;
 
-pub(super) fn connect(target: &Target, patience: Duration) -> Result<(Box<dyn Channel>, Agreement), Failure> {
+pub(super) fn connect(
+    target: &Target,
+    visitor: Option<&Visitor>,
+    patience: Duration,
+) -> Result<(Box<dyn Channel>, Agreement), Failure> {
     let deadline = Deadline::after(patience);
     if target.export.len() > MAX_STRING {
         return Err(Failure::Refused(format!("an export's name is at most {MAX_STRING} bytes")));
     }
     let mut socket = Socket::connect(&target.address, patience).map_err(Failure::Connect)?;
     socket.set_timeouts(Some(patience), Some(patience)).map_err(Failure::Connect)?;
+    // Until the connection is closed in peace: nothing of it is to arrive after it is given up, or its process killed.
+    socket.set_abortive(true).map_err(Failure::Connect)?;
     greet(&mut Wire { channel: &mut socket, deadline })?;
     let mut channel: Box<dyn Channel> = match &target.tls {
         None => Box::new(socket),
@@ -34,7 +43,7 @@ pub(super) fn connect(target: &Target, patience: Duration) -> Result<(Box<dyn Ch
             Box::new(stream)
         }
     };
-    let agreement = agree(&mut Wire { channel: &mut *channel, deadline }, &target.export)?;
+    let agreement = agree(&mut Wire { channel: &mut *channel, deadline }, &target.export, visitor)?;
     Ok((channel, agreement))
 }
 
@@ -46,13 +55,15 @@ pub(super) fn over(
 ) -> Result<Agreement, Failure> {
     let mut wire = Wire { channel, deadline: Deadline::after(patience) };
     greet(&mut wire)?;
-    agree(&mut wire, export)
+    agree(&mut wire, export, None)
 }
 
-fn agree(wire: &mut Wire<'_>, export: &str) -> Result<Agreement, Failure> {
+fn agree(wire: &mut Wire<'_>, export: &str, visitor: Option<&Visitor>) -> Result<Agreement, Failure> {
+    let incarnation = visitor.map_or(Ok(None), |visitor| introduce(wire, export, visitor))?;
     let structured = wire.ask_whether(option::STRUCTURED_REPLY, &[])?;
     let allocation = if structured { choose_allocation(wire, export)? } else { None };
-    let agreement = Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation };
+    let agreement =
+        Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation, incarnation };
     go(wire, export, agreement)
 }
 
@@ -145,6 +156,42 @@ fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
     }
 }
 
+/// Says who this client is. Returns the incarnation of the pages, if the server knows of such.
+fn introduce(wire: &mut Wire<'_>, export: &str, visitor: &Visitor) -> Result<Option<Incarnation>, Failure> {
+    let mut flags = 0;
+    flags |= if visitor.keeps { introduction::KEEPS } else { 0 };
+    flags |= if visitor.takes_over { introduction::TAKES_OVER } else { 0 };
+    let who = Introduction {
+        owner: visitor.owner.0.into(),
+        client: visitor.client.0.into(),
+        generation: visitor.generation.into(),
+        epoch: visitor.epoch.into(),
+        flags: flags.into(),
+    };
+    let mut payload = text(export);
+    payload.extend(who.as_bytes());
+    payload.extend(text(&visitor.name));
+    wire.ask(option::INTRODUCE, &payload)?;
+    let mut incarnation = None;
+    loop {
+        match wire.answer(option::INTRODUCE)? {
+            (reply::ACK, _) => return Ok(incarnation),
+            (reply::INCARNATION, payload) => {
+                let id = payload.as_slice().try_into();
+                let id = id.map_err(|_| malformed("the incarnation of its pages"))?;
+                incarnation = Some(Incarnation(u128::from_be_bytes(id)));
+            }
+            (reply::ERR_POLICY, text) => return Err(Failure::Claimed(said(&text))),
+            (kind @ (reply::ERR_SHUTDOWN | reply::ERR_TLS_REQD | reply::ERR_UNKNOWN), text) => {
+                return Err(refused(kind, &text));
+            }
+            // A server of another make, or a disk.
+            (kind, _) if kind & reply::ERROR_BIT != 0 => return Ok(None),
+            _ => return Err(malformed("the answer to an introduction")),
+        }
+    }
+}
+
 /// Asks to be told of holes. Returns the context's id, if the server can tell.
 fn choose_allocation(wire: &mut Wire<'_>, export: &str) -> Result<Option<u32>, Failure> {
     let mut payload = text(export);
@@ -231,7 +278,11 @@ fn refused(kind: u32, text: &[u8]) -> Failure {
         reply::ERR_SHUTDOWN => "it is shutting down",
         _ => "the option is not to its taste",
     };
-    // Its words go to a log: no control characters, no novels.
-    let said: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).take(300).collect();
+    let said = said(text);
     Failure::Refused(if said.is_empty() { meaning.to_owned() } else { format!("{meaning} ({said})") })
+}
+
+/// The server's words as they can go to a log: no control characters, no novels.
+fn said(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).take(300).collect()
 }

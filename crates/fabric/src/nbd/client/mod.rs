@@ -13,7 +13,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::{Bytes, HostName};
+use aquifer_page::{Bytes, HostName, Incarnation};
+use aquifer_store::Visitor;
 use rustls::ClientConfig;
 use zerocopy::IntoBytes;
 
@@ -61,6 +62,8 @@ struct Agreement {
     structured: bool,
     /// The id of `base:allocation`, if the server tells about holes.
     allocation: Option<u32>,
+    /// The life of the pages, if the server tells.
+    incarnation: Option<Incarnation>,
 }
 
 /// A connection to one export, past the handshake.
@@ -93,7 +96,20 @@ impl Connection {
     /// # Errors
     /// When the server cannot be reached, is not who it should be, or does not serve the export to this host.
     pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NbdError> {
-        match handshake::connect(&target, patience) {
+        Self::connect_as(target, None, patience)
+    }
+
+    /// As [`connect`](Self::connect), as somebody who claims the export. When the server lets it in, nothing that was sent
+    /// over connections of an earlier epoch of this visitor is carried out any more.
+    ///
+    /// # Errors
+    /// As `connect`, and [`Failure::Claimed`] where the export is another owner's.
+    pub fn connect_as(
+        target: Arc<Target>,
+        visitor: Option<&Visitor>,
+        patience: Duration,
+    ) -> Result<Self, NbdError> {
+        match handshake::connect(&target, visitor, patience) {
             Ok((channel, agreement)) => Ok(Self::new(channel, target, agreement, patience)),
             Err(failure) => Err(NbdError::new(&target, failure)),
         }
@@ -122,6 +138,11 @@ impl Connection {
     /// What it is connected to.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// The life of the export's pages, where this client said who it is and the server is one of ours.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.agreement.incarnation
     }
 
     /// Size of the export.
@@ -250,6 +271,7 @@ impl Drop for Connection {
             let farewell = operation::farewell();
             // A server that does not get it sees the connection close all the same.
             let _ = self.channel.try_send(&[IoSlice::new(farewell.as_bytes())]);
+            let _ = self.channel.set_abortive(false);
         }
     }
 }

@@ -21,7 +21,8 @@ impl Service for Nbd {
     fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
         let Origin { local, process, from } = origin;
         let mut peer = Peer { host: None, local, process, from };
-        match handshake::run(socket, &self.security, &*self.exports, &mut peer, self.limits.handshake) {
+        let (limit, end) = (self.limits.handshake, || place.end());
+        match handshake::run(socket, &self.security, &*self.exports, &mut peer, limit, &end) {
             Ok(Some(terms)) => self.transmit(terms, &peer, place),
             Ok(None) => {}
             Err(error) => tracing::info!("handshake with {peer} failed: {error}"),
@@ -30,8 +31,10 @@ impl Service for Nbd {
 }
 
 impl Nbd {
-    fn transmit(&self, terms: Terms, peer: &Peer, place: &Place<Self>) {
+    fn transmit(&self, mut terms: Terms, peer: &Peer, place: &Place<Self>) {
         let lease = terms.export.id();
+        // Until the session is over: those that wait for the end of this one must not go on before.
+        let _stay = terms.stay.take();
         place.settle(lease);
         let _connected = lease.map(|lease| Connected::new(&*self.exports, lease));
         let export = terms.name.clone();

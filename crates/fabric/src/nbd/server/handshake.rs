@@ -2,11 +2,15 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use aquifer_page::{ClientId, LeaseId, OwnerId};
+use aquifer_store::{Denied, End, Stay, Visitor};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Export, Exports, Peer, Refused, Security};
 use crate::channel::{Channel, Socket};
-use crate::nbd::proto::{self, OptionHeader, export_flag, handshake, info, option, reply};
+use crate::nbd::proto::{
+    self, Introduction, OptionHeader, export_flag, handshake, info, introduction, option, reply,
+};
 use crate::tls::{self, TlsError};
 
 /// The longest option that is looked at; nothing sensible comes near.
@@ -24,6 +28,8 @@ pub(super) struct Terms {
     pub(super) structured: bool,
     /// The client may ask for block status.
     pub(super) allocation: bool,
+    /// The client's time with the lease, if it said who it is.
+    pub(super) stay: Option<Stay>,
 }
 
 /// Why a handshake comes to nothing.
@@ -58,6 +64,7 @@ pub(super) fn run(
     exports: &dyn Exports,
     peer: &mut Peer,
     timeout: Duration,
+    end: &dyn Fn() -> io::Result<End>,
 ) -> Result<Option<Terms>, HandshakeError> {
     let deadline = Instant::now() + timeout;
     let mut wire = Wire { channel: socket, deadline };
@@ -76,7 +83,7 @@ pub(super) fn run(
     let no_zeroes = flags & handshake::C_NO_ZEROES != 0;
 
     let needs_tls = matches!(security, Security::Tls(_));
-    let next = Haggle::new(&mut wire, exports, peer, no_zeroes, needs_tls).run()?;
+    let next = Haggle::new(&mut wire, exports, peer, no_zeroes, needs_tls, end).run()?;
     match (next, security) {
         (Agreed::Terms(agreed), _) => Ok(Some(agreed.with(wire.channel))),
         (Agreed::StartTls, Security::Tls(config)) => {
@@ -85,7 +92,7 @@ pub(super) fn run(
             peer.host = Some(host);
             // All that was said in the open counts for nothing.
             let mut wire = Wire { channel: stream, deadline };
-            match Haggle::new(&mut wire, exports, peer, no_zeroes, false).run()? {
+            match Haggle::new(&mut wire, exports, peer, no_zeroes, false, end).run()? {
                 Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
                 _ => Ok(None),
             }
@@ -141,12 +148,13 @@ struct Modes {
     name: String,
     structured: bool,
     allocation: bool,
+    stay: Option<Stay>,
 }
 
 impl Modes {
     fn with(self, channel: impl Channel + 'static) -> Terms {
-        let Self { export, name, structured, allocation } = self;
-        Terms { channel: Box::new(channel), export, name, structured, allocation }
+        let Self { export, name, structured, allocation, stay } = self;
+        Terms { channel: Box::new(channel), export, name, structured, allocation, stay }
     }
 }
 
@@ -162,6 +170,10 @@ struct Haggle<'a, C> {
     /// The export for which block status was asked for.
     allocation_of: Option<String>,
     chosen: String,
+    /// How the connection is ended from elsewhere.
+    end: &'a dyn Fn() -> io::Result<End>,
+    /// The lease to which the client has introduced itself.
+    stay: Option<(LeaseId, Stay)>,
 }
 
 impl<'a, C: Channel> Haggle<'a, C> {
@@ -171,9 +183,10 @@ impl<'a, C: Channel> Haggle<'a, C> {
         peer: &'a Peer,
         no_zeroes: bool,
         needs_tls: bool,
+        end: &'a dyn Fn() -> io::Result<End>,
     ) -> Self {
-        let (structured, allocation_of, chosen) = (false, None, String::new());
-        Self { wire, exports, peer, no_zeroes, needs_tls, structured, allocation_of, chosen }
+        let (structured, allocation_of, chosen, stay) = (false, None, String::new(), None);
+        Self { wire, exports, peer, no_zeroes, needs_tls, structured, allocation_of, chosen, end, stay }
     }
 
     fn run(mut self) -> Result<Agreed, HandshakeError> {
@@ -185,8 +198,9 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 Next::Go(export) => {
                     self.wire.channel.set_timeouts(None, None)?;
                     let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
-                    let Self { structured, chosen: name, .. } = self;
-                    return Ok(Agreed::Terms(Modes { export, name, structured, allocation }));
+                    let Self { structured, chosen: name, stay, .. } = self;
+                    let stay = stay.filter(|(lease, _)| export.id() == Some(*lease)).map(|(_, stay)| stay);
+                    return Ok(Agreed::Terms(Modes { export, name, structured, allocation, stay }));
                 }
             }
         }
@@ -219,6 +233,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 self.acknowledge(option)
             }
             option::STRUCTURED_REPLY => self.invalid(option),
+            option::INTRODUCE => self.introduce(&payload),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, &payload),
             _ => self.error(option, reply::ERR_UNSUP, "this server does not have that option"),
         }
@@ -293,6 +308,32 @@ impl<'a, C: Channel> Haggle<'a, C> {
         }
         self.chosen = name.to_owned();
         Ok(Next::Go(export))
+    }
+
+    /// The client says who it is: lets it have the lease, or tells whose that is.
+    fn introduce(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
+        let option = option::INTRODUCE;
+        self.stay = None;
+        let Some((name, visitor)) = parse_introduction(payload) else { return self.invalid(option) };
+        let lease = match self.exports.open(name, self.peer) {
+            Ok(Export::Lease(lease)) => lease,
+            // A disk has pages of its own, which it does not forget.
+            Ok(Export::Disk(_)) => return self.error(option, reply::ERR_UNSUP, "a disk has no incarnation"),
+            Err(refused) => return self.refuse(option, &refused),
+        };
+        match lease.admit(&visitor, (self.end)()?) {
+            Ok(stay) => self.stay = Some((lease.id(), stay)),
+            Err(denied) => {
+                tracing::warn!(lease = %lease.id(), "{} ({}) is refused: {denied}", visitor.name, self.peer);
+                let kind = match denied {
+                    Denied::Claimed(_) => reply::ERR_POLICY,
+                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => reply::ERR_SHUTDOWN,
+                };
+                return self.error(option, kind, &denied.to_string());
+            }
+        }
+        self.reply(option, reply::INCARNATION, &[&lease.incarnation().0.to_be_bytes()])?;
+        self.acknowledge(option)
     }
 
     fn meta_context(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
@@ -398,6 +439,25 @@ fn parse_meta_context(payload: &[u8]) -> Option<(&str, Vec<&str>)> {
         rest = after;
     }
     rest.is_empty().then_some((name, queries))
+}
+
+/// The export, and who wants it.
+fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
+    let (export, rest) = counted_text(payload)?;
+    let (who, rest) = Introduction::read_from_prefix(rest).ok()?;
+    let (name, rest) = counted_text(rest)?;
+    let has = |flag| who.flags.get() & flag != 0;
+    let visitor = Visitor {
+        owner: OwnerId(who.owner.get()),
+        // It goes into logs and into errors of others.
+        name: name.chars().filter(|c| !c.is_control()).take(200).collect(),
+        generation: who.generation.get(),
+        client: ClientId(who.client.get()),
+        epoch: who.epoch.get(),
+        keeps: has(introduction::KEEPS),
+        takes_over: has(introduction::TAKES_OVER),
+    };
+    rest.is_empty().then_some((export, visitor))
 }
 
 /// A text after its length.

@@ -26,6 +26,11 @@ pub enum Failure {
     /// The target could not be reached.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
+    /// There is no such subsystem, or not for this host.
+    #[error(
+        "the target refuses: there is no such subsystem, or not for this host: see what the target exports"
+    )]
+    Unknown,
     /// The target does not let us use the namespace, or cannot serve it as we need it.
     #[error("the target refuses: {0}")]
     Refused(String),
@@ -106,6 +111,12 @@ impl NvmeError {
         self.failure.ends_connection()
     }
 
+    /// Whether the target has said that what this host stored there is gone. Asked of a target that had the subsystem
+    /// before: a subsystem of ours that has lost its pages comes back under another name.
+    pub fn is_loss(&self) -> bool {
+        matches!(self.failure, Failure::Unknown)
+    }
+
     /// Whether the namespace has no room for what was written.
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
@@ -115,7 +126,8 @@ impl NvmeError {
 impl Failure {
     pub(super) fn ends_connection(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Refused(_) | Self::Authentication(_) | Self::Lost(_) => true,
+            Self::Connect(_) | Self::Refused(_) | Self::Unknown | Self::Authentication(_) => true,
+            Self::Lost(_) => true,
             Self::Silent(_) | Self::Protocol(_) | Self::Accused { .. } | Self::Damaged(_) | Self::Broken => {
                 true
             }
@@ -146,9 +158,7 @@ impl Failure {
         let in_data = |offset: usize| result & connect::IN_DATA != 0 && result & 0xFFFF == offset as u32;
         let host = &target.host;
         Self::Refused(match Status(status.code()) {
-            Status::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => {
-                "there is no such subsystem, or not for this host: see what the target exports".to_owned()
-            }
+            Status::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => return Self::Unknown,
             Status::CONNECT_INVALID_HOST => {
                 format!(
                     "host {host} is not allowed to use it: have the target allow it, or give the name it knows"

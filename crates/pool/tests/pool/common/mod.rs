@@ -57,6 +57,7 @@ pub fn lease_at(address: Address, number: u128, extents: u64) -> LeaseTarget {
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(extents * EXTENT_SIZE),
         seal: None,
+        claim: None,
     }
 }
 

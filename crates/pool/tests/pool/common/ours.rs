@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use aquifer_fabric::Address;
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
-use aquifer_pool::{LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation, LeaseId, OwnerId, PAGE_SIZE};
+use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
 use tempfile::TempDir;
 
 use super::example::example;
@@ -64,6 +64,7 @@ impl OurLender {
             protocol,
             capacity: Bytes(self.extents * EXTENT_SIZE),
             seal: (number % 2 == 1).then(|| self.seal.clone()),
+            claim: Some(Claim { owner: OwnerId(number), ..Claim::new("a test".to_owned(), false) }),
         }
     }
 
@@ -82,6 +83,12 @@ impl OurLender {
         self.wait();
     }
 
+    /// As after its host has been started anew: the same address, and nothing in it.
+    pub fn restart_empty(&mut self) {
+        fs::remove_dir_all(self.dir.path().join("store")).unwrap();
+        self.restart();
+    }
+
     /// Stops it where it is: connections stay and nothing answers.
     pub fn freeze(&self) {
         freezing::freeze(&self.child);
@@ -94,6 +101,12 @@ impl OurLender {
 
     fn wait(&self) {
         wait_until("the lender listens", || UnixStream::connect(self.dir.path().join("nbd")).is_ok());
+    }
+
+    /// The life of its pages.
+    pub fn incarnation(&self) -> Incarnation {
+        let file = self.pages().next().unwrap();
+        file.file_stem().unwrap().to_str().unwrap().parse().unwrap()
     }
 
     /// The RAM that its store takes, as the kernel has it.

@@ -193,6 +193,7 @@ fn target() -> LeaseTarget {
         protocol: Protocol::Nbd { export: String::new(), secure: false },
         capacity: Bytes(2 * EXTENT_SIZE),
         seal: None,
+        claim: None,
     }
 }
 

@@ -41,9 +41,18 @@ impl Setting {
         serde_json::from_str(&stdout(&output)).unwrap()
     }
 
+    /// For a region beside another: a lender's export is one region's.
+    pub fn another_lender(&self) -> Export {
+        let socket = format!("unix:{}", self.dir.path().join("another").display());
+        Export::start(self.dir.path(), &["128M", "--nbd", &socket])
+    }
+
     pub fn create(&self, name: &str, more: &[&str]) -> PathBuf {
-        let words =
-            ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", self.lender.uri()];
+        self.create_over(&self.lender, name, more)
+    }
+
+    pub fn create_over(&self, lender: &Export, name: &str, more: &[&str]) -> PathBuf {
+        let words = ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", lender.uri()];
         let created = self.done(&[&words, more].concat());
         PathBuf::from(created["file"].as_str().unwrap())
     }

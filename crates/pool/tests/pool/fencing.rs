@@ -1,0 +1,113 @@
+//! A write that the network keeps back, and delivers when newer ones have been carried out.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use aquifer_fabric::Address;
+use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+
+use crate::common::*;
+
+#[test]
+fn a_write_that_arrives_late_does_not_undo_a_newer_one() {
+    let lender = OurLender::start(1);
+    let dir = tempfile::tempdir().unwrap();
+    let network = Network::new(&lender, &dir.path().join("way"));
+    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
+    let target = LeaseTarget { address: Address::Unix(network.path.clone()), ..lender.lease(2) };
+    volume.add_lease(target).unwrap();
+    write(&volume, 0, 1);
+    write(&volume, 5 * PAGE, 1);
+    // All that is sent from now on over the connections there are is kept back.
+    network.hold();
+    write(&volume, 0, 2);
+    write(&volume, 0, 3);
+    volume.write(1, 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
+    assert!(network.release(), "nothing was kept back");
+    expect(&volume, 0, 3);
+    expect(&volume, 5 * PAGE, 2);
+}
+
+/// What is between a borrower and a lender.
+struct Network {
+    path: PathBuf,
+    ways: Arc<Mutex<Vec<Arc<Way>>>>,
+}
+
+/// One connection's.
+struct Way {
+    holds: AtomicBool,
+    /// What is on its way to the lender.
+    held: Mutex<Vec<u8>>,
+    there: UnixStream,
+}
+
+impl Network {
+    fn new(lender: &OurLender, path: &Path) -> Self {
+        let Address::Unix(to) = lender.address() else { unreachable!("they listen on unix sockets") };
+        let listener = UnixListener::bind(path).unwrap();
+        let ways = Arc::<Mutex<Vec<_>>>::default();
+        let all = Arc::clone(&ways);
+        thread::spawn(move || {
+            for here in listener.incoming().map_while(Result::ok) {
+                let Ok(there) = UnixStream::connect(&to) else { return };
+                let way =
+                    Way { holds: false.into(), held: Mutex::default(), there: there.try_clone().unwrap() };
+                let way = Arc::new(way);
+                all.lock().unwrap().push(Arc::clone(&way));
+                let (mut back, mut from) = (here.try_clone().unwrap(), there);
+                thread::spawn(move || {
+                    let _ = io::copy(&mut from, &mut back);
+                    let _ = back.shutdown(std::net::Shutdown::Both);
+                });
+                thread::spawn(move || way.carry(here));
+            }
+        });
+        Self { path: path.to_owned(), ways }
+    }
+
+    fn hold(&self) {
+        self.ways.lock().unwrap().iter().for_each(|way| way.holds.store(true, Ordering::SeqCst));
+    }
+
+    /// Delivers what was kept back, and waits until the lender has seen the end of it. False if there was nothing.
+    fn release(&self) -> bool {
+        let mut was_held = false;
+        for way in &*self.ways.lock().unwrap() {
+            let held = std::mem::take(&mut *way.held.lock().unwrap());
+            if held.is_empty() {
+                continue;
+            }
+            was_held = true;
+            // A lender that has ended the connection does not take it.
+            if (&way.there).write_all(&held).is_ok() {
+                let _ = way.there.shutdown(std::net::Shutdown::Write);
+                way.there.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                let _ = (&way.there).read_to_end(&mut Vec::new());
+            }
+        }
+        was_held
+    }
+}
+
+impl Way {
+    /// What comes from the borrower. Its end does not end the way: what is under way arrives yet.
+    fn carry(&self, mut here: UnixStream) {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = here.read(&mut buffer) {
+            if self.holds.load(Ordering::SeqCst) {
+                self.held.lock().unwrap().extend_from_slice(&buffer[..length]);
+            } else if (&self.there).write_all(&buffer[..length]).is_err() {
+                return;
+            }
+        }
+        if !self.holds.load(Ordering::SeqCst) {
+            let _ = self.there.shutdown(std::net::Shutdown::Write);
+        }
+    }
+}
