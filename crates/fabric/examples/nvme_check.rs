@@ -3,6 +3,7 @@
 //! the seconds it only connects so often, and checks that nothing is left of that.
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, io, thread};
@@ -17,7 +18,17 @@ const PIECE: usize = 4096;
 /// A run of pieces, too long for any capsule.
 const LONG: u64 = 40;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut args = env::args().skip(1);
     let (Some(uri), Some(host), Some(seconds)) = (args.next(), args.next(), args.next()) else {
         return Err("usage: nvme_check URI HOST_NQN SECONDS|TIMESx [digests] [SECRETS_FILE]".into());

@@ -31,12 +31,13 @@ fn main() -> Result<(), Failure> {
     acknowledged.set_len((THREADS * PAGES * 4) as u64)?;
     let written = AtomicU32::new(0);
     let failed = Mutex::new(None);
+    // All of them before any is written to: whoever kills this when much is written looks at all.
+    let leases = (0..THREADS).map(|thread| lease(&store, thread)).collect::<Result<Vec<_>, _>>()?;
     thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (store, acknowledged, written, failed) = (&store, &acknowledged, &written, &failed);
+        for (thread, lease) in leases.iter().enumerate() {
+            let (acknowledged, written, failed) = (&acknowledged, &written, &failed);
             scope.spawn(move || {
-                let result = lease(store, thread)
-                    .and_then(|lease| write_for_ever(&lease, thread, acknowledged, written));
+                let result = write_for_ever(lease, thread, acknowledged, written);
                 *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = result.err();
             });
         }
