@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, HostName, LeaseId, MigrationId, RegionName, VolumeId};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Number;
 use utoipa::ToSchema;
 
 use crate::schema;
@@ -16,6 +18,10 @@ pub struct Borrow {
     /// How much, rounded up to whole extents of 64 MiB.
     #[schema(value_type = schema::Size)]
     pub bytes: Bytes,
+    /// The swap priority of it; that of the agent's configuration where it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "swap_priority")]
+    #[schema(minimum = 0, maximum = 32767)]
+    pub priority: Option<u16>,
 }
 
 /// What was borrowed by an order.
@@ -119,6 +125,14 @@ pub struct Awaited {
     pub identity: PathBuf,
 }
 
+/// A priority that the kernel takes. JSON does not tell 5 from 5.0.
+fn swap_priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
+    let value = number.as_f64().filter(|value| value.fract() == 0.0 && (0.0..=32_767.0).contains(value));
+    let value = value.ok_or_else(|| D::Error::custom("a swap priority is a whole number from 0 to 32767"))?;
+    Ok(Some(value as u16))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +145,17 @@ mod tests {
         }
         for text in ["-1", "0.5", "1e300", "-4096.0"] {
             assert!(serde_json::from_str::<Borrow>(&format!("{{\"bytes\":{text}}}")).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_swap_priority_is_one_that_the_kernel_takes() {
+        let order = |text| serde_json::from_str::<Borrow>(&format!("{{\"bytes\":1,\"priority\":{text}}}"));
+        for (text, priority) in [("0", Some(0)), ("5.0", Some(5)), ("32767", Some(32_767)), ("null", None)] {
+            assert_eq!(order(text).unwrap().priority, priority, "{text}");
+        }
+        for text in ["-1", "32768", "0.5", "1e300", "\"5\"", "true"] {
+            assert!(order(text).is_err(), "{text}");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::failure::{Failure, OrFail, Result, is_denied};
 use crate::lender::Lender;
 use crate::progress::Progress;
 
-/// The swap priority of memory in the pool: before disks, to which the kernel gives negative ones.
+/// The swap priority of what an operator attaches: before disks, to which the kernel gives negative ones.
 pub const PRIORITY: u16 = 100;
 
 /// Who has a volume, as noted with it.

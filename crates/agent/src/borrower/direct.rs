@@ -133,6 +133,13 @@ impl DirectVolumes {
         self.all().into_iter().map(|volume| (volume.record.id, volume.device)).collect()
     }
 
+    /// The priority of the swap on a volume.
+    pub(super) fn priority(&self, volume: VolumeId) -> Option<u16> {
+        let (_, device) = self.devices().into_iter().find(|(id, _)| *id == volume)?;
+        let swap = swap::swaps().ok()?.into_iter().find(|swap| swap.path == device)?;
+        swap.priority.try_into().ok()
+    }
+
     /// Those whose connection is gone for good: somebody took it away.
     pub(super) fn dead(&self) -> Vec<VolumeId> {
         let is_dead = |volume: &Volume| volume.record.state(&self.root).is_ok_and(|state| state == "gone");

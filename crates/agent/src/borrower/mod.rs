@@ -94,28 +94,35 @@ impl Borrower {
         all
     }
 
-    /// Makes a volume and swaps to it.
+    /// Makes a volume and swaps to it, at this priority or else the configured one.
     ///
     /// # Errors
     /// Why it cannot be made; nothing is left of it then.
-    pub fn activate(&self, volume: &LiveVolume) -> Result<(), String> {
+    pub fn activate(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
         if self.config.borrow.attach == Attach::Direct
             && let [lease] = &*volume.leases
             && let Way::Direct(uri) = self.reach.way(lease, Attach::Direct)?
         {
             let host = self.reach.host(lease)?;
-            return self.direct.attach(volume, lease, uri, host, &self.config.borrow);
+            let mut config = self.config.borrow.clone();
+            config.priority = priority.and_then(|it| it.try_into().ok()).unwrap_or(config.priority);
+            return self.direct.attach(volume, lease, uri, host, &config);
         }
         let leases: Result<_, _> = volume.leases.iter().map(|lease| self.reach.target(lease)).collect();
-        let done = leases.and_then(|leases| self.serve(volume, leases));
+        let done = leases.and_then(|leases| self.serve(volume, leases, priority));
         if done.is_err() {
             self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
         }
         done
     }
 
-    /// Starts the process of a pooled volume.
-    fn serve(&self, volume: &LiveVolume, leases: Vec<LeaseTarget>) -> Result<(), String> {
+    /// Starts the process of a pooled volume, whose swap has this priority or else the configured one.
+    fn serve(
+        &self,
+        volume: &LiveVolume,
+        leases: Vec<LeaseTarget>,
+        priority: Option<u16>,
+    ) -> Result<(), String> {
         let (state, borrow) = (&self.config.state, &self.config.borrow);
         let note = Note { group: volume.group.clone(), cause: volume.cause };
         let spec = VolumeSpec {
@@ -125,7 +132,7 @@ impl Borrower {
             backend: borrow.backend,
             workers: VolumeSpec::DEFAULT_WORKERS,
             swap: true,
-            priority: u16::try_from(borrow.priority).ok(),
+            priority: priority.or_else(|| u16::try_from(borrow.priority).ok()),
             patience: borrow.patience,
             identity: Some(self.config.tls.clone()),
             spill: Some(borrow.spill.clone()),
@@ -245,7 +252,7 @@ impl Borrower {
                 }
             }
         }
-        let ready = self.serve(direct, targets);
+        let ready = self.serve(direct, targets, self.direct.priority(direct.volume));
         if ready.is_err() {
             unused = onto.iter().map(|lease| lease.lease).collect();
         }

@@ -16,13 +16,21 @@ use crate::peers::Peers;
 /// Orders that are being carried out: one borrowing, any number of returns.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    /// The volume that it leads to, once that is known.
-    borrow: Option<(Option<VolumeId>, Reply<Borrowed>)>,
+    borrow: Option<Borrowing>,
     returns: Vec<Pending>,
 }
 
 /// How long a return waits for the lenders' word that their memory is free. They are told again and again in any case.
 const CONFIRMATION: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+struct Borrowing {
+    /// The volume that it leads to, once that is known.
+    volume: Option<VolumeId>,
+    /// The swap priority that was ordered, if any.
+    priority: Option<u16>,
+    reply: Reply<Borrowed>,
+}
 
 #[derive(Debug)]
 struct Pending {
@@ -41,8 +49,8 @@ impl Orders {
     pub(super) fn note(&mut self, decision: &Decision, peers: &Peers) {
         match &decision.what {
             What::Activates { volume, cause: Cause::ByHand, .. } => {
-                if let Some((awaited, _)) = &mut self.borrow {
-                    *awaited = Some(*volume);
+                if let Some(borrowing) = &mut self.borrow {
+                    borrowing.volume = Some(*volume);
                 }
             }
             What::NobodyLends { wanted, cause: Cause::ByHand, .. } => {
@@ -58,10 +66,8 @@ impl Orders {
     }
 
     fn refuse_borrow(&mut self, problem: Problem) {
-        if let Some((None, _)) = &self.borrow
-            && let Some((_, reply)) = self.borrow.take()
-        {
-            let _ = reply.send(Err(problem));
+        if let Some(borrowing) = self.borrow.take_if(|borrowing| borrowing.volume.is_none()) {
+            let _ = borrowing.reply.send(Err(problem));
         }
     }
 
@@ -78,11 +84,14 @@ impl Orders {
         }
     }
 
+    /// The swap priority that was ordered for this volume, if one was.
+    pub(super) fn priority_of(&self, volume: VolumeId) -> Option<u16> {
+        self.borrow.as_ref().filter(|borrowing| borrowing.volume == Some(volume))?.priority
+    }
+
     fn answer_borrow(&mut self, volume: VolumeId, answer: Result<Borrowed, Problem>) {
-        if self.borrow.as_ref().is_some_and(|(awaited, _)| *awaited == Some(volume))
-            && let Some((_, reply)) = self.borrow.take()
-        {
-            let _ = reply.send(answer);
+        if let Some(borrowing) = self.borrow.take_if(|borrowing| borrowing.volume == Some(volume)) {
+            let _ = borrowing.reply.send(answer);
         }
     }
 
@@ -150,7 +159,7 @@ impl Driver {
             let _ = reply.send(Err(Problem { error, help: Some("wait for it to end".to_owned()) }));
             return;
         }
-        self.orders.borrow = Some((None, reply));
+        self.orders.borrow = Some(Borrowing { volume: None, priority: order.priority, reply });
         self.waiting.push(Waiting::Borrow(order.bytes));
         self.ask_offers();
     }

@@ -174,13 +174,13 @@ impl Driver {
         let (lender, borrower) = (self.parts.lender.clone(), self.parts.borrower.clone());
         match action {
             Action::Send { to, message } => self.say(to, message),
-            Action::Activate(volume) => self.beside(Busy::Volume(volume.volume), move || {
-                let id = volume.volume;
-                match borrower.activate(&volume) {
+            Action::Activate(volume) => {
+                let (id, priority) = (volume.volume, self.orders.priority_of(volume.volume));
+                self.beside(Busy::Volume(id), move || match borrower.activate(&volume, priority) {
                     Ok(()) => Event::Activated { volume: id },
                     Err(why) => Event::ActivationFailed { volume: id, why },
-                }
-            }),
+                });
+            }
             Action::Deactivate { volume } => {
                 let fits = self.fits_without(volume);
                 self.beside(Busy::Volume(volume), move || {

@@ -48,7 +48,7 @@ impl Borrow {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         let progress = Progress::spinner(format!("borrowing {}", self.bytes));
-        let order = Order { bytes: self.bytes };
+        let order = Order { bytes: self.bytes, priority: None };
         let what = format!("borrowing {}", self.bytes);
         let borrowed: Borrowed =
             agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await)?;

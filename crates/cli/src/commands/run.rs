@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use aquifer_page::Bytes;
@@ -18,6 +19,7 @@ use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
 use crate::run::pool::{Pool, Volume};
+use crate::run::priority::Choice;
 use crate::volumes::Volumes;
 
 /// Runs a command whose memory beyond a limit is in the pool
@@ -35,6 +37,13 @@ pub struct Run {
     /// The default with --lender is all that the lender has, else what --local is, twice.
     #[arg(long, value_name = "SIZE")]
     remote: Option<Bytes>,
+    /// The priority of swap in the pool, 0 to 32767; the default is above all other swap of this host
+    ///
+    /// The kernel spreads pages over swap devices of the same priority, and goes to a lower one when the
+    /// higher ones are full. A command does not survive the failure of any device that has its pages.
+    #[arg(long, value_name = "N",
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_device::swap::MAX_PRIORITY)))]
+    priority: Option<u16>,
     /// A name for the cgroup, to find it by
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
     name: Option<String>,
@@ -107,7 +116,7 @@ impl Run {
 
         let mut note = Note { cgroup: name.clone(), volume: None };
         note.leave(&mut instance)?;
-        note.volume = self.swap_in(&pool)?;
+        note.volume = self.swap_in(&pool, &common.run_dir)?;
         note.leave(&mut instance)?;
         let ended = self.run_in_cgroup(&hierarchy, &name, &mut supervisor, common.json);
         // After the cgroup: what is swapped out belongs to its processes, and must be gone before the swap is.
@@ -156,14 +165,18 @@ impl Run {
     }
 
     /// Makes memory in the pool swap, unless the command is to have none.
-    fn swap_in(&self, pool: &Pool) -> Result<Option<Volume>> {
-        match (&self.lender, self.remote) {
-            (_, Some(Bytes::ZERO)) => Ok(None),
-            (Some(uri), _) => {
-                pool.attach(Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?).map(Some)
-            }
-            (None, remote) => pool.borrow(remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)))).map(Some),
+    fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<Volume>> {
+        if self.remote == Some(Bytes::ZERO) {
+            return Ok(None);
         }
+        let Some(uri) = &self.lender else {
+            let bytes = self.remote.unwrap_or(Bytes(self.local.0.saturating_mul(2)));
+            let choice = Choice::make(run_dir, self.priority)?;
+            return pool.borrow(bytes, choice.priority).map(Some);
+        };
+        let lender = Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
+        let choice = Choice::make(run_dir, self.priority)?;
+        pool.attach(lender, choice.priority).map(Some)
     }
 
     /// Runs the command inside the cgroup to its end.

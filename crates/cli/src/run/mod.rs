@@ -3,3 +3,4 @@
 pub mod child;
 pub mod leftovers;
 pub mod pool;
+pub mod priority;

@@ -12,7 +12,7 @@ use crate::agent_call::Agent;
 use crate::failure::Result;
 use crate::lender::Lender;
 use crate::progress::Progress;
-use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
+use crate::volumes::{Owner, Volumes, Wish};
 
 /// How long the agent may take to borrow or return: it asks lenders in turn, and swaps back what is left.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -41,13 +41,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Has the agent borrow `bytes`.
+    /// Has the agent borrow `bytes` and swap to it at this priority.
     ///
     /// # Errors
     /// If no agent answers or nobody lends.
-    pub fn borrow(&self, bytes: Bytes) -> Result<Volume> {
+    pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<Volume> {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
-        let order = Borrow { bytes };
+        let order = Borrow { bytes, priority: Some(priority) };
         let what = format!("borrowing {bytes} for the command");
         let borrowed = self.agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await);
         let borrowed: Borrowed = borrowed
@@ -55,12 +55,12 @@ impl Pool {
         Ok(Volume::Borrowed(borrowed.volume))
     }
 
-    /// Swaps to a lender's export.
+    /// Swaps to a lender's export at this priority.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub fn attach(&self, lender: Lender) -> Result<Volume> {
-        let wish = Wish { backend: BackendKind::Auto, swap: Some(PRIORITY) };
+    pub fn attach(&self, lender: Lender, priority: u16) -> Result<Volume> {
+        let wish = Wish { backend: BackendKind::Auto, swap: Some(priority) };
         let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
         Ok(Volume::Attached(record.spec.volume))
     }

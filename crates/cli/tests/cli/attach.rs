@@ -171,7 +171,7 @@ fn an_export_serves_one_volume_only() {
     let other = Dir::new();
     for words in [
         &["attach", export.uri()][..],
-        &["run", "--local", "64M", "--lender", export.uri(), "--", "true"],
+        &["run", "--local", "64M", "--priority", "100", "--lender", export.uri(), "--", "true"],
         &["region", "create", "one", "--size", "32M", "--cache", "8M", "--lender", export.uri()],
     ] {
         for dir in [&dir, &other] {
@@ -279,7 +279,7 @@ fn a_command_runs_with_a_third_of_its_memory_here_and_the_rest_at_the_lender() {
     let dir = Dir::new();
     let load = [env!("CARGO_BIN_EXE_aquifer"), "load", "--bytes", "72M"];
     let mut run = aquifer(dir.path());
-    run.args(["run", "--local", "24M", "--lender", export.uri(), "--"]).args(load);
+    run.args(["run", "--local", "24M", "--priority", "100", "--lender", export.uri(), "--"]).args(load);
     let output = run.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let verdict: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();
@@ -296,7 +296,19 @@ fn a_killed_runs_swap_is_taken_away_by_the_next_run() {
     let export = Export::start(served.path(), &["64M"]);
     let dir = Dir::new();
     let mut run = aquifer(dir.path());
-    run.args(["run", "--local", "24M", "--lender", export.uri(), "--", "sh", "-c", "echo ready; sleep 600"]);
+    run.args([
+        "run",
+        "--local",
+        "24M",
+        "--priority",
+        "100",
+        "--lender",
+        export.uri(),
+        "--",
+        "sh",
+        "-c",
+        "echo ready; sleep 600",
+    ]);
     let mut run = run.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(run.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();

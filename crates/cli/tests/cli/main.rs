@@ -15,4 +15,5 @@ mod operator;
 mod rank;
 mod region;
 mod run;
+mod run_pool;
 mod vm;

@@ -178,7 +178,19 @@ fn locked_memory_that_is_too_much_asks_for_more_local_ram() {
         kept = mmap.mmap(-1, 256 << 20)\n";
     let export = crate::common::Export::start(dir.path(), &["512M"]);
     let mut run = aquifer(dir.path());
-    run.args(["run", "--local", "64M", "--lender", export.uri(), "--", "python3", "-c", lock]);
+    run.args([
+        "run",
+        "--local",
+        "64M",
+        "--priority",
+        "100",
+        "--lender",
+        export.uri(),
+        "--",
+        "python3",
+        "-c",
+        lock,
+    ]);
     let output = run.output().unwrap();
     let text = stderr(&output);
     assert!(text.contains("out of memory"), "{:?} {text}", output.status);

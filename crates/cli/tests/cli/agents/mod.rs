@@ -5,7 +5,7 @@
 
 mod drains;
 mod events;
-mod framework;
+pub mod framework;
 mod losses;
 mod mistakes;
 mod names;

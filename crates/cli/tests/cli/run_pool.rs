@@ -1,0 +1,143 @@
+//! `aquifer run` with memory in the pool: where its pages go, and what it says of their lenders.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use aquifer_device::swap::swaps;
+use serde_json::Value;
+
+use crate::agents::framework::{Answer, Cluster, Spec, lacks_rights, the_kernels_swap};
+use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, stderr, stdout};
+
+/// A run that swaps to `export`, with these words more, up to its command.
+fn run(dir: &Path, export: &Export, words: &[&str]) -> Command {
+    let mut run = aquifer(dir);
+    run.args(["run", "--local", "24M", "--lender", export.uri()]).args(words).arg("--");
+    run
+}
+
+/// The devices of the volumes in a run directory.
+fn devices(dir: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir.join("volumes")).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let records = files.filter(|path| path.extension().is_some_and(|it| it == "json"));
+    let record = |path: PathBuf| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
+    records.map(|path| record(path)["device"].as_str().unwrap().into()).collect()
+}
+
+/// The priority of the swap on a device.
+fn priority(device: &Path) -> i32 {
+    swaps().unwrap().into_iter().find(|swap| swap.path == device).unwrap().priority
+}
+
+/// A run whose command waits until this is dropped.
+struct Waiting {
+    child: Child,
+    _input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Waiting {
+    fn start(dir: &Path, export: &Export, words: &[&str]) -> Self {
+        let mut run = run(dir, export, words);
+        run.args(["sh", "-c", "echo ready; read end"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = run.spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, _input: input, output }
+    }
+
+    fn is_ready(&mut self) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self._input.write_all(b"end\n");
+        let _ = self.child.wait();
+    }
+}
+
+/// Swap of somebody else's, gone when this is dropped.
+struct OtherSwap {
+    dir: tempfile::TempDir,
+    device: PathBuf,
+    _export: Export,
+}
+
+impl OtherSwap {
+    fn on(priority: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let export = Export::start(dir.path(), &["64M"]);
+        let mut attach = aquifer(dir.path());
+        attach.args(["attach", "--json", export.uri(), "--swap", "--priority", priority]);
+        let output = attach.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let attached: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let device = attached["device"].as_str().unwrap().into();
+        Self { dir, device, _export: export }
+    }
+}
+
+impl Drop for OtherSwap {
+    fn drop(&mut self) {
+        let _ = aquifer(self.dir.path()).args(["detach", "--force"]).arg(&self.device).output();
+    }
+}
+
+#[test]
+fn a_runs_swap_goes_before_all_other_swap() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let _swap = the_kernels_swap();
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let exports = [&first, &second].map(|dir| Export::start(dir.path(), &["64M"]));
+    let other = OtherSwap::on("300");
+    // Both choose at once.
+    let mut runs = [0, 1].map(|number| Waiting::start(dir.path(), &exports[number], &[]));
+    runs.iter_mut().for_each(Waiting::is_ready);
+    let own: Vec<_> = devices(dir.path()).iter().map(|device| priority(device)).collect();
+    assert_eq!(own.len(), 2);
+    assert!(own[0] != own[1] && own.iter().all(|own| *own > priority(&other.device)), "{own:?}");
+}
+
+#[test]
+fn a_run_refuses_to_share_its_pages_with_swap_of_the_highest_priority() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let _swap = the_kernels_swap();
+    let dir = tempfile::tempdir().unwrap();
+    let served = tempfile::tempdir().unwrap();
+    let export = Export::start(served.path(), &["64M"]);
+    let other = OtherSwap::on("32767");
+    let refused = run(dir.path(), &export, &[]).arg("true").output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let (said, device) = (stderr(&refused), other.device.display().to_string());
+    for word in [device.as_str(), "32767", "--priority", &format!("swapoff {device}")] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(devices(dir.path()), [] as [PathBuf; 0]);
+
+    let mut run = Waiting::start(dir.path(), &export, &["--priority", "7"]);
+    run.is_ready();
+    assert_eq!(priority(&devices(dir.path())[0]), 7);
+}
+
+#[test]
+fn the_agent_swaps_at_the_priority_that_a_run_chose() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps([Spec::new("a"), Spec::new("b")]);
+    let words = ["run", "--local", "24M", "--remote", "64M", "--priority", "50", "--", "cat", "/proc/swaps"];
+    let said = Answer::of(&mut cluster["a"].aquifer(&words)).stdout;
+    let priorities: Vec<_> = said.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(priorities.contains(&"50"), "{said}");
+}
