@@ -97,9 +97,7 @@ impl Channel for Said {
         Ok(())
     }
 
-    fn set_timeouts(&self, _recv: Option<Duration>, _send: Option<Duration>) -> io::Result<()> {
-        Ok(())
-    }
+    fn set_deadline(&self, _deadline: Option<Instant>) {}
 
     fn shutdown(&self) -> io::Result<()> {
         Ok(())

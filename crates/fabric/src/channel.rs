@@ -1,17 +1,22 @@
 //! What the protocol loops read from and write to: a plain socket, or one under TLS.
 
 use std::cell::Cell;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+    SocketType, socket_with, sockopt,
+};
 
 use crate::Address;
-use crate::lookout::Lookout;
+use crate::lookout::{Lookout, sleep};
 use crate::names;
 use crate::sleep::going_to_sleep;
 
@@ -25,10 +30,10 @@ pub trait Channel: Send {
     /// Waits for bytes and reads as many as have arrived and fit `buf`; 0 is the end of the stream.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the receive time-out is over.
+    /// [`io::ErrorKind::WouldBlock`] when the deadline has passed.
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Sends all bytes of all slices in order, waiting for the peer as long as the send time-out lets it.
+    /// Sends all bytes of all slices in order, waiting for the peer until the deadline.
     ///
     /// The slices are used up (their contents are unspecified afterwards). Any number may be given.
     ///
@@ -48,11 +53,9 @@ pub trait Channel: Send {
         Ok(0)
     }
 
-    /// How long `recv` and `send_all` wait for the peer each time; `None` is forever.
-    ///
-    /// # Errors
-    /// Whatever the socket says.
-    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()>;
+    /// From this moment on `recv` and `send_all` wait for the peer no longer, also when they move a byte now and then;
+    /// `None` is forever.
+    fn set_deadline(&self, deadline: Option<Instant>);
 
     /// Whether closing it throws away what the peer has not received, so that nothing of it can arrive later; otherwise
     /// the kernel goes on sending. Means something over TCP only.
@@ -75,7 +78,7 @@ pub trait Channel: Send {
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
-    patience: Cell<Option<Duration>>,
+    deadline: Cell<Option<Instant>>,
     lookout: Lookout,
 }
 
@@ -86,7 +89,7 @@ impl Socket {
     /// The system's, of the last address tried.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         match address {
-            Address::Unix(path) => Ok(UnixStream::connect(path)?.into()),
+            Address::Unix(path) => connect_unix(path, timeout),
             Address::Tcp { host, port } => {
                 let deadline = Instant::now() + timeout;
                 let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{host}' has no address"));
@@ -118,13 +121,13 @@ impl Socket {
     /// # Errors
     /// The system's (too many open files).
     pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self { patience: self.patience.clone(), ..Self::from(self.fd.try_clone()?) })
+        Ok(Self { deadline: self.deadline.clone(), ..Self::from(self.fd.try_clone()?) })
     }
 }
 
 impl From<OwnedFd> for Socket {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd, patience: Cell::new(None), lookout: Lookout::new() }
+        Self { fd, deadline: Cell::new(None), lookout: Lookout::new() }
     }
 }
 
@@ -151,21 +154,21 @@ impl AsFd for Socket {
 
 impl Channel for Socket {
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let Self { fd, patience, lookout } = self;
-        lookout.wait(fd.as_fd(), patience.get(), || recv(fd, buf))
+        let Self { fd, deadline, lookout } = self;
+        lookout.wait(fd.as_fd(), deadline.get(), || recv(fd, buf))
     }
 
     fn send_all(&mut self, mut bufs: &mut [IoSlice<'_>]) -> io::Result<()> {
         IoSlice::advance_slices(&mut bufs, 0);
         while !bufs.is_empty() {
-            let sent = match send(&self.fd, bufs, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match send(&self.fd, bufs) {
+                Ok(sent) => IoSlice::advance_slices(&mut bufs, sent),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     going_to_sleep();
-                    send(&self.fd, bufs, SendFlags::NOSIGNAL)?
+                    sleep(self.fd.as_fd(), PollFlags::OUT, self.deadline.get())?;
                 }
-                sent => sent?,
-            };
-            IoSlice::advance_slices(&mut bufs, sent);
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -174,7 +177,7 @@ impl Channel for Socket {
         let mut total = 0;
         for some in bufs.chunks(MAX_SLICES) {
             let wanted: usize = some.iter().map(|slice| slice.len()).sum();
-            match send(&self.fd, some, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match send(&self.fd, some) {
                 Ok(sent) => total += sent,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(total),
                 Err(error) => return Err(error),
@@ -186,10 +189,8 @@ impl Channel for Socket {
         Ok(total)
     }
 
-    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
-        self.patience.set(recv);
-        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, send)?;
-        Ok(())
+    fn set_deadline(&self, deadline: Option<Instant>) {
+        self.deadline.set(deadline);
     }
 
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {
@@ -205,21 +206,17 @@ impl Channel for Socket {
     }
 }
 
-/// For the TLS handshake, which wants `Read`.
-impl Read for Socket {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.recv(buf)
-    }
-}
-
-/// For the TLS handshake, which wants `Write`.
-impl Write for Socket {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        send(&self.fd, &[IoSlice::new(buf)], SendFlags::NOSIGNAL)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Socket> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // For a server that accepts nobody, whose queue is full (unix(7)). Later sends do not wait in the kernel.
+    sockopt::set_socket_timeout(
+        &socket,
+        sockopt::Timeout::Send,
+        Some(timeout.max(Duration::from_millis(1))),
+    )?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Err(Errno::AGAIN) => Err(io::ErrorKind::TimedOut.into()),
+        result => Ok(result.map(|()| socket.into())?),
     }
 }
 
@@ -234,8 +231,9 @@ fn recv(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// One `sendmsg` of at most [`MAX_SLICES`] slices.
-fn send(fd: &OwnedFd, bufs: &[IoSlice<'_>], flags: SendFlags) -> io::Result<usize> {
+/// One `sendmsg` of at most [`MAX_SLICES`] slices, that does not wait.
+fn send(fd: &OwnedFd, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let some = &bufs[..bufs.len().min(MAX_SLICES)];
     loop {
         match rustix::net::sendmsg(fd, some, &mut SendAncillaryBuffer::default(), flags) {

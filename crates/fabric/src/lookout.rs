@@ -46,17 +46,21 @@ impl Lookout {
         Self { pays: false }
     }
 
-    /// Receives by `recv`, which is not to wait, as soon as `socket` has something, but within `patience`.
+    /// Receives by `recv`, which is not to wait, as soon as `socket` has something, but not after the deadline: a peer that
+    /// always has something to say is given up as well.
     ///
     /// Sleeps in `poll`, not in a receive: a unix socket wakes whoever sleeps in one also when the peer has taken what we
     /// sent, only to find that nothing has come.
     pub(crate) fn wait(
         &mut self,
         socket: BorrowedFd<'_>,
-        patience: Option<Duration>,
+        deadline: Option<Instant>,
         mut recv: impl FnMut() -> io::Result<usize>,
     ) -> io::Result<usize> {
         let start = Instant::now();
+        if deadline.is_some_and(|deadline| start >= deadline) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let mut looking = None;
         loop {
             let result = recv();
@@ -71,7 +75,7 @@ impl Lookout {
                 rustix::thread::sched_yield();
             } else {
                 going_to_sleep();
-                sleep(socket, patience.map(|patience| patience.saturating_sub(waited)))?;
+                sleep(socket, PollFlags::IN, deadline)?;
             }
         }
     }
@@ -96,13 +100,14 @@ impl Drop for Looking {
     }
 }
 
-/// Sleeps until there is something to receive.
-fn sleep(socket: BorrowedFd<'_>, patience: Option<Duration>) -> io::Result<()> {
-    let patience = patience.map(|patience| Timespec {
-        tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: patience.subsec_nanos().into(),
+/// Sleeps until the socket is ready, or until the deadline, which is the error `WouldBlock`.
+pub(crate) fn sleep(socket: BorrowedFd<'_>, ready: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let left = left.map(|left| Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
     });
-    match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], patience.as_ref()) {
+    match poll(&mut [PollFd::from_borrowed_fd(socket, ready)], left.as_ref()) {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),

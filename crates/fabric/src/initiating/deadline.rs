@@ -1,4 +1,6 @@
-use std::io;
+//! How long an operation of an initiator may take.
+
+use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
@@ -8,11 +10,11 @@ use crate::channel::Channel;
 pub(crate) enum Interrupted {
     /// The connection broke.
     Lost(io::Error),
-    /// The other end said nothing for so long.
+    /// The other end was not done within so long.
     Silent(Duration),
 }
 
-/// How long a round of operations may take: to the deadline, and `patience` beyond it for whatever is under way.
+/// When an operation must be done, whatever it moves until then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -24,31 +26,40 @@ impl Deadline {
         Self { at: Instant::now() + patience, patience }
     }
 
-    /// How long it still is, at least a moment: no time at all would mean for ever to a socket.
+    /// How long it still is.
     pub(crate) fn left(self) -> Duration {
-        self.at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+        self.at.saturating_duration_since(Instant::now())
     }
 
     /// Whether there is time left.
     pub(crate) fn check(self) -> Result<(), Interrupted> {
-        if Instant::now() > self.at { Err(Interrupted::Silent(self.patience)) } else { Ok(()) }
+        if self.left().is_zero() { Err(Interrupted::Silent(self.patience)) } else { Ok(()) }
     }
 
-    /// Receives with the time-out that the socket is set to. Bytes that trickle in do not put the deadline off.
+    /// Receives some bytes.
     pub(crate) fn recv(self, channel: &mut dyn Channel, into: &mut [u8]) -> Result<usize, Interrupted> {
-        match channel.recv(into) {
-            Ok(0) => Err(Interrupted::Lost(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "the other end closed it",
-            ))),
-            Ok(_) if Instant::now() > self.at => Err(Interrupted::Silent(self.patience)),
-            Ok(received) => Ok(received),
-            Err(error) => Err(self.interrupted(error)),
+        channel.set_deadline(Some(self.at));
+        match channel.recv(into).map_err(|error| self.interrupted(error))? {
+            0 => {
+                let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it");
+                Err(Interrupted::Lost(closed))
+            }
+            received => Ok(received),
         }
     }
 
+    /// Sends all bytes.
+    pub(crate) fn send(
+        self,
+        channel: &mut dyn Channel,
+        slices: &mut [IoSlice<'_>],
+    ) -> Result<(), Interrupted> {
+        channel.set_deadline(Some(self.at));
+        channel.send_all(slices).map_err(|error| self.interrupted(error))
+    }
+
     /// What an error of the channel means.
-    pub(crate) fn interrupted(self, error: io::Error) -> Interrupted {
+    fn interrupted(self, error: io::Error) -> Interrupted {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Interrupted::Silent(self.patience),
             _ => Interrupted::Lost(error),

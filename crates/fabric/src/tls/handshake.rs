@@ -22,7 +22,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The most unread bytes of a handshake message in pieces. Certificates of ours take less than 1 KiB.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Takes the server's part on a connected socket, and tells who the client is. Time-outs of the socket are off afterwards.
+/// Takes the server's part on a connected socket, and tells who the client is. The socket has no deadline afterwards.
 ///
 /// # Errors
 /// When the client does not prove within `timeout` that it is a host of the cluster.
@@ -39,7 +39,7 @@ pub fn accept(
     Ok((TlsStream::new(socket, secrets, Kernel::Server(kernel))?, host))
 }
 
-/// Takes the client's part on a connected socket. Time-outs of the socket are off afterwards.
+/// Takes the client's part on a connected socket, which has no deadline afterwards.
 ///
 /// In TLS 1.3 the client is done first: should the server not trust it, the first `recv` says so.
 ///
@@ -107,11 +107,12 @@ enum Next {
 
 fn shake_hands<E: Engine>(engine: &mut E, socket: &mut Socket, deadline: Instant) -> Result<(), TlsError> {
     let mut buffers = Buffers::default();
+    socket.set_deadline(Some(deadline));
     loop {
-        match step(engine, &mut buffers, socket, deadline) {
+        match step(engine, &mut buffers, socket) {
             Ok(Next::Step) => {}
             // One record at a time: what follows the handshake stays in the socket, for the record layer to find.
-            Ok(Next::Receive) => receive_record(socket, &mut buffers.incoming, deadline)?,
+            Ok(Next::Receive) => receive_record(socket, &mut buffers.incoming)?,
             Ok(Next::Done) if buffers.incoming.is_empty() => break,
             Ok(Next::Done) => {
                 return Err(rustls::Error::General("data beyond the handshake in one record".into()).into());
@@ -119,28 +120,24 @@ fn shake_hands<E: Engine>(engine: &mut E, socket: &mut Socket, deadline: Instant
             Err(error) => {
                 // Rustls has an alert ready that tells the peer why, but gives it out only: it does not get to asking
                 // for it to be sent. It matters to nobody if it cannot be sent.
-                while let Ok(Next::Step) = step(engine, &mut buffers, socket, deadline) {}
-                let _ = transmit(socket, &mut buffers.outgoing, deadline);
+                while let Ok(Next::Step) = step(engine, &mut buffers, socket) {}
+                let _ = transmit(socket, &mut buffers.outgoing);
                 return Err(error);
             }
         }
     }
-    Ok(socket.set_timeouts(None, None)?)
+    socket.set_deadline(None);
+    Ok(())
 }
 
-fn step<E: Engine>(
-    engine: &mut E,
-    buffers: &mut Buffers,
-    socket: &mut Socket,
-    deadline: Instant,
-) -> Result<Next, TlsError> {
+fn step<E: Engine>(engine: &mut E, buffers: &mut Buffers, socket: &mut Socket) -> Result<Next, TlsError> {
     let UnbufferedStatus { discard, state } = engine.process(&mut buffers.incoming);
     let next = match state {
         Err(error) => Err(error.into()),
         Ok(ConnectionState::EncodeTlsData(data)) => encode(data, &mut buffers.outgoing).map(|()| Next::Step),
         Ok(ConnectionState::TransmitTlsData(data)) => {
             data.done();
-            transmit(socket, &mut buffers.outgoing, deadline).map(|()| Next::Step)
+            transmit(socket, &mut buffers.outgoing).map(|()| Next::Step)
         }
         Ok(ConnectionState::BlockedHandshake) => Ok(Next::Receive),
         Ok(ConnectionState::WriteTraffic(_)) => Ok(Next::Done),
@@ -150,9 +147,8 @@ fn step<E: Engine>(
     next
 }
 
-fn transmit(socket: &mut Socket, outgoing: &mut Vec<u8>, deadline: Instant) -> Result<(), TlsError> {
-    arm(socket, deadline)?;
-    socket.send_all(&mut [IoSlice::new(outgoing)])?;
+fn transmit(socket: &mut Socket, outgoing: &mut Vec<u8>) -> Result<(), TlsError> {
+    socket.send_all(&mut [IoSlice::new(outgoing)]).map_err(late)?;
     outgoing.clear();
     Ok(())
 }
@@ -171,33 +167,23 @@ fn encode<Data>(mut data: EncodeTlsData<'_, Data>, outgoing: &mut Vec<u8>) -> Re
     }
 }
 
-fn receive_record(socket: &mut Socket, incoming: &mut Vec<u8>, deadline: Instant) -> Result<(), TlsError> {
+fn receive_record(socket: &mut Socket, incoming: &mut Vec<u8>) -> Result<(), TlsError> {
     let start = incoming.len();
-    receive_exactly(socket, incoming, HEADER, deadline)?;
+    receive_exactly(socket, incoming, HEADER)?;
     let length = usize::from(u16::from_be_bytes([incoming[start + 3], incoming[start + 4]]));
     if length > MAX_CIPHERTEXT || start > MAX_PENDING {
         return Err(rustls::Error::General("the peer does not speak TLS".into()).into());
     }
-    Ok(receive_exactly(socket, incoming, length, deadline)?)
+    Ok(receive_exactly(socket, incoming, length)?)
 }
 
-fn receive_exactly(
-    socket: &mut Socket,
-    into: &mut Vec<u8>,
-    count: usize,
-    deadline: Instant,
-) -> io::Result<()> {
+fn receive_exactly(socket: &mut Socket, into: &mut Vec<u8>, count: usize) -> io::Result<()> {
     let mut at = into.len();
     into.resize(at + count, 0);
     while at < into.len() {
-        arm(socket, deadline)?;
-        match socket.recv(&mut into[at..]) {
-            Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the connection"));
-            }
-            Ok(received) => at += received,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
+        match socket.recv(&mut into[at..]).map_err(late)? {
+            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the connection")),
+            received => at += received,
         }
     }
     Ok(())
@@ -208,17 +194,15 @@ fn receive_exactly(
 /// The client of TLS 1.3 may have sent its first request by now. Closing a socket with bytes unread resets the
 /// connection, and the reset overtakes the alert: so wait, not for long, until the client has closed its end.
 fn dismiss(socket: &mut Socket, deadline: Instant) {
-    let deadline = deadline.min(Instant::now() + FAREWELL);
+    socket.set_deadline(Some(deadline.min(Instant::now() + FAREWELL)));
     let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
     let mut ignored = [0; 1024];
-    while arm(socket, deadline).is_ok() && matches!(socket.recv(&mut ignored), Ok(1..)) {}
+    while matches!(socket.recv(&mut ignored), Ok(1..)) {}
 }
 
-/// Lets the next call on the socket wait until the deadline and no longer.
-fn arm(socket: &Socket, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "the peer took too long"));
+fn late(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "the peer took too long"),
+        _ => error,
     }
-    socket.set_timeouts(Some(left), Some(left))
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::Instant;
 
 use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
@@ -288,8 +288,8 @@ impl Channel for TlsStream {
         Ok(sealed)
     }
 
-    fn set_timeouts(&self, recv: Option<Duration>, send: Option<Duration>) -> io::Result<()> {
-        self.socket.set_timeouts(recv, send)
+    fn set_deadline(&self, deadline: Option<Instant>) {
+        self.socket.set_deadline(deadline);
     }
 
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {

@@ -5,6 +5,7 @@
 #[path = "../../../store/tests/store/alone/mod.rs"]
 mod alone;
 mod certificates;
+mod channel;
 mod client;
 mod client_server;
 mod common;

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aquifer_fabric::channel::{Channel as _, Socket};
 use aquifer_fabric::tls::{self, Identity, TlsStream};
@@ -15,7 +15,7 @@ use super::message::{Link, Message};
 /// How long the other side may take to be there and show who it is.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// How long it may take over anything else: QEMU has to load devices, lenders to answer.
+/// How long a message may take, with the wait for it: QEMU has to load devices, lenders to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A connection to the other keeper.
@@ -86,7 +86,6 @@ impl Wire {
     }
 
     fn new(stream: TlsStream) -> io::Result<Self> {
-        stream.set_timeouts(Some(PATIENCE), Some(PATIENCE))?;
         Ok(Self { stream, data: Vec::new(), sent: 0 })
     }
 
@@ -119,6 +118,7 @@ impl Wire {
                 Ok(())
             }
         }
+        self.stream.set_deadline(Some(Instant::now() + PATIENCE));
         let mut to = Counting(Tls(&mut self.stream), 0);
         let sent = handover::send(&mut to, message, data);
         self.sent += to.1;
@@ -127,11 +127,12 @@ impl Wire {
 
     /// The next message and its data. That there is none is an error.
     pub(super) fn receive(&mut self) -> io::Result<(Message, &[u8])> {
+        self.stream.set_deadline(Some(Instant::now() + PATIENCE));
         let message = handover::receive(&mut Tls(&mut self.stream), &mut self.data).map_err(|error| {
             match error.kind() {
                 io::ErrorKind::WouldBlock => io::Error::new(
                     io::ErrorKind::TimedOut,
-                    format!("nothing came for {} s", PATIENCE.as_secs()),
+                    format!("no message came within {} s", PATIENCE.as_secs()),
                 ),
                 _ => error,
             }

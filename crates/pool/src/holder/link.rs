@@ -182,10 +182,10 @@ impl NbdSource {
 }
 
 impl Link {
-    pub(super) fn set_patience(&mut self, patience: Duration) -> Result<(), LinkError> {
+    pub(super) fn set_patience(&mut self, patience: Duration) {
         match self {
-            Self::Nbd(link) => Ok(link.set_patience(patience)?),
-            Self::Nvme(link, _) => Ok(link.set_patience(patience)?),
+            Self::Nbd(link) => link.set_patience(patience),
+            Self::Nvme(link, _) => link.set_patience(patience),
         }
     }
 

@@ -172,9 +172,8 @@ impl RemoteHolder {
             let attempt =
                 names::from_memory(|| self.source.connect(left)).and_then(|(mut connection, epoch)| {
                     let done = operation(&mut connection);
-                    let keep =
-                        done.as_ref().is_ok_and(|()| connection.set_patience(self.patience / 2).is_ok());
-                    if keep || done.as_ref().is_err_and(|error| !error.ends_connection()) {
+                    if done.as_ref().err().is_none_or(|error| !error.ends_connection()) {
+                        connection.set_patience(self.patience / 2);
                         *link = Some((connection, epoch));
                     } else {
                         self.source.broke(epoch);
@@ -313,10 +312,9 @@ impl Holder for RemoteHolder {
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
             match self.source.connect(SHORTEST_ATTEMPT) {
                 Ok((mut connection, epoch)) => {
-                    if connection.set_patience(self.patience / 2).is_ok() {
-                        *link = Some((connection, epoch));
-                        self.found();
-                    }
+                    connection.set_patience(self.patience / 2);
+                    *link = Some((connection, epoch));
+                    self.found();
                 }
                 Err(error) => _ = self.forgot.fetch_or(error.is_loss(), Ordering::Relaxed),
             }

@@ -48,7 +48,7 @@ pub enum Failure {
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
-    /// The server said nothing for too long.
+    /// The server did not answer in time, or not to the end.
     #[error("no answer for {0:?}")]
     Silent(Duration),
     /// The server broke the protocol.

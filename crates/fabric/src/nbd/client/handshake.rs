@@ -30,7 +30,6 @@ pub(super) fn connect(
         return Err(Failure::Refused(format!("an export's name is at most {MAX_STRING} bytes")));
     }
     let mut socket = Socket::connect(&target.address, patience).map_err(Failure::Connect)?;
-    socket.set_timeouts(Some(patience), Some(patience)).map_err(Failure::Connect)?;
     // Until the connection is closed in peace: nothing of it is to arrive after it is given up, or its process killed.
     socket.set_abortive(true).map_err(Failure::Connect)?;
     greet(&mut Wire { channel: &mut socket, deadline })?;
@@ -38,9 +37,7 @@ pub(super) fn connect(
         None => Box::new(socket),
         Some((config, host)) => {
             start_tls(&mut Wire { channel: &mut socket, deadline })?;
-            let stream = tls::connect(socket, config.clone(), host, patience)?;
-            stream.set_timeouts(Some(patience), Some(patience)).map_err(Failure::Connect)?;
-            Box::new(stream)
+            Box::new(tls::connect(socket, config.clone(), host, deadline.left())?)
         }
     };
     let agreement = agree(&mut Wire { channel: &mut *channel, deadline }, &target.export, visitor)?;
@@ -79,8 +76,7 @@ type Answer = (u32, Vec<u8>);
 impl Wire<'_> {
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), Failure> {
         let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        let sent = self.channel.send_all(&mut slices);
-        sent.map_err(|error| self.deadline.interrupted(error).into())
+        Ok(self.deadline.send(self.channel, &mut slices)?)
     }
 
     /// Reads exactly that much and no more: what follows may be meant for TLS.

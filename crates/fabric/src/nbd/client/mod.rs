@@ -23,7 +23,7 @@ pub use error::{Failure, NbdError};
 pub use crate::initiating::{Operation, Run};
 
 use crate::channel::Channel;
-use crate::initiating::Input;
+use crate::initiating::{Deadline, Input};
 use crate::nbd::proto::export_flag;
 use crate::{Address, Uri};
 
@@ -91,7 +91,7 @@ impl fmt::Debug for Connection {
 
 impl Connection {
     /// Connects and takes the handshake to its end within `patience`, which is from then on the longest that an
-    /// operation waits for a server that says nothing.
+    /// operation takes.
     ///
     /// # Errors
     /// When the server cannot be reached, is not who it should be, or does not serve the export to this host.
@@ -185,16 +185,9 @@ impl Connection {
         Bytes(self.agreement.max_payload.into())
     }
 
-    /// Changes how long an operation waits for a server that says nothing.
-    ///
-    /// # Errors
-    /// Where the socket is gone; the connection is then of no further use.
-    pub fn set_patience(&mut self, patience: Duration) -> Result<(), NbdError> {
+    /// Changes how long an operation may take, all its requests and replies together.
+    pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
-        self.channel.set_timeouts(Some(patience), Some(patience)).map_err(|error| {
-            self.broken = true;
-            NbdError::new(&self.target, Failure::Lost(error))
-        })
     }
 
     fn can(&self, flag: u16) -> bool {
@@ -206,11 +199,11 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; the contents of `into` are then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
-        let longest = self.agreement.max_payload as usize;
+        let (longest, deadline) = (self.agreement.max_payload as usize, Deadline::after(self.patience));
         let mut at = offset;
         for into in into.chunks_mut(longest) {
             let length = into.len() as u64;
-            self.run(&mut [Operation::Read { offset: at, into }])?;
+            self.run_by(deadline, &mut [Operation::Read { offset: at, into }])?;
             at += length;
         }
         Ok(())
@@ -221,10 +214,10 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; any part may then have been written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NbdError> {
-        let longest = self.agreement.max_payload as usize;
+        let (longest, deadline) = (self.agreement.max_payload as usize, Deadline::after(self.patience));
         let mut at = offset;
         for from in from.chunks(longest) {
-            self.run(&mut [Operation::Write { offset: at, from }])?;
+            self.run_by(deadline, &mut [Operation::Write { offset: at, from }])?;
             at += from.len() as u64;
         }
         Ok(())

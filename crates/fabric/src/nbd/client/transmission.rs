@@ -34,19 +34,27 @@ impl Connection {
     /// The first one found. Which of the others were done is then unspecified. An operation that is longer than the
     /// server takes is an error: [`read`](Self::read) and [`write`](Self::write) split, this does not.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
-        let result = self.try_run(operations);
+        self.run_by(Deadline::after(self.patience), operations)
+    }
+
+    pub(super) fn run_by(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), NbdError> {
+        let result = self.try_run(deadline, operations);
         result.map_err(|failure| {
             self.broken |= failure.ends_connection();
             NbdError::new(&self.target, failure)
         })
     }
 
-    fn try_run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn try_run(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
         if self.broken {
             return Err(Failure::Broken);
         }
         operations.iter().try_for_each(|operation| self.check(operation))?;
-        in_rounds(operations, WINDOW, |round| self.round(round))
+        in_rounds(operations, WINDOW, |round| self.round(deadline, round))
     }
 
     fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
@@ -65,21 +73,25 @@ impl Connection {
     }
 
     /// Sends the requests and takes in all replies, also after a failure, so that the connection stays usable.
-    fn round(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn round(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
         let mut round = Round::new(self.next_cookie, operations);
         self.next_cookie += WINDOW as u64;
-        let deadline = Deadline::after(self.patience);
         if !self.input.is_empty() {
             return Err(Failure::protocol("a reply to no request"));
         }
-        self.send(operations, &round).map_err(|error| deadline.interrupted(error))?;
+        self.send(operations, &round, deadline)?;
         while !round.is_over() {
             self.receive_one(operations, &mut round, deadline)?;
         }
         round.result()
     }
 
-    fn send(&mut self, operations: &[Operation<'_>], round: &Round) -> std::io::Result<()> {
+    fn send(
+        &mut self,
+        operations: &[Operation<'_>],
+        round: &Round,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
         let mut requests = [farewell(); WINDOW];
         for (index, operation) in operations.iter().enumerate() {
             requests[index] = request_for(operation, round.number(index));
@@ -95,7 +107,7 @@ impl Connection {
                 used += 1;
             }
         }
-        self.channel.send_all(&mut slices[..used])
+        Ok(deadline.send(&mut *self.channel, &mut slices[..used])?)
     }
 
     /// Takes in one simple reply or one chunk of a structured one.

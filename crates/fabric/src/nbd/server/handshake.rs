@@ -49,6 +49,12 @@ pub(super) enum HandshakeError {
     NoTls,
 }
 
+impl HandshakeError {
+    fn from_io(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::WouldBlock { Self::Late } else { Self::Io(error) }
+    }
+}
+
 /// What an option leads to.
 enum Next {
     Go(Export),
@@ -67,7 +73,7 @@ pub(super) fn run(
     end: &dyn Fn() -> io::Result<End>,
 ) -> Result<Option<Terms>, HandshakeError> {
     let deadline = Instant::now() + timeout;
-    let mut wire = Wire { channel: socket, deadline };
+    let mut wire = Wire::new(socket, deadline);
     let greeting = proto::Greeting {
         magic: proto::MAGIC.into(),
         option_magic: proto::OPTION_MAGIC.into(),
@@ -91,7 +97,7 @@ pub(super) fn run(
             let (stream, host) = tls::accept(wire.channel, Arc::clone(config), left)?;
             peer.host = Some(host);
             // All that was said in the open counts for nothing.
-            let mut wire = Wire { channel: stream, deadline };
+            let mut wire = Wire::new(stream, deadline);
             match Haggle::new(&mut wire, exports, peer, no_zeroes, false, end).run()? {
                 Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
                 _ => Ok(None),
@@ -101,38 +107,30 @@ pub(super) fn run(
     }
 }
 
-/// A channel whose every wait ends at the deadline, and from which no byte is read that is not needed yet.
+/// A channel whose every wait ends at a deadline, and from which no byte is read that is not needed yet.
 struct Wire<C> {
     channel: C,
-    deadline: Instant,
 }
 
 impl<C: Channel> Wire<C> {
-    fn arm(&self) -> Result<(), HandshakeError> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(HandshakeError::Late);
-        }
-        Ok(self.channel.set_timeouts(Some(left), Some(left))?)
+    fn new(channel: C, deadline: Instant) -> Self {
+        channel.set_deadline(Some(deadline));
+        Self { channel }
     }
 
     fn recv(&mut self, mut buf: &mut [u8]) -> Result<(), HandshakeError> {
         while !buf.is_empty() {
-            self.arm()?;
-            match self.channel.recv(buf) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Ok(received) => buf = &mut buf[received..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+            match self.channel.recv(buf).map_err(HandshakeError::from_io)? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                received => buf = &mut buf[received..],
             }
         }
         Ok(())
     }
 
     fn send(&mut self, parts: &[&[u8]]) -> Result<(), HandshakeError> {
-        self.arm()?;
         let mut slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-        Ok(self.channel.send_all(&mut slices)?)
+        self.channel.send_all(&mut slices).map_err(HandshakeError::from_io)
     }
 }
 
@@ -196,7 +194,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 Next::End => return Ok(Agreed::Nothing),
                 Next::StartTls => return Ok(Agreed::StartTls),
                 Next::Go(export) => {
-                    self.wire.channel.set_timeouts(None, None)?;
+                    self.wire.channel.set_deadline(None);
                     let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
                     let Self { structured, chosen: name, stay, .. } = self;
                     let stay = stay.filter(|(lease, _)| export.id() == Some(*lease)).map(|(_, stay)| stay);

@@ -40,7 +40,7 @@ pub enum Failure {
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
-    /// The target said nothing for too long.
+    /// The target did not answer in time, or not to the end.
     #[error("no answer for {0:?}")]
     Silent(Duration),
     /// The target broke the protocol.

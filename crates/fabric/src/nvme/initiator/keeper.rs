@@ -9,7 +9,6 @@ use super::Failure;
 use super::controller::Queues;
 use super::execute::Executor;
 use super::link::Link;
-use crate::channel::Channel;
 use crate::initiating::Deadline;
 
 /// It needs little, and is locked memory where we swap.
@@ -21,7 +20,6 @@ pub(super) fn start(
     interval: Option<Duration>,
     queues: Arc<Queues>,
 ) -> io::Result<JoinHandle<()>> {
-    link.socket.set_timeouts(interval, interval)?;
     thread::Builder::new().name("nvme-keeper".to_owned()).stack_size(STACK).spawn(move || {
         let mut link = link;
         let failure = keep(&mut link, interval);

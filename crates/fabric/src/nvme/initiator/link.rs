@@ -1,12 +1,11 @@
-use std::io::{self, IoSlice};
-use std::time::Duration;
+use std::io::IoSlice;
 
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{IntoBytes, transmute};
 
 use super::head::Head;
 use super::{Failure, Target};
-use crate::channel::{Channel, Socket};
+use crate::channel::Socket;
 use crate::initiating::{Deadline, Input};
 use crate::nvme::proto::pdu::{
     CapsuleCmd, CapsuleResp, CommonHeader, Data, IC_LENGTH, IcReq, IcResp, MAX_ALIGNMENT, MIN_MAX_DATA, R2t,
@@ -41,7 +40,6 @@ impl Link {
     /// Connects and agrees on how PDUs look.
     pub(super) fn connect(target: &Target, deadline: Deadline) -> Result<Self, Failure> {
         let socket = Socket::connect(&target.address, deadline.left()).map_err(Failure::Connect)?;
-        socket.set_timeouts(Some(deadline.left()), Some(deadline.left())).map_err(Failure::Connect)?;
         let (shape, max_data) = (Shape::default(), 0);
         let mut link = Self { socket, input: Input::new(), shape, max_data };
         let wanted = target.digests();
@@ -70,11 +68,6 @@ impl Link {
         Ok(link)
     }
 
-    /// How long it waits for the target each time.
-    pub(super) fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.socket.set_timeouts(Some(patience), Some(patience))
-    }
-
     /// Whether something came that was not taken yet.
     pub(super) fn has_input(&self) -> bool {
         !self.input.is_empty()
@@ -85,7 +78,7 @@ impl Link {
     }
 
     pub(super) fn send(&mut self, slices: &mut [IoSlice<'_>], deadline: Deadline) -> Result<(), Failure> {
-        self.socket.send_all(slices).map_err(|error| deadline.interrupted(error).into())
+        Ok(deadline.send(&mut self.socket, slices)?)
     }
 
     /// Starts a command capsule with `length` bytes of data.

@@ -39,7 +39,7 @@ pub use error::{Failure, NvmeError};
 pub use session::Session;
 pub use target::Target;
 
-use crate::initiating::WINDOW;
+use crate::initiating::{Deadline, WINDOW};
 use crate::nvme::proto::command::DsmRange;
 use crate::nvme::proto::identify::controller as optional;
 use controller::Controller;
@@ -87,12 +87,9 @@ impl Connection {
         link: Link,
         number: u16,
         patience: Duration,
-    ) -> Result<Self, Failure> {
+    ) -> Self {
         let heads = (0..WINDOW).map(|_| Head::EMPTY).collect();
-        let connection =
-            Self { link, heads, target, controller, number, patience, next_id: 0, broken: false };
-        connection.link.set_patience(patience).map_err(Failure::Lost)?;
-        Ok(connection)
+        Self { link, heads, target, controller, number, patience, next_id: 0, broken: false }
     }
 
     /// What it is connected to.
@@ -141,13 +138,9 @@ impl Connection {
         self.controller.facts.empty
     }
 
-    /// Changes how long an operation waits for a target that says nothing.
-    ///
-    /// # Errors
-    /// Where the socket is gone; the connection is then of no further use.
-    pub fn set_patience(&mut self, patience: Duration) -> Result<(), NvmeError> {
+    /// Changes how long an operation may take, all its commands and their answers together.
+    pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
-        self.link.set_patience(patience).map_err(|error| self.fail(Failure::Lost(error)))
     }
 
     /// Reads all of `into`, in as many commands at a time as may be in flight.
@@ -210,8 +203,9 @@ impl Connection {
     /// Carries out as many operations as come, as many at a time as may be in flight. Kept short where there is but one:
     /// that is a page's way.
     fn run_all<'a>(&mut self, pieces: &mut dyn Iterator<Item = Operation<'a>>) -> Result<(), NvmeError> {
+        let deadline = Deadline::after(self.patience);
         while let Some(first) = pieces.next() {
-            let Some(second) = pieces.next() else { return self.run(&mut [first]) };
+            let Some(second) = pieces.next() else { return self.run_by(deadline, &mut [first]) };
             let mut more = [first, second].into_iter().chain(&mut *pieces);
             let mut count = 0;
             let mut operations: [Operation<'_>; WINDOW] = array::from_fn(|_| match more.next() {
@@ -221,7 +215,7 @@ impl Connection {
                 }
                 None => Operation::Flush,
             });
-            self.run(&mut operations[..count])?;
+            self.run_by(deadline, &mut operations[..count])?;
         }
         Ok(())
     }

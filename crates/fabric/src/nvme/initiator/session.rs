@@ -42,8 +42,7 @@ impl Session {
         &self.target
     }
 
-    /// Connects another I/O queue within `patience`, which is from then on the longest that an operation waits for a target
-    /// that says nothing.
+    /// Connects another I/O queue within `patience`, which is from then on the longest that an operation takes.
     ///
     /// # Errors
     /// When the target cannot be reached, does not let this host use the namespace, or cannot serve it in pages.
@@ -60,7 +59,7 @@ impl Session {
                 controller.end();
             }
         })?;
-        Connection::new(Arc::clone(&self.target), controller, link, number, patience)
+        Ok(Connection::new(Arc::clone(&self.target), controller, link, number, patience))
     }
 
     /// The controller there is, or a new one. One of the callers makes it, and the others wait for that.

@@ -36,17 +36,25 @@ impl Connection {
     /// controller takes is an error: [`read`](Self::read), [`write`](Self::write) and [`write_zeroes`](Self::write_zeroes)
     /// split, this does not.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NvmeError> {
-        self.try_run(operations).map_err(|failure| self.fail(failure))
+        self.run_by(Deadline::after(self.patience), operations)
     }
 
-    fn try_run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    pub(super) fn run_by(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), NvmeError> {
+        self.try_run(deadline, operations).map_err(|failure| self.fail(failure))
+    }
+
+    fn try_run(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
         if self.broken {
             return Err(Failure::Broken);
         }
         operations.iter().try_for_each(|operation| self.check(operation))?;
         // A queue of so many entries is full with one less.
         let most = WINDOW.min(self.controller.facts.queue_size as usize - 1);
-        in_rounds(operations, most, |round| self.round(round))
+        in_rounds(operations, most, |round| self.round(deadline, round))
     }
 
     fn check(&self, operation: &Operation<'_>) -> Result<(), Failure> {
@@ -79,10 +87,9 @@ impl Connection {
     }
 
     /// Sends the commands and takes in all that comes back, also after a failure, so that the connection stays usable.
-    fn round(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn round(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
         let mut round = Round::new(self.next_id.into(), operations);
         self.next_id = (self.next_id + WINDOW as u16) % IDS;
-        let deadline = Deadline::after(self.patience);
         if self.link.has_input() {
             // If it is the reason why the connection ends, that is the failure.
             self.link.next(deadline)?;

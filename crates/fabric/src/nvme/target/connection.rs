@@ -65,7 +65,7 @@ impl Nvme {
         {
             return Ok(());
         }
-        link.take_time()?;
+        link.take_time();
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} connected");
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
             IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;

@@ -31,8 +31,6 @@ pub(super) struct Link {
     pub(super) outgoing: Shape,
     /// Bytes of the PDU at hand.
     current: usize,
-    /// What is not there by then comes too late.
-    deadline: Option<Instant>,
     ring: Ring,
 }
 
@@ -56,6 +54,7 @@ impl Ring {
 
 impl Link {
     pub(super) fn new(socket: Socket, deadline: Instant) -> Self {
+        socket.set_deadline(Some(deadline));
         Self {
             socket,
             inbox: Inbox::new(),
@@ -63,7 +62,6 @@ impl Link {
             incoming: Shape::default(),
             outgoing: Shape::default(),
             current: 0,
-            deadline: Some(deadline),
             ring: Ring::new(1, false),
         }
     }
@@ -79,9 +77,8 @@ impl Link {
     }
 
     /// The host may take its time from now on.
-    pub(super) fn take_time(&mut self) -> io::Result<()> {
-        self.deadline = None;
-        self.socket.set_timeouts(None, None)
+    pub(super) fn take_time(&self) {
+        self.socket.set_deadline(None);
     }
 
     /// The next PDU, if all of it is there; the one before is gone then.
@@ -115,13 +112,6 @@ impl Link {
 
     /// Waits for more bytes, when there is no PDU at hand; false if the host has closed the connection.
     pub(super) fn fill(&mut self) -> Result<bool, Broken> {
-        if let Some(deadline) = self.deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(Broken::Late);
-            }
-            self.socket.set_timeouts(Some(left), Some(left))?;
-        }
         match self.inbox.fill(&mut self.socket) {
             Ok(true) => Ok(true),
             Ok(false) if self.inbox.bytes().is_empty() => Ok(false),
@@ -270,15 +260,14 @@ impl Link {
         let mut header = CommonHeader::bare(kind::C2H_TERM_REQ, size_of::<TermReq>());
         header.length = ((size_of::<TermReq>() + offending.len()) as u32).into();
         let (status, information) = (fatal.status.into(), fatal.information.into());
-        self.socket.set_timeouts(Some(LAST_WORDS), Some(LAST_WORDS))?;
+        self.socket.set_deadline(Some(Instant::now() + LAST_WORDS));
         self.outbox.reserve(size_of::<TermReq>() + TERM_DATA, &mut self.socket)?;
         self.outbox.push(&TermReq { header, status, information, reserved: [0; 10] });
         self.outbox.push_bytes(offending);
         self.flush()?;
         self.socket.shutdown_sending()?;
-        let deadline = Instant::now() + LAST_WORDS;
         let mut ignored = [0; 4096];
-        while Instant::now() < deadline && self.socket.recv(&mut ignored)? > 0 {}
+        while self.socket.recv(&mut ignored)? > 0 {}
         Ok(())
     }
 }

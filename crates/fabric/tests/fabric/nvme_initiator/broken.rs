@@ -46,7 +46,7 @@ fn misbehaving(
     let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
     let error = use_it(&mut connection).unwrap_err();
     // Nobody answers any more, which is found out by those that still ask.
-    let _ = connection.set_patience(Duration::from_millis(50));
+    connection.set_patience(Duration::from_millis(50));
     let after = connection.flush().unwrap_err();
     assert_eq!(matches!(after.failure, Failure::Broken), error.ends_connection(), "{error}, {after}");
     error
@@ -241,7 +241,7 @@ fn a_target_that_falls_silent_is_an_error_when_patience_is_over() {
     });
     let target = Arc::new(through(&middle, &served));
     let mut connection = Connection::connect(target, PATIENCE).unwrap();
-    connection.set_patience(Duration::from_millis(100)).unwrap();
+    connection.set_patience(Duration::from_millis(100));
     let started = Instant::now();
     let error = a_read(&mut connection).unwrap_err();
     assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");

@@ -1,5 +1,7 @@
 //! Our initiator and our server, in the clear and under TLS.
 
+mod trickling;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
