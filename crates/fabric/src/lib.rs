@@ -21,3 +21,4 @@ pub mod turn;
 pub use aquifer_store::Visitor;
 
 pub use address::{Address, AddressError, NvmeUri, Uri};
+pub use serving::ConnectionLimits;

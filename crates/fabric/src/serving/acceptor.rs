@@ -22,6 +22,8 @@ const TCP_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Origin {
     /// On this machine: a unix socket or a loopback address.
     pub(crate) local: bool,
+    /// The address that it comes from, unless that is a unix socket.
+    pub(crate) ip: Option<IpAddr>,
     /// The process that connected, if it can be known.
     pub(crate) process: Option<u32>,
     /// For messages.
@@ -32,7 +34,7 @@ impl Origin {
     pub(super) fn unix(stream: &UnixStream) -> Self {
         let process = sockopt::socket_peercred(stream).ok();
         let process = process.map(|peer| peer.pid.as_raw_nonzero().get() as u32);
-        Self { local: true, process, from: "a unix socket".to_owned() }
+        Self { local: true, ip: None, process, from: "a unix socket".to_owned() }
     }
 }
 
@@ -78,17 +80,15 @@ impl Acceptor {
             }
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept()?;
-                let origin = Origin { local: is_loopback(from.ip()), process: None, from: from.to_string() };
+                let ip = from.ip().to_canonical();
+                let (local, from) = (ip.is_loopback(), from.to_string());
+                let origin = Origin { local, ip: Some(ip), process: None, from };
                 let socket = Socket::from(stream);
                 notice_dead_peers(&socket)?;
                 Ok((socket, origin))
             }
         }
     }
-}
-
-fn is_loopback(ip: IpAddr) -> bool {
-    ip.to_canonical().is_loopback()
 }
 
 /// Lets the kernel end a connection whose peer has vanished without a word, so that its thread does not wait for ever.

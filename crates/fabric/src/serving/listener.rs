@@ -1,8 +1,8 @@
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use aquifer_page::LeaseId;
 use aquifer_store::End;
 
 use super::acceptor::{Acceptor, Origin};
+use super::book::{Book, ConnectionLimits};
 use crate::Address;
 use crate::channel::{Channel, Socket};
 
@@ -41,43 +42,10 @@ pub(crate) struct Listener<S: Service> {
 
 struct Shared<S> {
     service: S,
-    /// Connections at the same time.
-    limit: usize,
-    book: Mutex<Book>,
+    book: Mutex<Book<Socket>>,
+    closing: AtomicBool,
     /// Rung when a connection has left the book.
     left: Condvar,
-}
-
-/// The connections there are.
-#[derive(Debug, Default)]
-struct Book {
-    next: u64,
-    open: BTreeMap<u64, Entry>,
-    closing: bool,
-}
-
-#[derive(Debug)]
-struct Entry {
-    socket: Socket,
-    /// The client has said what it wants.
-    settled: bool,
-    /// What it wants, unless that is something else than a lease.
-    lease: Option<LeaseId>,
-    /// Shut down to make room.
-    leaving: bool,
-}
-
-impl Book {
-    /// Ends the connection that has been in its handshake the longest: whoever has not said what it wants must not keep
-    /// out a borrower that is on its way back to its pages. False if all are past it.
-    fn make_room(&mut self) -> bool {
-        let dawdles = |entry: &&mut Entry| !entry.settled && !entry.leaving;
-        let Some(oldest) = self.open.values_mut().find(dawdles) else { return false };
-        oldest.leaving = true;
-        // One that is shut down already is on its way out.
-        let _ = oldest.socket.shutdown();
-        true
-    }
 }
 
 impl<S: Service> fmt::Debug for Listener<S> {
@@ -90,10 +58,10 @@ impl<S: Service> fmt::Debug for Listener<S> {
 }
 
 impl<S: Service> Listener<S> {
-    /// Listens on `address` for at most `limit` connections at a time.
-    pub(crate) fn start(address: &Address, limit: usize, service: S) -> io::Result<Self> {
+    /// Listens on `address` for as many connections at a time as `limits` has room for.
+    pub(crate) fn start(address: &Address, limits: ConnectionLimits, service: S) -> io::Result<Self> {
         let (acceptor, address) = Acceptor::bind(address)?;
-        let shared = Arc::new(Shared { service, limit, book: Mutex::default(), left: Condvar::new() });
+        let shared = Arc::new(Shared::new(service, limits));
         let (ours, theirs) = (acceptor.try_clone()?, Arc::clone(&shared));
         let thread = thread::Builder::new().name(format!("{}-accept", S::NAME)).stack_size(STACK);
         let thread = thread.spawn(move || accept_all(&ours, &theirs))?;
@@ -107,13 +75,13 @@ impl<S: Service> Listener<S> {
 
     /// Ends all connections to a lease and waits until they are gone.
     pub(crate) fn close_lease(&self, lease: LeaseId) {
-        self.shared.close(|entry| entry.lease == Some(lease));
+        self.shared.close(|of| of == Some(lease));
     }
 }
 
 impl<S: Service> Drop for Listener<S> {
     fn drop(&mut self) {
-        self.shared.locked().closing = true;
+        self.shared.closing.store(true, Ordering::SeqCst);
         // Wakes the thread in `accept`. It can only fail on a socket that does not listen, and then nobody waits.
         let _ = rustix::net::shutdown(self.acceptor.as_fd(), rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
@@ -129,21 +97,26 @@ impl<S: Service> Drop for Listener<S> {
 }
 
 impl<S> Shared<S> {
-    /// Shuts down the connections that `which` picks and waits until they have ended.
-    fn close(&self, which: impl Fn(&Entry) -> bool) {
+    fn new(service: S, limits: ConnectionLimits) -> Self {
+        let book = Mutex::new(Book::new(limits));
+        Self { service, book, closing: AtomicBool::new(false), left: Condvar::new() }
+    }
+
+    /// Shuts down the connections to the leases that `which` picks and waits until they have ended.
+    fn close(&self, which: impl Fn(Option<LeaseId>) -> bool) {
         let mut book = self.locked();
-        let picked: Vec<u64> =
-            book.open.iter().filter(|(_, entry)| which(entry)).map(|(&id, _)| id).collect();
-        for id in &picked {
+        let mut picked = Vec::new();
+        for (id, _, socket) in book.iter().filter(|(_, lease, _)| which(*lease)) {
             // One that is shut down already is on its way out.
-            let _ = book.open[id].socket.shutdown();
+            let _ = socket.shutdown();
+            picked.push(id);
         }
-        while picked.iter().any(|id| book.open.contains_key(id)) {
+        while picked.iter().any(|id| book.get(*id).is_some()) {
             book = self.left.wait(book).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn locked(&self) -> MutexGuard<'_, Book> {
+    fn locked(&self) -> MutexGuard<'_, Book<Socket>> {
         // Entries come and go whole, so a panic elsewhere cannot have left the book half written.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +125,7 @@ impl<S> Shared<S> {
 fn accept_all<S: Service>(acceptor: &Acceptor, shared: &Arc<Shared<S>>) {
     loop {
         let accepted = acceptor.accept();
-        if shared.locked().closing {
+        if shared.closing.load(Ordering::SeqCst) {
             return;
         }
         let started = accepted.and_then(|(socket, origin)| start_connection(socket, origin, shared));
@@ -168,15 +141,17 @@ fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Sha
     let handle = socket.try_clone()?;
     let id = {
         let mut book = shared.locked();
-        if book.open.len() >= shared.limit && !book.make_room() {
-            let (count, from) = (book.open.len(), origin.from);
-            tracing::warn!("connection of {from} refused: there are {count} already");
-            return Ok(());
+        match book.admit(origin.ip, handle) {
+            Ok((id, leaves)) => {
+                // One that is shut down already is on its way out.
+                let _ = leaves.map(Channel::shutdown);
+                id
+            }
+            Err(full) => {
+                tracing::warn!("connection of {} refused: {full}", origin.from);
+                return Ok(());
+            }
         }
-        book.next += 1;
-        let id = book.next;
-        book.open.insert(id, Entry { socket: handle, settled: false, lease: None, leaving: false });
-        id
     };
     let place = Place { id, shared: Arc::clone(shared) };
     let thread = thread::Builder::new().name(format!("{}-{id}", S::NAME)).stack_size(STACK);
@@ -187,7 +162,7 @@ fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Sha
 
 /// Serves a connection of this machine that no listener took, on this thread.
 pub(crate) fn serve_alone<S: Service>(service: S, stream: UnixStream) {
-    let shared = Arc::new(Shared { service, limit: 1, book: Mutex::default(), left: Condvar::new() });
+    let shared = Arc::new(Shared::new(service, ConnectionLimits::default()));
     let place = Place { id: 0, shared };
     let origin = Origin::unix(&stream);
     place.shared.service.serve(stream.into(), origin, &place);
@@ -202,8 +177,7 @@ pub(crate) struct Place<S> {
 impl<S> Place<S> {
     /// How the connection is ended from elsewhere.
     pub(crate) fn end(&self) -> io::Result<End> {
-        let socket =
-            self.shared.locked().open.get(&self.id).map(|entry| entry.socket.try_clone()).transpose()?;
+        let socket = self.shared.locked().get(self.id).map(Socket::try_clone).transpose()?;
         let socket = Mutex::new(socket);
         Ok(Box::new(move || {
             if let Some(socket) = &*socket.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -215,16 +189,13 @@ impl<S> Place<S> {
 
     /// The client has said what it wants: this lease, or something else. It needs not make room for others any more.
     pub(crate) fn settle(&self, lease: Option<LeaseId>) {
-        if let Some(entry) = self.shared.locked().open.get_mut(&self.id) {
-            entry.settled = true;
-            entry.lease = lease;
-        }
+        self.shared.locked().settle(self.id, lease);
     }
 }
 
 impl<S> Drop for Place<S> {
     fn drop(&mut self) {
-        self.shared.locked().open.remove(&self.id);
+        self.shared.locked().remove(self.id);
         self.shared.left.notify_all();
     }
 }

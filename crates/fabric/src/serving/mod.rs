@@ -1,12 +1,14 @@
 //! What servers of every protocol have in common: accepting connections, a thread for each, and the buffers at its ends.
 
 mod acceptor;
+mod book;
 mod gather;
 mod inbox;
 mod listener;
 mod outbox;
 
 pub(crate) use acceptor::Origin;
+pub use book::ConnectionLimits;
 pub(crate) use gather::{Gather, ZEROES, zeroes};
 pub(crate) use inbox::{INBOX, Inbox};
 pub(crate) use listener::{Listener, Place, Service, serve_alone};

@@ -19,7 +19,7 @@ impl Service for Nbd {
     const NAME: &'static str = "nbd";
 
     fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>) {
-        let Origin { local, process, from } = origin;
+        let Origin { local, process, from, .. } = origin;
         let mut peer = Peer { host: None, local, process, from };
         let (limit, end) = (self.limits.handshake, || place.end());
         match handshake::run(socket, &self.security, &*self.exports, &mut peer, limit, &end) {

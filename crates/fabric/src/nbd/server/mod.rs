@@ -25,6 +25,7 @@ use aquifer_page::{HostName, LeaseId};
 use rustls::ServerConfig;
 
 use crate::Address;
+use crate::ConnectionLimits;
 use crate::serving::{Listener, serve_alone};
 use connection::Nbd;
 pub use export::{Disk, Export, Zeroes};
@@ -102,12 +103,12 @@ pub struct Limits {
     /// How long a client may take to choose an export.
     pub handshake: Duration,
     /// Connections at the same time.
-    pub connections: usize,
+    pub connections: ConnectionLimits,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(10), connections: 1024 }
+        Self { handshake: Duration::from_secs(10), connections: ConnectionLimits::default() }
     }
 }
 

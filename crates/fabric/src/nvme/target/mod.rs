@@ -41,6 +41,7 @@ pub use namespace::{Namespace, ResizeError};
 use super::auth::Secrets;
 use super::proto::Nqn;
 use crate::Address;
+use crate::ConnectionLimits;
 use crate::serving::{Listener, serve_alone};
 use broken::{Broken, Fatal};
 use connection::Nvme;
@@ -126,15 +127,15 @@ pub enum Refused {
 pub struct Limits {
     /// How long a host may take to make a connection a queue.
     pub handshake: Duration,
-    /// Connections at the same time, for each address.
-    pub connections: usize,
+    /// Connections at the same time, for each address on which it listens.
+    pub connections: ConnectionLimits,
     /// I/O queues of a controller.
     pub queues: u16,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(10), connections: 1024, queues: 64 }
+        Self { handshake: Duration::from_secs(10), connections: ConnectionLimits::default(), queues: 64 }
     }
 }
 

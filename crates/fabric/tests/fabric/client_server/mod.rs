@@ -1,5 +1,6 @@
 //! Our initiator and our server, in the clear and under TLS.
 
+mod crowds;
 mod trickling;
 
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Failure, Run, Target};
-use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused, Security, Server};
+use aquifer_fabric::nbd::server::{Export, Exports, Limits, Peer, Refused, Security, Server};
 use aquifer_fabric::tls::Identity;
 use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Store};
@@ -55,6 +56,10 @@ struct Lender {
 
 impl Lender {
     fn start(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>) -> Self {
+        Self::with(address, identity, Limits::default())
+    }
+
+    fn with(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>, limits: Limits) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();
         let record =
@@ -62,7 +67,7 @@ impl Lender {
         let shelf =
             Arc::new(Shelf { lease: store.create(record).unwrap(), connections: AtomicUsize::new(0) });
         let security = identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
-        let server = Server::bind(&address(dir.path()), security, shelf.clone()).unwrap();
+        let server = Server::bind_with(&address(dir.path()), security, shelf.clone(), limits).unwrap();
         Self { server, shelf, _store: store, _dir: dir }
     }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::ConnectionLimits;
 use aquifer_store::Store;
 use tempfile::TempDir;
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,6 +28,11 @@ pub fn temporary_store() -> (TempDir, Store) {
     let dir = shm_dir();
     let store = Store::open(&dir.path().join("store")).unwrap();
     (dir, store)
+}
+
+/// Room for so many connections.
+pub fn at_most(all: usize) -> ConnectionLimits {
+    ConnectionLimits { all, ..ConnectionLimits::default() }
 }
 
 /// Waits until something is so.

@@ -10,7 +10,7 @@ use aquifer_fabric::nbd::server::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::harness::{Client, Served, info_payload, request};
-use crate::common::{Raw, eventually, pattern};
+use crate::common::{Raw, at_most, eventually, pattern};
 
 const MIB: usize = 1 << 20;
 
@@ -102,7 +102,7 @@ fn who_dawdles_in_the_handshake_is_shown_the_door() {
 
 #[test]
 fn a_hundred_clients_are_served_at_once_and_the_next_is_turned_away() {
-    let limits = Limits { connections: 100, ..Limits::default() };
+    let limits = Limits { connections: at_most(100), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut clients: Vec<_> = (0..100).map(|_| served.client(false)).collect();
     for (at, client) in clients.iter_mut().enumerate() {
@@ -119,7 +119,7 @@ fn a_hundred_clients_are_served_at_once_and_the_next_is_turned_away() {
 
 #[test]
 fn any_number_of_clients_that_say_nothing_keep_none_out_that_does() {
-    let limits = Limits { connections: 10, ..Limits::default() };
+    let limits = Limits { connections: at_most(10), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut steady = served.client(false);
     eventually("the server knows that it has chosen an export", || served.connections() == 1);

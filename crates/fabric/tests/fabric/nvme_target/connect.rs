@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::harness::{STRANGER, Served};
 use super::host::{Host, ic_req};
-use crate::common::{Raw, eventually, pattern};
+use crate::common::{Raw, at_most, eventually, pattern};
 
 #[test]
 fn a_controller_gets_ready_is_reset_and_shut_down() {
@@ -236,7 +236,7 @@ fn with_flow_control_every_command_has_a_completion_that_says_how_far_the_queue_
 
 #[test]
 fn who_dawdles_before_connect_is_shown_the_door_and_makes_room() {
-    let limits = Limits { handshake: Duration::from_secs(2), connections: 5, ..Limits::default() };
+    let limits = Limits { handshake: Duration::from_secs(2), connections: at_most(5), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let (mut steady, _) = served.admin();
     let mut silent = Host::silent(&served.socket());
