@@ -127,7 +127,7 @@ impl Lender {
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let source = source.claimed(claim.clone(), trust.take_over);
         let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| {
-            let is_anothers = error.is_loss();
+            let is_anothers = error.is_claimed();
             let failure = match error {
                 LinkError::Nbd(error) => Failure::new(what(), error.failure),
                 LinkError::Nvme(error) => Failure::new(what(), error.failure),

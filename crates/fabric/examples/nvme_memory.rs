@@ -1,8 +1,9 @@
 //! Serves one elastic lease over NVMe/TCP until it is killed: `nvme_memory ADDRESS SIZE [STORE_DIR [SECRET
 //! [CONTROLLER_SECRET]]]`.
 //!
-//! Prints the subsystem's name, which stays the same as long as STORE_DIR is there. While it runs, a line on standard
-//! input with a size resizes the namespace, and `stored` says what it takes.
+//! Prints the subsystem's name: that of the environment variable SUBSYSTEM, or one that stays the same as long as
+//! STORE_DIR is there. While it runs, a line on standard input with a size resizes the namespace, and `stored` says what
+//! it takes.
 
 mod memory;
 
@@ -56,7 +57,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             Some(Secrets { host: host.parse()?, controller })
         }
     };
-    let subsystem = Nqn::of_lease(lease.id());
+    let subsystem = match env::var("SUBSYSTEM") {
+        Ok(name) => name.parse()?,
+        Err(_) => Nqn::of_lease(lease.id()),
+    };
     let namespace = Arc::new(Namespace::new(lease));
     let only_one = OnlyOne { subsystem: subsystem.clone(), namespace: Arc::clone(&namespace), secrets };
     let target = Target::new(Arc::new(only_one), Limits::default());

@@ -135,7 +135,7 @@ fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
     assert_eq!(attached["capacity"], 128 << 20, "whole extents");
     keeps(device(&attached), 63 << 20);
     let output = dir.aquifer(&[&["attach"], &trust[..]].concat());
-    assert!(stderr(&output).contains("is over it already"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("a volume of 'aquifer attach' on "), "{}", stderr(&output));
     let output = dir.aquifer(&["detach", device(&attached)]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(dir.volumes(), [] as [PathBuf; 0]);
@@ -165,14 +165,21 @@ fn an_export_serves_one_volume_only() {
     }
     let served = tempfile::tempdir().unwrap();
     let export = Export::start(served.path(), &["64M"]);
+    serves_one_volume_only(export.uri());
+    drop(export);
+    let export = Export::start(served.path(), &["64M", "--nvme", "127.0.0.1:0"]);
+    serves_one_volume_only(export.ready["nvme"]["uris"][0].as_str().unwrap());
+}
+
+fn serves_one_volume_only(uri: &str) {
     let dir = Dir::new();
-    dir.attach(&[export.uri()]);
+    dir.attach(&[uri]);
     // Whatever they want it for, also on another host, where nothing is known of the first.
     let other = Dir::new();
     for words in [
-        &["attach", export.uri()][..],
-        &["run", "--local", "64M", "--priority", "100", "--lender", export.uri(), "--", "true"],
-        &["region", "create", "one", "--size", "32M", "--cache", "8M", "--lender", export.uri()],
+        &["attach", uri][..],
+        &["run", "--local", "64M", "--priority", "100", "--lender", uri, "--", "true"],
+        &["region", "create", "one", "--size", "32M", "--cache", "8M", "--lender", uri],
     ] {
         for dir in [&dir, &other] {
             let output = dir.aquifer(words);
@@ -186,8 +193,8 @@ fn an_export_serves_one_volume_only() {
     }
     let detached = dir.aquifer(&["detach", "--all"]);
     assert!(detached.status.success(), "{}", stderr(&detached));
-    other.attach(&[export.uri()]);
-    let taken = dir.attach(&[export.uri(), "--take-over"]);
+    other.attach(&[uri]);
+    let taken = dir.attach(&[uri, "--take-over"]);
     assert!(Path::new(device(&taken)).exists(), "{taken}");
 }
 

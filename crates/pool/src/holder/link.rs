@@ -31,6 +31,7 @@ pub struct NbdSource {
 #[derive(Debug)]
 pub struct NvmeSource {
     session: Session,
+    identity: Option<Identity>,
     /// Held by whoever reads or writes a part of a block: one at a time.
     block: Arc<Mutex<Box<Block>>>,
 }
@@ -53,7 +54,7 @@ impl From<nbd::Target> for Source {
 impl From<nvme::Target> for Source {
     fn from(target: nvme::Target) -> Self {
         let block = Arc::new(Mutex::new(Box::new(Block::EMPTY)));
-        Self::Nvme(NvmeSource { session: Session::new(Arc::new(target)), block })
+        Self::Nvme(NvmeSource { session: Session::new(Arc::new(target)), identity: None, block })
     }
 }
 
@@ -85,9 +86,20 @@ impl LinkError {
         }
     }
 
+    /// Whether what is there is another owner's.
+    pub fn is_claimed(&self) -> bool {
+        match self {
+            Self::Nbd(error) => matches!(error.failure, nbd::Failure::Claimed(_)),
+            Self::Nvme(error) => matches!(error.failure, nvme::Failure::Claimed(_)),
+        }
+    }
+
     /// Whether no other answer can be expected later.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, Self::Nbd(NbdError { failure: nbd::Failure::Forgot { .. }, .. }))
+        match self {
+            Self::Nbd(error) => matches!(error.failure, nbd::Failure::Forgot { .. }),
+            Self::Nvme(error) => matches!(error.failure, nvme::Failure::Forgot { .. }),
+        }
     }
 
     /// Whether the lender has no room for what was written.
@@ -109,26 +121,28 @@ impl Source {
     /// The same, used by somebody whose name the lender hears.
     #[must_use]
     pub fn claimed(self, claim: Claim, takes_over: bool) -> Self {
+        let identity = Some(Identity::new(claim, takes_over));
         match self {
-            Self::Nbd(source) => {
-                Self::Nbd(NbdSource { identity: Some(Identity::new(claim, takes_over)), ..source })
-            }
-            Self::Nvme(source) => Self::Nvme(source),
+            Self::Nbd(source) => Self::Nbd(NbdSource { identity, ..source }),
+            Self::Nvme(source) => Self::Nvme(NvmeSource { identity, ..source }),
         }
     }
 
     /// Connects as part of an epoch, whose connections end together.
     pub(super) fn connect(&self, patience: Duration) -> Result<(Link, u64), LinkError> {
+        let visitor = self.identity().map(Identity::visitor);
         match self {
             Self::Nbd(source) => {
-                let visitor = source.identity.as_ref().map(Identity::visitor);
                 let (target, epoch) = (Arc::clone(&source.target), visitor.as_ref().map_or(0, |it| it.epoch));
                 let connection = nbd::Connection::connect_as(target, visitor.as_ref(), patience)?;
-                source.check(connection.incarnation())?;
+                self.check(connection.incarnation())?;
                 Ok((Link::Nbd(connection), epoch))
             }
             Self::Nvme(source) => {
-                Ok((Link::Nvme(source.session.connect(patience)?, Arc::clone(&source.block)), 0))
+                let connection = source.session.connect_as(visitor.as_ref(), patience)?;
+                self.check(connection.incarnation())?;
+                let epoch = connection.epoch();
+                Ok((Link::Nvme(connection, Arc::clone(&source.block)), epoch))
             }
         }
     }
@@ -136,7 +150,7 @@ impl Source {
     fn identity(&self) -> Option<&Identity> {
         match self {
             Self::Nbd(source) => source.identity.as_ref(),
-            Self::Nvme(_) => None,
+            Self::Nvme(source) => source.identity.as_ref(),
         }
     }
 
@@ -157,27 +171,29 @@ impl Source {
 
     /// What it is like to find out nothing new: the connection failed earlier.
     pub(super) fn broken(&self) -> LinkError {
-        match self {
-            Self::Nbd(source) => source.error(nbd::Failure::Broken),
-            Self::Nvme(source) => {
-                let target = Arc::clone(source.session.target());
-                NvmeError { target, failure: nvme::Failure::Broken }.into()
-            }
-        }
+        self.error(nbd::Failure::Broken, nvme::Failure::Broken)
     }
-}
 
-impl NbdSource {
+    /// Holds the lender to the pages that it had before.
     fn check(&self, found: Option<Incarnation>) -> Result<(), LinkError> {
-        let checked = self.identity.as_ref().map_or(Ok(()), |identity| identity.check(found));
+        let checked = self.identity().map_or(Ok(()), |identity| identity.check(found));
         checked.map_err(|expected| {
             let found = found.map_or_else(|| "of another make".to_owned(), |found| found.to_string());
-            self.error(nbd::Failure::Forgot { expected, found })
+            self.error(
+                nbd::Failure::Forgot { expected, found: found.clone() },
+                nvme::Failure::Forgot { expected, found },
+            )
         })
     }
 
-    fn error(&self, failure: nbd::Failure) -> LinkError {
-        NbdError { target: Arc::clone(&self.target), failure }.into()
+    /// What went wrong, as the protocol at hand has it.
+    fn error(&self, nbd: nbd::Failure, nvme: nvme::Failure) -> LinkError {
+        match self {
+            Self::Nbd(source) => NbdError { target: Arc::clone(&source.target), failure: nbd }.into(),
+            Self::Nvme(source) => {
+                NvmeError { target: Arc::clone(source.session.target()), failure: nvme }.into()
+            }
+        }
     }
 }
 

@@ -15,7 +15,11 @@ use crate::common::*;
 
 #[test]
 fn a_write_that_arrives_late_does_not_undo_a_newer_one() {
-    let lender = OurLender::start(1);
+    [Kind::Nbd, Kind::Nvme].into_iter().for_each(a_late_write_is_harmless);
+}
+
+fn a_late_write_is_harmless(kind: Kind) {
+    let lender = OurLender::start_kind(kind, 1);
     let dir = tempfile::tempdir().unwrap();
     let network = Network::new(&lender, &dir.path().join("way"));
     let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
@@ -28,7 +32,7 @@ fn a_write_that_arrives_late_does_not_undo_a_newer_one() {
     write(&volume, 0, 2);
     write(&volume, 0, 3);
     volume.write(1, 5 * PAGE, &content(5 * PAGE, 2)).unwrap();
-    assert!(network.release(), "nothing was kept back");
+    assert!(network.release(), "{kind:?}: nothing was kept back");
     expect(&volume, 0, 3);
     expect(&volume, 5 * PAGE, 2);
 }

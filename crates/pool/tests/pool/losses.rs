@@ -27,6 +27,21 @@ fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
 }
 
 #[test]
+fn a_namespace_of_the_same_name_that_comes_back_empty_is_not_believed() {
+    let mut lender = OurLender::start_named("nqn.2014-08.org.example:always-the-same", 1);
+    let volume = Volume::new(config(1)).unwrap();
+    volume.add_lease(lender.lease(2)).unwrap();
+    write(&volume, 0, 1);
+    lender.kill();
+    lender.restart_empty();
+    is_lost(&volume, 0, 2);
+    // Not even with what would be new.
+    let error = volume.write(0, PAGE, &content(PAGE, 1)).unwrap_err();
+    assert!(error.to_string().contains("lost all that it held"), "{error}");
+    assert_eq!(volume.status().leases[0].state, LeaseState::Lost);
+}
+
+#[test]
 fn a_lender_of_another_make_that_comes_back_empty_is_an_error_and_not_zeroes() {
     for number in [1, 2] {
         let mut server = lender(1);
@@ -66,20 +81,23 @@ fn the_next_process_of_a_volume_expects_the_pages_of_the_one_before() {
 
 #[test]
 fn a_second_owner_is_refused_by_name_and_the_first_goes_on() {
-    let lender = OurLender::start(1);
-    let first = Volume::new(config(1)).unwrap();
-    first.add_lease(lender.lease(2)).unwrap();
-    write(&first, 0, 1);
-    let claim = Claim { owner: OwnerId(77), ..Claim::new("somebody else".to_owned(), false) };
-    let another = LeaseTarget { claim: Some(claim), ..lender.lease(2) };
-    let second = Volume::new(config(1)).unwrap();
-    let error = second.add_lease(another.clone()).unwrap_err();
-    assert!(matches!(error, PoolError::Connect { .. }) && error.to_string().contains("a test"), "{error}");
-    expect(&first, 0, 1);
-    drop(first);
-    second.add_lease(another).unwrap();
-    write(&second, 0, 2);
-    expect(&second, 0, 2);
+    for kind in [Kind::Nbd, Kind::Nvme] {
+        let lender = OurLender::start_kind(kind, 1);
+        let first = Volume::new(config(1)).unwrap();
+        first.add_lease(lender.lease(2)).unwrap();
+        write(&first, 0, 1);
+        let claim = Claim { owner: OwnerId(77), ..Claim::new("somebody else".to_owned(), false) };
+        let another = LeaseTarget { claim: Some(claim), ..lender.lease(2) };
+        let second = Volume::new(config(1)).unwrap();
+        let error = second.add_lease(another.clone()).unwrap_err();
+        assert!(matches!(error, PoolError::Connect { .. }), "{kind:?}: {error}");
+        assert!(error.to_string().contains("a test"), "{kind:?}: {error}");
+        expect(&first, 0, 1);
+        drop(first);
+        second.add_lease(another).unwrap();
+        write(&second, 0, 2);
+        expect(&second, 0, 2);
+    }
 }
 
 #[track_caller]

@@ -2,6 +2,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use aquifer_store::Visitor;
+
 use super::connect::{Queue, connect};
 use super::execute::Executor;
 use super::facts::{self, Facts};
@@ -20,6 +22,8 @@ const ADMIN_ENTRIES: u32 = 32;
 /// breaks: no command that came over one of them is carried out after what follows it on a new controller.
 pub(super) struct Controller {
     id: u16,
+    /// The visitor's, for whom it was made.
+    pub(super) epoch: u64,
     pub(super) facts: Facts,
     queues: Arc<Queues>,
     keeper: Option<JoinHandle<()>>,
@@ -40,17 +44,22 @@ struct Open {
 }
 
 impl Controller {
-    pub(super) fn connect(target: &Target, deadline: Deadline) -> Result<Self, Failure> {
+    pub(super) fn connect(
+        target: &Target,
+        visitor: Option<&Visitor>,
+        deadline: Deadline,
+    ) -> Result<Self, Failure> {
         let keep_alive = target.keep_alive;
         let queue = Queue { controller: ANY_CONTROLLER, number: 0, size: ADMIN_ENTRIES, keep_alive };
         let (mut link, id) = connect(target, queue, deadline)?;
-        let facts = facts::start(&mut Executor::new(&mut link, deadline), target)?;
+        let facts = facts::start(&mut Executor::new(&mut link, deadline), target, visitor)?;
         let admin = link.socket.try_clone().map_err(Failure::Connect)?;
         let queues = Arc::new(Queues::new(admin));
         let alive = facts.keep_alive && !keep_alive.is_zero();
         let interval = alive.then_some(keep_alive / 3);
         let keeper = keeper::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
-        Ok(Self { id, facts, queues, keeper: Some(keeper) })
+        let epoch = visitor.map_or(0, |visitor| visitor.epoch);
+        Ok(Self { id, epoch, facts, queues, keeper: Some(keeper) })
     }
 
     /// Whether its queues can still be used.
@@ -87,6 +96,7 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
+        self.queues.part();
         self.end();
         if let Some(keeper) = self.keeper.take() {
             // A panic there has been reported by the panic hook.
@@ -127,6 +137,15 @@ impl Queues {
             *place = Some(socket);
         }
         Ok(())
+    }
+
+    /// Lets the admin queue end in peace, unless it has broken.
+    fn part(&self) {
+        let open = self.locked();
+        if !open.ended {
+            // Should it fail, the target sees a reset in place of the end.
+            let _ = open.admin.set_abortive(false);
+        }
     }
 
     pub(super) fn end(&self) {

@@ -3,6 +3,8 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aquifer_page::Incarnation;
+
 use super::Target;
 use crate::initiating::Interrupted;
 use crate::nvme::proto::fabrics::{ConnectData, connect};
@@ -34,6 +36,19 @@ pub enum Failure {
     /// The target does not let us use the namespace, or cannot serve it as we need it.
     #[error("the target refuses: {0}")]
     Refused(String),
+    /// The namespace is another owner's, who is named.
+    #[error("{0}")]
+    Claimed(String),
+    /// The pages that were there are gone: these are others.
+    #[error(
+        "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
+    )]
+    Forgot {
+        /// Of the pages that were there.
+        expected: Incarnation,
+        /// Of those that are there, or why they are not the same.
+        found: String,
+    },
     /// This host could not prove who it is, or the controller who it is.
     #[error("authentication failed: {0}")]
     Authentication(String),
@@ -111,10 +126,10 @@ impl NvmeError {
         self.failure.ends_connection()
     }
 
-    /// Whether the target has said that what this host stored there is gone. Asked of a target that had the subsystem
-    /// before: a subsystem of ours that has lost its pages comes back under another name.
+    /// Whether the target has said that what this host stored there is gone, or another's by now. Asked of a target that
+    /// had the subsystem before: a subsystem of ours that has lost its pages comes back under another name.
     pub fn is_loss(&self) -> bool {
-        matches!(self.failure, Failure::Unknown)
+        matches!(self.failure, Failure::Unknown | Failure::Claimed(_) | Failure::Forgot { .. })
     }
 
     /// Whether the namespace has no room for what was written.
@@ -127,7 +142,7 @@ impl Failure {
     pub(super) fn ends_connection(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Refused(_) | Self::Unknown | Self::Authentication(_) => true,
-            Self::Lost(_) => true,
+            Self::Lost(_) | Self::Claimed(_) | Self::Forgot { .. } => true,
             Self::Silent(_) | Self::Protocol(_) | Self::Accused { .. } | Self::Damaged(_) | Self::Broken => {
                 true
             }

@@ -3,12 +3,19 @@
 use std::thread;
 use std::time::Duration;
 
+use aquifer_page::Incarnation;
+use aquifer_store::Visitor;
+use zerocopy::FromBytes;
+
 use super::execute::Executor;
+use super::introduce::introduce;
 use super::{Failure, Target};
 use crate::initiating::WINDOW;
 use crate::nvme::proto::fabrics::{capabilities, configuration, property, status};
 use crate::nvme::proto::feature::id;
-use crate::nvme::proto::identify::{Controller, Namespace, NvmController, controller, namespace, what};
+use crate::nvme::proto::identify::{
+    Controller, Descriptor, LENGTH, MODEL, Namespace, NvmController, controller, descriptor, namespace, what,
+};
 use crate::nvme::proto::{Command, Status};
 
 /// The smallest memory page, and the largest block that fits our pages.
@@ -49,6 +56,8 @@ pub(super) struct Facts {
     pub(super) queues: u16,
     /// Whether the controller takes Keep Alive commands.
     pub(super) keep_alive: bool,
+    /// What names the namespace for as long as its blocks are there, if anything does.
+    pub(super) incarnation: Option<Incarnation>,
 }
 
 impl Facts {
@@ -67,8 +76,12 @@ impl Facts {
     }
 }
 
-/// Enables the controller and asks it for all that its queues need to know.
-pub(super) fn start(executor: &mut Executor<'_>, target: &Target) -> Result<Facts, Failure> {
+/// Enables the controller, tells it who uses it if it is one of ours, and asks it for all that its queues need to know.
+pub(super) fn start(
+    executor: &mut Executor<'_>,
+    target: &Target,
+    visitor: Option<&Visitor>,
+) -> Result<Facts, Failure> {
     let capabilities = executor.property(property::CAPABILITIES, true)?;
     let min_page = PAGE << (capabilities >> capabilities::MIN_PAGE_SHIFT & 0xF);
     if capabilities & capabilities::NVM == 0 || min_page != PAGE {
@@ -82,6 +95,10 @@ pub(super) fn start(executor: &mut Executor<'_>, target: &Target) -> Result<Fact
     if about.kind == controller::DISCOVERY {
         return Err(Failure::Refused("this subsystem has no namespaces: it serves discovery".to_owned()));
     }
+    // First of all: what older connections send may change the rest.
+    if let Some(visitor) = visitor.filter(|_| about.model.trim_ascii_end() == MODEL.as_bytes()) {
+        introduce(executor, visitor)?;
+    }
     let nsid = target.namespace;
     let missing = |why: String| Failure::Refused(format!("there is no namespace {nsid}: {why}"));
     let disk = match executor.identify::<Namespace>(what::NAMESPACE, nsid)? {
@@ -91,6 +108,7 @@ pub(super) fn start(executor: &mut Executor<'_>, target: &Target) -> Result<Fact
     };
     // What controllers before version 2.0 do not have.
     let of_set: Option<Box<NvmController>> = executor.identify(what::CONTROLLER_OF_SET, 0)?.ok();
+    let descriptors = executor.identify::<[u8; LENGTH]>(what::DESCRIPTORS, nsid)?.ok();
     let wanted = (QUEUES - 1) | (QUEUES - 1) << 16;
     let granted = executor.set_feature(id::QUEUES, wanted)?;
     let queues = (granted & 0xFFFF).min(granted >> 16 & 0xFFFF) + 1;
@@ -121,7 +139,26 @@ pub(super) fn start(executor: &mut Executor<'_>, target: &Target) -> Result<Fact
         queue_size: most_entries.clamp(2, 2 * WINDOW as u32),
         queues: queues.min(u64::from(QUEUES)) as u16,
         keep_alive: about.keep_alive.get() > 0,
+        incarnation: incarnation(&disk, descriptors.as_deref().unwrap_or(&[0; LENGTH])),
     })
+}
+
+/// The namespace's UUID or NGUID. Our own targets tell the incarnation of the lease's pages by it; other targets give a
+/// namespace that is made anew another one.
+fn incarnation(disk: &Namespace, descriptors: &[u8]) -> Option<Incarnation> {
+    let mut rest = descriptors;
+    let mut found = [[0; 16], disk.nguid];
+    while let Ok((head, after)) = Descriptor::read_from_prefix(rest) {
+        let Some((id, after)) = after.split_at_checked(head.length.into()) else { break };
+        match (head.kind, <[u8; 16]>::try_from(id)) {
+            (descriptor::UUID, Ok(id)) => found[0] = id,
+            (descriptor::NGUID, Ok(id)) => found[1] = id,
+            (0, _) => break,
+            _ => {}
+        }
+        rest = after;
+    }
+    found.into_iter().map(u128::from_be_bytes).find(|id| *id != 0).map(Incarnation)
 }
 
 fn wait_ready(executor: &mut Executor<'_>) -> Result<(), Failure> {

@@ -5,7 +5,7 @@ use zerocopy::{IntoBytes, transmute};
 
 use super::head::Head;
 use super::{Failure, Target};
-use crate::channel::Socket;
+use crate::channel::{Channel, Socket};
 use crate::initiating::{Deadline, Input};
 use crate::nvme::proto::pdu::{
     CapsuleCmd, CapsuleResp, CommonHeader, Data, IC_LENGTH, IcReq, IcResp, MAX_ALIGNMENT, MIN_MAX_DATA, R2t,
@@ -40,6 +40,8 @@ impl Link {
     /// Connects and agrees on how PDUs look.
     pub(super) fn connect(target: &Target, deadline: Deadline) -> Result<Self, Failure> {
         let socket = Socket::connect(&target.address, deadline.left()).map_err(Failure::Connect)?;
+        // Until the connection ends in peace: nothing of it is to arrive after it is given up, or its process killed.
+        socket.set_abortive(true).map_err(Failure::Connect)?;
         let (shape, max_data) = (Shape::default(), 0);
         let mut link = Self { socket, input: Input::new(), shape, max_data };
         let wanted = target.digests();
@@ -66,6 +68,12 @@ impl Link {
         link.shape = Shape::new(wanted, response.alignment);
         link.max_data = response.max_data.get() as usize;
         Ok(link)
+    }
+
+    /// The connection ends in peace.
+    pub(super) fn part(&self) {
+        // Should it fail, the target sees a reset in place of the end.
+        let _ = self.socket.set_abortive(false);
     }
 
     /// Whether something came that was not taken yet.

@@ -10,9 +10,10 @@
 //! After [`Connection::connect`] nothing allocates unless it fails: this is on the way of every page that a borrower
 //! swaps.
 //!
-//! The files follow a connection: `session` finds or makes a `controller`, for which `connect` makes a connection a queue, with
-//! `execute` for its commands and `authenticate` where the target asks for that; `facts` is what the controller tells, `keeper`
-//! keeps it alive. `link` sends and receives PDUs, whose beginnings are `head`s, and `transmission` moves blocks.
+//! The files follow a connection. `session` finds or makes a `controller`, for which `connect` makes a connection a
+//! queue, with `execute` for its commands and `authenticate` where the target asks for that. `introduce` says who uses
+//! the namespace, `facts` is what the controller tells, `keeper` keeps it alive. `link` sends and receives PDUs, whose
+//! beginnings are `head`s, and `transmission` moves blocks.
 
 mod authenticate;
 mod connect;
@@ -21,6 +22,7 @@ mod error;
 mod execute;
 mod facts;
 mod head;
+mod introduce;
 mod keeper;
 mod link;
 mod session;
@@ -32,7 +34,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_page::Bytes;
+use aquifer_page::{Bytes, Incarnation};
 
 pub use crate::initiating::Operation;
 pub use error::{Failure, NvmeError};
@@ -95,6 +97,16 @@ impl Connection {
     /// What it is connected to.
     pub fn target(&self) -> &Target {
         &self.target
+    }
+
+    /// The epoch of the visitor for whom its controller was made.
+    pub fn epoch(&self) -> u64 {
+        self.controller.epoch
+    }
+
+    /// The life of the namespace's blocks, where the target tells: its UUID or NGUID.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.controller.facts.incarnation
     }
 
     /// Size of the namespace.
@@ -232,6 +244,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if !self.broken && self.controller.is_alive() {
+            self.link.part();
+        }
         self.controller.leave(self.number);
     }
 }

@@ -1,6 +1,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use aquifer_store::Visitor;
+
 use super::controller::Controller;
 use super::{Connection, Failure, NvmeError, Target};
 use crate::initiating::Deadline;
@@ -47,12 +49,22 @@ impl Session {
     /// # Errors
     /// When the target cannot be reached, does not let this host use the namespace, or cannot serve it in pages.
     pub fn connect(&self, patience: Duration) -> Result<Connection, NvmeError> {
-        self.try_connect(patience).map_err(|failure| NvmeError::new(&self.target, failure))
+        self.connect_as(None, patience)
     }
 
-    fn try_connect(&self, patience: Duration) -> Result<Connection, Failure> {
+    /// As [`connect`](Self::connect), as somebody who claims the namespace. The queue is one of a controller of the
+    /// visitor's epoch or a newer one. When a target of ours lets it in, nothing that was sent to controllers of an earlier
+    /// epoch is carried out any more.
+    ///
+    /// # Errors
+    /// As `connect`, and [`Failure::Claimed`] where the namespace is another owner's.
+    pub fn connect_as(&self, visitor: Option<&Visitor>, patience: Duration) -> Result<Connection, NvmeError> {
+        self.try_connect(visitor, patience).map_err(|failure| NvmeError::new(&self.target, failure))
+    }
+
+    fn try_connect(&self, visitor: Option<&Visitor>, patience: Duration) -> Result<Connection, Failure> {
         let deadline = Deadline::after(patience);
-        let controller = self.controller(deadline)?;
+        let controller = self.controller(visitor, deadline)?;
         let joined = controller.join(&self.target, deadline);
         let (link, number) = joined.inspect_err(|failure| {
             if failure.ends_connection() && !matches!(failure, Failure::Refused(_)) {
@@ -63,12 +75,18 @@ impl Session {
     }
 
     /// The controller there is, or a new one. One of the callers makes it, and the others wait for that.
-    fn controller(&self, deadline: Deadline) -> Result<Arc<Controller>, Failure> {
+    fn controller(&self, visitor: Option<&Visitor>, deadline: Deadline) -> Result<Arc<Controller>, Failure> {
+        let epoch = visitor.map_or(0, |visitor| visitor.epoch);
         let mut slot = self.locked();
         loop {
             match &*slot {
                 Slot::There(controller) => match controller.upgrade().filter(|one| one.is_alive()) {
-                    Some(controller) => return Ok(controller),
+                    Some(controller) if controller.epoch >= epoch => return Ok(controller),
+                    // A connection of its epoch has broken.
+                    Some(controller) => {
+                        controller.end();
+                        break;
+                    }
                     None => break,
                 },
                 Slot::Connecting => {
@@ -80,7 +98,7 @@ impl Session {
         }
         *slot = Slot::Connecting;
         drop(slot);
-        let made = Controller::connect(&self.target, deadline).map(Arc::new);
+        let made = Controller::connect(&self.target, visitor, deadline).map(Arc::new);
         let found = made.as_ref().map(Arc::downgrade).unwrap_or_default();
         *self.locked() = Slot::There(found);
         self.done.notify_all();

@@ -19,6 +19,11 @@ pub mod admin {
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
     /// Says that the host is alive.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Ours: says whose pages the namespace holds (see [`Introduction`](super::super::introduction::Introduction)).
+    // Vendor specific commands have opcodes from C0h on; the low bits say which way data goes.
+    pub const INTRODUCE: u8 = 0xC1;
+    /// Ours: tells in words why the last introduction was refused.
+    pub const REFUSAL: u8 = 0xC2;
 }
 
 /// Opcodes of I/O commands (NVM, Figure 18 "Opcodes for NVM Commands"; Base, Figure 390 "Opcodes for I/O Commands").

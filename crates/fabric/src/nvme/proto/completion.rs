@@ -106,6 +106,10 @@ codes! {
     AUTHENTICATION_REQUIRED = 0x191,
     /// More at once than the controller takes (NVM, Figure 16).
     SIZE_LIMIT = 0x183,
+    /// Ours, vendor specific: the namespace is another owner's.
+    CLAIMED = 0x1C0,
+    /// Ours, vendor specific: the namespace is not to be had now.
+    NOT_NOW = 0x1C1,
     /// The blocks differ from the data.
     COMPARE_FAILURE = 0x285,
 }

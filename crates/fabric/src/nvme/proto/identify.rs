@@ -8,6 +8,9 @@ use super::NQN_FIELD;
 /// Bytes of every structure that Identify returns.
 pub const LENGTH: usize = 4096;
 
+/// The model number of our controllers that serve I/O.
+pub const MODEL: &str = "Aquifer lease";
+
 /// What is wanted, in dword 10 (Base, Figure 273 "CNS Values").
 pub mod what {
     /// [`Namespace`](super::Namespace) of a namespace.

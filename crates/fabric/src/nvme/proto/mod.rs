@@ -2,7 +2,7 @@
 //!
 //! Everything on the wire is little-endian; the layouts are checked at compile time. `pdu` is what travels, with `digest`
 //! over it; `command` and `completion` are what it carries; `fabrics` makes a connection a queue of a controller, with `auth`;
-//! `identify`, `log` and `feature` are what a controller tells of itself.
+//! `identify`, `log` and `feature` are what a controller tells of itself, `introduction` what a host of ours tells.
 
 // The derives of zerocopy make hidden types of their own without Debug; ours all have it.
 #![allow(missing_debug_implementations)]
@@ -26,6 +26,7 @@ pub mod digest;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;
+pub mod introduction;
 pub mod log;
 mod nqn;
 pub mod pdu;

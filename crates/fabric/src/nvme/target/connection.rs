@@ -70,7 +70,7 @@ impl Nvme {
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
             IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
         } else {
-            AdminQueue::new(link, self, Arc::clone(controller), keep_alive).run()?;
+            AdminQueue::new(link, self, Arc::clone(controller), keep_alive, &|| place.end()).run()?;
         }
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} disconnected");
         Ok(())

@@ -3,6 +3,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use aquifer_store::Stay;
+
 use super::bell::Bell;
 use super::{Host, MAX_QUEUE, Namespace};
 use crate::channel::{Channel, Socket};
@@ -45,6 +47,8 @@ struct State {
     queues: BTreeMap<u16, Socket>,
     /// Its admin queue is gone.
     ended: bool,
+    /// The host's time with the lease, if it said who it is.
+    stay: Option<Stay>,
 }
 
 impl Controller {
@@ -162,11 +166,25 @@ impl Controller {
         self.left.notify_all();
     }
 
+    /// Whether the host has said who it is.
+    pub(super) fn is_introduced(&self) -> bool {
+        self.locked().stay.is_some()
+    }
+
+    /// The host has said who it is, and has the lease until the controller ends. Called from the admin queue only.
+    pub(super) fn keep(&self, stay: Stay) {
+        self.locked().stay = Some(stay);
+    }
+
     /// The admin queue is gone: ends the I/O queues and waits until they are gone too.
     pub(super) fn end(&self) {
         let mut state = self.locked();
         state.ended = true;
-        drop(self.end_queues(state));
+        let mut state = self.end_queues(state);
+        // Only now: whoever waits for the end of this controller must not go on before.
+        let stay = state.stay.take();
+        drop(state);
+        drop(stay);
     }
 
     /// Ends all I/O queues and waits for their threads: nothing that came over them is carried out any more when the host

@@ -8,4 +8,5 @@ mod connect;
 mod events;
 pub mod harness;
 pub mod host;
+mod introduction;
 mod io;

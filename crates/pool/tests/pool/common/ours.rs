@@ -29,6 +29,8 @@ pub struct OurLender {
     extents: u64,
     /// The subsystem, or nothing.
     name: String,
+    /// The subsystem's name, where the lender does not choose it.
+    fixed: Option<String>,
     /// Of those of its leases that are sealed.
     seal: Seal,
     dir: TempDir,
@@ -40,9 +42,18 @@ impl OurLender {
     }
 
     pub fn start_kind(kind: Kind, extents: u64) -> Self {
+        Self::start_as(kind, extents, None)
+    }
+
+    /// Its subsystem has this name, whatever is in it.
+    pub fn start_named(name: &str, extents: u64) -> Self {
+        Self::start_as(Kind::Nvme, extents, Some(name.to_owned()))
+    }
+
+    fn start_as(kind: Kind, extents: u64, fixed: Option<String>) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (child, name) = spawn(kind, dir.path(), extents);
-        let lender = Self { child, kind, extents, name, seal: Seal::own(), dir };
+        let (child, name) = spawn(kind, dir.path(), extents, fixed.as_deref());
+        let lender = Self { child, kind, extents, name, fixed, seal: Seal::own(), dir };
         lender.wait();
         lender
     }
@@ -79,7 +90,7 @@ impl OurLender {
     }
 
     pub fn restart(&mut self) {
-        (self.child, _) = spawn(self.kind, self.dir.path(), self.extents);
+        (self.child, _) = spawn(self.kind, self.dir.path(), self.extents, self.fixed.as_deref());
         self.wait();
     }
 
@@ -135,7 +146,7 @@ impl Drop for OurLender {
 }
 
 /// Starts it, and says what its subsystem is called, if it has one.
-fn spawn(kind: Kind, dir: &Path, extents: u64) -> (Child, String) {
+fn spawn(kind: Kind, dir: &Path, extents: u64, name: Option<&str>) -> (Child, String) {
     let program = match kind {
         Kind::Nbd => "nbd_memory",
         Kind::Nvme => "nvme_memory",
@@ -144,6 +155,7 @@ fn spawn(kind: Kind, dir: &Path, extents: u64) -> (Child, String) {
         .arg(format!("unix:{}", dir.join("nbd").display()))
         .arg((extents * EXTENT_SIZE).to_string())
         .arg(dir.join("store"))
+        .envs(name.map(|name| ("SUBSYSTEM", name)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

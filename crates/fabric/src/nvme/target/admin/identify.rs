@@ -5,8 +5,8 @@ use super::events::REQUESTS;
 use super::{AdminQueue, logs};
 use crate::nvme::proto::fabrics::VERSION_2_0;
 use crate::nvme::proto::identify::{
-    ALL_NAMESPACES, CSI_NVM, Controller, Descriptor, IndependentNamespace, LENGTH, Namespace, NvmController,
-    controller, descriptor, namespace, what,
+    ALL_NAMESPACES, CSI_NVM, Controller, Descriptor, IndependentNamespace, LENGTH, MODEL, Namespace,
+    NvmController, controller, descriptor, namespace, what,
 };
 use crate::nvme::proto::{Command, Status};
 use crate::nvme::target::data::sink;
@@ -16,8 +16,7 @@ use crate::nvme::target::{self, MAX_IN_CAPSULE, MAX_QUEUE, MAX_TRANSFER_SHIFT, N
 const CAPSULE_UNIT: usize = 16;
 /// Log 2 of the most blocks of a Write Zeroes, which are pages too.
 const WRITE_ZEROES_SHIFT: u8 = 16;
-/// Model numbers.
-const MODEL: &str = "Aquifer lease";
+/// The model number of controllers that serve discovery.
 const DISCOVERY_MODEL: &str = "Aquifer discovery";
 
 impl AdminQueue<'_> {

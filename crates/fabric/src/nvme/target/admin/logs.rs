@@ -161,6 +161,8 @@ fn effects() -> Effects {
         admin::GET_FEATURES,
         admin::ASYNC_EVENT_REQUEST,
         admin::KEEP_ALIVE,
+        admin::INTRODUCE,
+        admin::REFUSAL,
     ] {
         answer.admin[usize::from(opcode)] = effect::SUPPORTED.into();
     }

@@ -3,13 +3,16 @@
 mod events;
 mod features;
 mod identify;
+mod introduction;
 mod logs;
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use aquifer_store::End;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -17,7 +20,7 @@ use super::connection::Nvme;
 use super::controller::{ADMIN, Controller};
 use super::data::check_flags;
 use super::link::Link;
-use super::parse::Pdu;
+use super::parse::{Payload, Pdu};
 use super::{Broken, Fatal};
 use crate::nvme::proto::command::{FABRICS, admin};
 use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
@@ -37,6 +40,10 @@ pub(super) struct AdminQueue<'a> {
     keep_alive: Option<Duration>,
     alive: Instant,
     events: Events,
+    /// How the connection is ended from elsewhere.
+    end: &'a dyn Fn() -> io::Result<End>,
+    /// Why the last introduction was refused.
+    refusal: String,
 }
 
 /// How a command is answered.
@@ -55,8 +62,10 @@ impl<'a> AdminQueue<'a> {
         service: &'a Nvme,
         controller: Arc<Controller>,
         keep_alive: Option<Duration>,
+        end: &'a dyn Fn() -> io::Result<End>,
     ) -> Self {
-        Self { link, service, controller, keep_alive, alive: Instant::now(), events: Events::default() }
+        let (alive, events, refusal) = (Instant::now(), Events::default(), String::new());
+        Self { link, service, controller, keep_alive, alive, events, end, refusal }
     }
 
     /// Carries out commands until the host has had enough, or is not heard of any more.
@@ -65,7 +74,7 @@ impl<'a> AdminQueue<'a> {
             while let Some(pdu) = self.link.next()? {
                 self.alive = Instant::now();
                 match pdu {
-                    Pdu::Command(command, _) => self.execute(&command)?,
+                    Pdu::Command(command, payload) => self.execute(&command, payload)?,
                     // No command of this queue brings data that does not come with it.
                     Pdu::Data(..) => return Err(Fatal::sequence("data that nobody asked for").into()),
                     Pdu::Request(_) => return Err(Fatal::sequence("a second ICReq").into()),
@@ -102,7 +111,7 @@ impl<'a> AdminQueue<'a> {
         ];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(std::io::Error::from(error).into()),
+            Err(error) => return Err(io::Error::from(error).into()),
         }
         let [host, bell] = fds.map(|fd| !fd.revents().is_empty());
         if bell {
@@ -111,11 +120,11 @@ impl<'a> AdminQueue<'a> {
         if host { self.link.fill() } else { Ok(true) }
     }
 
-    fn execute(&mut self, command: &Command) -> Result<(), Broken> {
+    fn execute(&mut self, command: &Command, payload: Payload) -> Result<(), Broken> {
         let answer = match command.opcode {
             FABRICS => self.fabrics(command),
             _ if !self.controller.is_ready() => Err(Status::COMMAND_SEQUENCE.final_()),
-            _ => self.admin(command),
+            _ => self.admin(command, payload),
         };
         let id = command.id.get();
         match answer {
@@ -145,7 +154,7 @@ impl<'a> AdminQueue<'a> {
         }
     }
 
-    fn admin(&mut self, command: &Command) -> Result<Answer, Status> {
+    fn admin(&mut self, command: &Command, payload: Payload) -> Result<Answer, Status> {
         check_flags(command)?;
         match command.opcode {
             admin::IDENTIFY => self.identify(command).map(Answer::Data),
@@ -155,6 +164,8 @@ impl<'a> AdminQueue<'a> {
             admin::ASYNC_EVENT_REQUEST => self.events.request(command.id.get()),
             admin::KEEP_ALIVE => Ok(Answer::Result(0)),
             admin::ABORT if !self.controller.is_discovery() => self.abort(command),
+            admin::INTRODUCE if !self.controller.is_discovery() => self.introduce(command, payload),
+            admin::REFUSAL if !self.controller.is_discovery() => self.tell_refusal(command).map(Answer::Data),
             _ => Err(Status::INVALID_OPCODE.final_()),
         }
     }

@@ -1,0 +1,34 @@
+//! What the host says of itself to a controller of ours.
+
+use aquifer_store::Visitor;
+use zerocopy::IntoBytes;
+
+use super::Failure;
+use super::execute::Executor;
+use crate::nvme::proto::command::{Sgl, admin};
+use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
+use crate::nvme::proto::{Command, Status};
+
+/// Says who uses the namespace. Once it is accepted, nothing that was sent to controllers of an earlier epoch is carried
+/// out any more.
+pub(super) fn introduce(executor: &mut Executor<'_>, visitor: &Visitor) -> Result<(), Failure> {
+    let introduction = Introduction::of(visitor);
+    let sgl = Sgl::in_capsule(size_of::<Introduction>() as u32);
+    let command = Command::new(admin::INTRODUCE, 0, 0, sgl);
+    let (completion, _) = executor.execute(command, introduction.as_bytes(), &mut [])?;
+    match Status(completion.status().code()) {
+        // An older target of ours does not know the command.
+        Status::SUCCESS | Status::INVALID_OPCODE => Ok(()),
+        Status::CLAIMED => Err(Failure::Claimed(refusal(executor)?)),
+        Status::NOT_NOW => Err(Failure::Refused(refusal(executor)?)),
+        _ => Err(Failure::from_status(completion.status())),
+    }
+}
+
+/// The target's words for why it refuses.
+fn refusal(executor: &mut Executor<'_>) -> Result<String, Failure> {
+    let mut text = [0; REFUSAL_LENGTH];
+    let command = Command::new(admin::REFUSAL, 0, 0, Sgl::transport(REFUSAL_LENGTH as u32));
+    let (completion, length) = executor.execute(command, &[], &mut text)?;
+    Ok(if completion.status().is_success() { from_field(&text[..length]) } else { String::new() })
+}

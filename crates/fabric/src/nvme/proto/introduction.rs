@@ -1,0 +1,106 @@
+//! How a host of ours says whose pages a namespace holds, by two vendor specific commands.
+//!
+//! Only controllers of our [`MODEL`](super::identify::MODEL) are sent them. No queue of an older epoch of the same owner
+//! carries out anything once the introduction is completed.
+
+use aquifer_page::{ClientId, OwnerId};
+use aquifer_store::Visitor;
+use zerocopy::byteorder::little_endian::{U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of the owner's name.
+const NAME: usize = 208;
+/// Bytes of the answer to [`REFUSAL`](super::command::admin::REFUSAL): text, filled up with zeroes.
+pub const REFUSAL_LENGTH: usize = 512;
+
+/// Flags of an [`Introduction`].
+pub mod flag {
+    /// The claim outlives the controller for as long as the namespace stores anything.
+    pub const KEEPS: u32 = 1 << 0;
+    /// The namespace is to be taken from its present owner.
+    pub const TAKES_OVER: u32 = 1 << 1;
+}
+
+layout!(
+    /// The data of [`INTRODUCE`](super::command::admin::INTRODUCE).
+    Introduction, 256 {
+        /// Whose pages the namespace holds.
+        owner: U128,
+        /// The process that connects.
+        client: U128,
+        /// Counts the client's reconnections: the controllers of it that have a smaller one end.
+        epoch: U64,
+        /// How often the owner has moved to another host.
+        generation: U32,
+        /// See [`flag`].
+        flags: U32,
+        /// What operators call the owner: text, filled up with zeroes.
+        name: [u8; NAME],
+    }
+);
+
+impl Introduction {
+    /// That of a visitor. A name that is too long is cut.
+    pub fn of(visitor: &Visitor) -> Self {
+        let keeps = if visitor.keeps { flag::KEEPS } else { 0 };
+        let takes_over = if visitor.takes_over { flag::TAKES_OVER } else { 0 };
+        Self {
+            owner: visitor.owner.0.into(),
+            client: visitor.client.0.into(),
+            epoch: visitor.epoch.into(),
+            generation: visitor.generation.into(),
+            flags: (keeps | takes_over).into(),
+            name: to_field(&visitor.name),
+        }
+    }
+
+    /// Who it introduces.
+    pub fn visitor(&self) -> Visitor {
+        let has = |flag| self.flags.get() & flag != 0;
+        Visitor {
+            owner: OwnerId(self.owner.get()),
+            name: from_field(&self.name),
+            generation: self.generation.get(),
+            client: ClientId(self.client.get()),
+            epoch: self.epoch.get(),
+            keeps: has(flag::KEEPS),
+            takes_over: has(flag::TAKES_OVER),
+        }
+    }
+}
+
+/// Text as a field that is filled up with zeroes, cut between characters where it is too long.
+pub fn to_field<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
+    let mut field = [0; LENGTH];
+    let fits = |at: &usize| text.is_char_boundary(*at);
+    let length = (0..=text.len().min(LENGTH)).rev().find(fits).unwrap_or(0);
+    field[..length].copy_from_slice(&text.as_bytes()[..length]);
+    field
+}
+
+/// Text of the other end as it can go to a log: no control characters.
+pub fn from_field(field: &[u8]) -> String {
+    String::from_utf8_lossy(field).chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_introduction_says_what_its_visitor_is() {
+        let visitor = Visitor {
+            owner: OwnerId(1),
+            name: "region 'wéb'".to_owned(),
+            generation: 2,
+            client: ClientId(3),
+            epoch: 4,
+            keeps: true,
+            takes_over: false,
+        };
+        assert_eq!(Introduction::of(&visitor).visitor(), visitor);
+        let long = Visitor { name: "é".repeat(NAME), takes_over: true, ..visitor };
+        let cut = Introduction::of(&long).visitor();
+        assert_eq!(cut, Visitor { name: "é".repeat(NAME / 2), ..long });
+    }
+}

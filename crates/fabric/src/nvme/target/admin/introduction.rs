@@ -1,0 +1,48 @@
+use aquifer_store::Denied;
+use zerocopy::FromBytes;
+
+use super::{AdminQueue, Answer};
+use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, to_field};
+use crate::nvme::proto::{Command, Status};
+use crate::nvme::target::data::{Source, sink, source};
+use crate::nvme::target::parse::Payload;
+
+impl AdminQueue<'_> {
+    /// The host says who it is: lets it have the lease when controllers of before have ended, or notes whose that is.
+    pub(super) fn introduce(&mut self, command: &Command, payload: Payload) -> Result<Answer, Status> {
+        let Source::Here(payload) = source(command, payload, size_of::<Introduction>())? else {
+            return Err(Status::SGL_TYPE_INVALID.final_());
+        };
+        let introduction = Introduction::read_from_bytes(self.link.data(payload));
+        let visitor = introduction.map_err(|_| Status::DATA_LENGTH_INVALID.final_())?.visitor();
+        let Some(namespace) = &self.controller.namespace else {
+            return Err(Status::INVALID_OPCODE.final_());
+        };
+        if self.controller.is_introduced() {
+            return Err(Status::COMMAND_SEQUENCE.final_());
+        }
+        let end = (self.end)().map_err(|_| Status::INTERNAL_ERROR)?;
+        let lease = namespace.lease();
+        match lease.admit(&visitor, end) {
+            Ok(stay) => {
+                self.controller.keep(stay);
+                Ok(Answer::Result(0))
+            }
+            Err(denied) => {
+                let host = &self.controller.host;
+                tracing::warn!(lease = %lease.id(), "{} ({host}) is refused: {denied}", visitor.name);
+                self.refusal = denied.to_string();
+                Err(match denied {
+                    Denied::Claimed(_) => Status::CLAIMED.final_(),
+                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => Status::NOT_NOW,
+                })
+            }
+        }
+    }
+
+    /// Tells why the last introduction was refused.
+    pub(super) fn tell_refusal(&self, command: &Command) -> Result<Vec<u8>, Status> {
+        sink(command, REFUSAL_LENGTH)?;
+        Ok(to_field::<REFUSAL_LENGTH>(&self.refusal).to_vec())
+    }
+}
