@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use anyhow::Result;
+use aquifer_guest::Accelerator;
 use aquifer_page::Bytes;
 
 use crate::console::Console;
@@ -14,33 +15,24 @@ use crate::qemu::Machine;
 /// The time in which a guest boots under KVM, where it does.
 const PROBE: Duration = Duration::from_secs(8);
 
-/// KVM, or QEMU's emulation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Accelerator {
-    Kvm,
-    Emulated,
-}
-
-impl Accelerator {
-    /// KVM where a guest boots under it (there are machines that offer /dev/kvm and on which a kernel hangs); found out once.
-    ///
-    /// # Errors
-    /// If that cannot be tried, or noted.
-    pub(crate) fn find(kernel: &Prepared) -> Result<Self> {
-        let cache = crate::cache_dir()?;
-        let _lock = lock(&cache.join("accelerator.lock"))?;
-        let known = cache.join("accelerator");
-        match fs::read_to_string(&known).unwrap_or_default().trim() {
-            "kvm" => return Ok(Self::Kvm),
-            "tcg" => return Ok(Self::Emulated),
-            _ => {}
-        }
-        let boots =
-            OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() && boots_under_kvm(kernel)?;
-        let (found, name) = if boots { (Self::Kvm, "kvm") } else { (Self::Emulated, "tcg") };
-        fs::write(known, name)?;
-        Ok(found)
+/// KVM where a guest boots under it (there are machines that offer /dev/kvm and on which a kernel hangs); found out once.
+///
+/// # Errors
+/// If that cannot be tried, or noted.
+pub(crate) fn find(kernel: &Prepared) -> Result<Accelerator> {
+    let cache = crate::cache_dir()?;
+    let _lock = lock(&cache.join("accelerator.lock"))?;
+    let known = cache.join("accelerator");
+    match fs::read_to_string(&known).unwrap_or_default().trim() {
+        "kvm" => return Ok(Accelerator::Kvm),
+        "tcg" => return Ok(Accelerator::Tcg),
+        _ => {}
     }
+    let boots =
+        OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() && boots_under_kvm(kernel)?;
+    let (found, name) = if boots { (Accelerator::Kvm, "kvm") } else { (Accelerator::Tcg, "tcg") };
+    fs::write(known, name)?;
+    Ok(found)
 }
 
 fn boots_under_kvm(kernel: &Prepared) -> Result<bool> {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use aquifer_guest::Accelerator;
 
-use crate::accelerator::Accelerator;
 use crate::console::Console;
 use crate::kernel::Prepared;
 use crate::process::Process;

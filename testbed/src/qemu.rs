@@ -8,9 +8,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use aquifer_guest::Accelerator;
 use aquifer_page::Bytes;
 
-use crate::accelerator::Accelerator;
 use crate::console::Console;
 use crate::kernel::Prepared;
 use crate::line::Line;
@@ -57,24 +57,11 @@ impl Machine<'_> {
         let image = self.image.try_clone()?;
         let mut line_to_kernel = KERNEL_LINE.to_owned();
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args([
-            "-M",
-            "q35",
-            "-cpu",
-            "max",
-            "-nodefaults",
-            "-no-user-config",
-            "-no-reboot",
-            "-display",
-            "none",
-        ]);
-        match self.accelerator {
-            Accelerator::Kvm => qemu.args(["-accel", "kvm"]),
-            Accelerator::Emulated => {
-                line_to_kernel += EMULATED;
-                qemu.args(["-accel", "tcg,thread=multi"])
-            }
-        };
+        qemu.args(["-M", "q35", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        if self.accelerator == Accelerator::Tcg {
+            line_to_kernel += EMULATED;
+        }
+        qemu.args(self.accelerator.arguments());
         qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory.0 >> 20)]);
         qemu.arg("-kernel").arg(self.kernel.vmlinux()).args(["-append", &line_to_kernel]);
         qemu.args(["-initrd", &format!("/proc/self/fd/{}", image.as_raw_fd())]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::accelerator::Accelerator;
+use crate::accelerator;
 use crate::host::{Ground, Host, address};
 use crate::image::{self, Contents};
 use crate::kernel::{Kernel, Prepared};
@@ -110,7 +110,7 @@ fn set_up(specs: Vec<Spec>) -> Result<Vec<Host>> {
     let mut images = Images::default();
     let with_ground = |(port, spec): (usize, Spec)| {
         let (kernel, image) = images.of(&spec)?;
-        let accelerator = Accelerator::find(&kernel)?;
+        let accelerator = accelerator::find(&kernel)?;
         let ground =
             Ground { kernel, image, accelerator, switch: switch.clone(), port, hosts: hosts.clone() };
         Ok(Host::new(spec, ground))
