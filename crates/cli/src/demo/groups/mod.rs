@@ -48,6 +48,9 @@ const OWN: Bytes = Bytes::mib(16);
 /// What one guest comes to hold of its own: more than its base leaves it, and more than its group saves without the image (kernels alike, some 60 MiB).
 const MUCH: Bytes = Bytes::mib(152);
 
+/// By how much it grows at a time.
+const GROWS: Bytes = Bytes::mib(20);
+
 /// What the guests' processes hold, in two parts: seed 1 is the image's, others are a guest's own.
 const IMAGE_PART: Part = Part { number: 0, seed: 1 };
 
@@ -159,28 +162,46 @@ impl Play<'_> {
         })
     }
 
-    /// Has one guest use more than its base, again and again, until it swaps no more.
+    /// One guest comes to use more than its base, until it has all that and swaps no more.
+    ///
+    /// It grows by no more at a time than the balancer gives in two periods. A guest that grows at
+    /// once may swap out what it shares faster than the balancer gives: its group saves less then,
+    /// and the guest stays short.
     fn need(&mut self, watch: &mut Watch) -> Result<Need> {
         let vm = &VMS[NEEDY];
         self.progress.say(format!("{} needs more than its base", vm.name));
         let (began, first) = (Instant::now(), watch.turns());
-        let deadline = began + PATIENCE;
+        let mut holds = OWN;
+        while holds < MUCH {
+            holds = MUCH.min(holds + GROWS);
+            let periods = if holds == MUCH { QUIET } else { 1 };
+            self.until_calm(watch, holds, periods)?;
+        }
+        let swapped = watch.swapped(vm.name, first);
+        Ok(Need {
+            vm: vm.name.to_owned(),
+            holds_bytes: IMAGE + MUCH,
+            base_bytes: BASE,
+            got_bytes: watch.size(vm.name).unwrap_or_default(),
+            left_bytes: Bytes::ZERO,
+            swapped_bytes_per_s: swapped.iter().copied().max().unwrap_or_default(),
+            swapped_bytes_per_s_after: swapped.last().copied().unwrap_or_default(),
+            seconds: began.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// It holds so much, and the last so many periods saw no swapping.
+    fn until_calm(&mut self, watch: &mut Watch, holds: Bytes, periods: usize) -> Result<()> {
+        let vm = &VMS[NEEDY];
+        let (deadline, since) = (Instant::now() + PATIENCE, watch.turns());
         loop {
-            self.users[NEEDY].hold(own(NEEDY), MUCH)?;
+            self.users[NEEDY].hold(own(NEEDY), holds)?;
             watch.check()?;
-            let swapped = watch.swapped(vm.name, first + 1);
-            let quiet = swapped.iter().rev().take_while(|swapped| **swapped == Bytes::ZERO).count();
-            if quiet >= QUIET && swapped.len() > quiet {
-                return Ok(Need {
-                    vm: vm.name.to_owned(),
-                    holds_bytes: IMAGE + MUCH,
-                    base_bytes: BASE,
-                    got_bytes: watch.size(vm.name).unwrap_or_default(),
-                    left_bytes: Bytes::ZERO,
-                    swapped_bytes_per_s: swapped.iter().copied().max().unwrap_or_default(),
-                    swapped_bytes_per_s_after: swapped.last().copied().unwrap_or_default(),
-                    seconds: began.elapsed().as_secs_f64(),
-                });
+            // The period under way may have begun before it held that.
+            let swapped = watch.swapped(vm.name, since + 1);
+            let calm = swapped.iter().rev().take_while(|swapped| **swapped == Bytes::ZERO).count();
+            if calm >= periods {
+                return Ok(());
             }
             if Instant::now() > deadline {
                 let why = format!("it still swaps with {}", watch.size(vm.name).unwrap_or_default());
