@@ -25,8 +25,8 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The address whose connections are counted together.
-    fn host(self, ip: Option<IpAddr>) -> Option<IpAddr> {
+    /// The address to which a connection counts, if its host is not exempt.
+    pub(crate) fn host(self, ip: Option<IpAddr>) -> Option<IpAddr> {
         ip.map(|ip| ip.to_canonical()).filter(|ip| !(self.exempts_loopback && ip.is_loopback()))
     }
 }

@@ -1,8 +1,12 @@
+//! Diffie-Hellman over the groups that NVMe knows.
+
+use std::sync::LazyLock;
+
 use num_bigint::BigUint;
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// A Diffie-Hellman group (Base, section 8.13.5, "Diffie-Hellman group identifiers"; RFC 7919, appendix A).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     /// None: who listens can try secrets at leisure.
     Null,
@@ -38,28 +42,36 @@ impl Group {
 
     /// Bytes of its exponentials.
     pub fn length(self) -> usize {
-        self.parameters().map_or(0, |(bits, _)| bits / 8)
-    }
-
-    /// Bits of the prime, and what makes the number that is otherwise made of e a prime.
-    fn parameters(self) -> Option<(usize, u64)> {
         match self {
-            Self::Null => None,
-            Self::Ffdhe2048 => Some((2048, 560_316)),
-            Self::Ffdhe3072 => Some((3072, 2_625_351)),
-            Self::Ffdhe4096 => Some((4096, 5_736_041)),
-            Self::Ffdhe6144 => Some((6144, 15_705_020)),
-            Self::Ffdhe8192 => Some((8192, 10_965_728)),
+            Self::Null => 0,
+            Self::Ffdhe2048 => 2048 / 8,
+            Self::Ffdhe3072 => 3072 / 8,
+            Self::Ffdhe4096 => 4096 / 8,
+            Self::Ffdhe6144 => 6144 / 8,
+            Self::Ffdhe8192 => 8192 / 8,
         }
     }
 
-    /// The prime: 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1.
-    fn prime(self) -> Option<BigUint> {
-        let (bits, offset) = self.parameters()?;
-        let one = BigUint::from(1u8);
-        let middle = (e(bits - 130) + offset) << 64;
-        Some((&one << bits) - (&one << (bits - 64)) + middle - one)
+    fn prime(self) -> Option<&'static BigUint> {
+        let index = usize::from(self.id()).checked_sub(1)?;
+        PRIMES.get(index).map(|prime| &**prime)
     }
+}
+
+/// The primes of the groups but the null group, made when they are first needed.
+static PRIMES: [LazyLock<BigUint>; 5] = [
+    LazyLock::new(|| prime(2048, 560_316)),
+    LazyLock::new(|| prime(3072, 2_625_351)),
+    LazyLock::new(|| prime(4096, 5_736_041)),
+    LazyLock::new(|| prime(6144, 15_705_020)),
+    LazyLock::new(|| prime(8192, 10_965_728)),
+];
+
+/// 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1, where X makes it a prime.
+fn prime(bits: usize, offset: u64) -> BigUint {
+    let one = BigUint::from(1u8);
+    let middle = (e(bits - 130) + offset) << 64;
+    (&one << bits) - (&one << (bits - 64)) + middle - one
 }
 
 /// floor(2^bits e), by the series of the inverse factorials.
@@ -80,7 +92,7 @@ fn e(bits: usize) -> BigUint {
 
 /// One end's part in agreeing on a key that who listens does not learn.
 pub struct Exchange {
-    prime: BigUint,
+    prime: &'static BigUint,
     exponent: BigUint,
     length: usize,
 }
@@ -103,15 +115,15 @@ impl Exchange {
 
     /// What is sent to the other end.
     pub fn exponential(&self) -> Vec<u8> {
-        self.fill_up(&BigUint::from(2u8).modpow(&self.exponent, &self.prime))
+        self.fill_up(&BigUint::from(2u8).modpow(&self.exponent, self.prime))
     }
 
     /// The key, from what the other end sent; `None` if that is not in the group (RFC 7919, section 5.1).
     pub fn key(&self, theirs: &[u8]) -> Option<Vec<u8>> {
         let theirs = BigUint::from_bytes_be(theirs);
         let one = BigUint::from(1u8);
-        let good = theirs > one && theirs < &self.prime - one;
-        good.then(|| self.fill_up(&theirs.modpow(&self.exponent, &self.prime)))
+        let good = theirs > one && theirs < self.prime - one;
+        good.then(|| self.fill_up(&theirs.modpow(&self.exponent, self.prime)))
     }
 
     fn fill_up(&self, number: &BigUint) -> Vec<u8> {
@@ -151,7 +163,7 @@ mod tests {
         let key = ours.key(&theirs.exponential()).unwrap();
         assert_eq!(key.len(), 256);
         assert_eq!(theirs.key(&ours.exponential()), Some(key));
-        let almost = &ours.prime - BigUint::from(1u8);
+        let almost = ours.prime - BigUint::from(1u8);
         for weak in [vec![], vec![0; 256], vec![1], almost.to_bytes_be(), ours.prime.to_bytes_be()] {
             assert_eq!(ours.key(&weak), None);
         }

@@ -1,5 +1,7 @@
 //! The controller's end of DH-HMAC-CHAP: a queue is of no use before its host has proved who it is.
 
+use std::time::Instant;
+
 use ring::rand::{SecureRandom, SystemRandom};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -7,7 +9,7 @@ use super::controller::Controller;
 use super::data::{Source, sink, source};
 use super::link::Link;
 use super::parse::{Payload, Pdu};
-use super::{Broken, Fatal};
+use super::{Broken, Core, Fatal};
 use crate::nvme::auth::{Exchange, Group, Hash, Response, Secrets, Side};
 use crate::nvme::proto::auth::{
     Challenge, DH_HMAC_CHAP, Failure, NAMES, Negotiate, Protocol, Reply, Success, failure, message,
@@ -15,17 +17,23 @@ use crate::nvme::proto::auth::{
 use crate::nvme::proto::command::FABRICS;
 use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
 use crate::nvme::proto::{Command, Status};
+use crate::serving::Origin;
 
 /// The longest message of either end: with exponentials of 8192 bits and all else there is room to spare.
 const MAX_MESSAGE: u32 = 8192;
 
 /// One authentication.
 struct Authentication<'a> {
+    core: &'a Core,
     controller: &'a Controller,
     secrets: &'a Secrets,
     transaction: u16,
     secure_channel: u8,
     state: State,
+    /// The host has failed too often just now: it is refused before it costs anything.
+    is_barred: bool,
+    /// If it ends now, it counts as a failure of the host's.
+    counts: bool,
 }
 
 /// What comes next.
@@ -64,24 +72,52 @@ struct Asked {
 }
 
 /// Lets the host prove who it is, by the connection's deadline. False if it has closed the connection.
-pub(super) fn run(link: &mut Link, controller: &Controller, secrets: &Secrets) -> Result<bool, Broken> {
-    let state = State::Negotiation;
-    let mut authentication = Authentication { controller, secrets, transaction: 0, secure_channel: 0, state };
-    loop {
-        let (command, payload) = match link.wait_next()? {
-            None => return Ok(false),
-            Some(Pdu::Command(command, payload)) => (command, payload),
-            Some(_) => return Err(Fatal::sequence("something else than a command").into()),
-        };
-        authentication.execute(link, &command, payload)?;
-        if matches!(authentication.state, State::Done) {
-            link.flush()?;
-            return Ok(true);
+pub(super) fn run(
+    link: &mut Link,
+    core: &Core,
+    controller: &Controller,
+    origin: &Origin,
+    secrets: &Secrets,
+) -> Result<bool, Broken> {
+    let host = core.limits.connections.host(origin.ip);
+    let is_barred = host.is_some_and(|host| core.failures().must_pause(host, Instant::now()));
+    let mut authentication = Authentication {
+        core,
+        controller,
+        secrets,
+        transaction: 0,
+        secure_channel: 0,
+        state: State::Negotiation,
+        is_barred,
+        counts: false,
+    };
+    let result = authentication.talk(link);
+    if let Some(host) = host {
+        match result {
+            Ok(true) => core.failures().succeeded(host),
+            _ if authentication.counts && !is_barred => core.failures().failed(host, Instant::now()),
+            _ => {}
         }
     }
+    result
 }
 
 impl Authentication<'_> {
+    fn talk(&mut self, link: &mut Link) -> Result<bool, Broken> {
+        loop {
+            let (command, payload) = match link.wait_next()? {
+                None => return Ok(false),
+                Some(Pdu::Command(command, payload)) => (command, payload),
+                Some(_) => return Err(Fatal::sequence("something else than a command").into()),
+            };
+            self.execute(link, &command, payload)?;
+            if matches!(self.state, State::Done) {
+                link.flush()?;
+                return Ok(true);
+            }
+        }
+    }
+
     fn execute(&mut self, link: &mut Link, command: &Command, payload: Payload) -> Result<(), Broken> {
         let id = command.id.get();
         let status = match (command.opcode, command.fabrics_type()) {
@@ -134,6 +170,7 @@ impl Authentication<'_> {
             code: failure::AUTHENTICATION,
             explanation,
         };
+        self.counts = true;
         self.state = State::Last { message: failure.as_bytes().to_vec(), then: Then::Failure };
     }
 
@@ -141,6 +178,9 @@ impl Authentication<'_> {
         let (negotiate, rest) = Negotiate::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
         self.transaction = negotiate.transaction.get();
         self.secure_channel = negotiate.secure_channel;
+        if self.is_barred {
+            return Err(failure::FAILED);
+        }
         if negotiate.secure_channel != 0 {
             return Err(failure::NO_SECURE_CHANNEL);
         }
@@ -155,6 +195,7 @@ impl Authentication<'_> {
         // The hash is the host's choice. Of the groups the smallest that is one: it keeps secrets from who listens.
         let hash = hashes.into_iter().find_map(Hash::with_id).ok_or(failure::NO_HASH)?;
         let groups = groups.into_iter().filter_map(Group::with_id);
+        let groups = groups.filter(|group| *group <= self.core.limits.largest_group);
         let group = groups.min_by_key(|group| match group {
             Group::Null => usize::MAX,
             group => group.length(),
@@ -173,7 +214,7 @@ impl Authentication<'_> {
     /// Gives the host the message that it asks for.
     fn give(&mut self, link: &mut Link, id: u16, length: usize) -> Result<(), Broken> {
         let (mut bytes, next) = match std::mem::replace(&mut self.state, State::Failed) {
-            State::Challenge(asked) => (self.challenge(&asked), State::Reply(asked)),
+            State::Challenge(asked) => (self.challenge(&asked)?, State::Reply(asked)),
             State::Last { message, then: Then::HostsWord } => (message, State::Success2),
             State::Last { message, then: Then::Success } => (message, State::Done),
             State::Last { mut message, then: Then::Failure } => {
@@ -196,8 +237,20 @@ impl Authentication<'_> {
         Ok(())
     }
 
-    fn challenge(&self, asked: &Asked) -> Vec<u8> {
-        let exponential = asked.exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
+    /// Does the costly part of an exchange.
+    fn calculate<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, Broken> {
+        // A host that had to wait for others so long has not failed.
+        self.counts = false;
+        let result = self.core.slots.work(self.core.limits.handshake, work).ok_or(Broken::Late)?;
+        self.counts = true;
+        Ok(result)
+    }
+
+    fn challenge(&mut self, asked: &Asked) -> Result<Vec<u8>, Broken> {
+        let exponential = match &asked.exchange {
+            Some(exchange) => self.calculate(|| exchange.exponential())?,
+            None => Vec::new(),
+        };
         let challenge = Challenge {
             message: message::CHALLENGE,
             reserved: [0; 2],
@@ -209,7 +262,7 @@ impl Authentication<'_> {
             exponential: (exponential.len() as u16).into(),
             sequence: asked.sequence.into(),
         };
-        [challenge.as_bytes(), &asked.challenge, &exponential].concat()
+        Ok([challenge.as_bytes(), &asked.challenge, &exponential].concat())
     }
 
     /// Checks the host's proof, and proves who we are if it asks for that.
@@ -227,7 +280,10 @@ impl Authentication<'_> {
         let (challenge, rest) = rest.split_at(length);
         let key = match &asked.exchange {
             None => None,
-            Some(exchange) => Some(exchange.key(&rest[..exponential]).ok_or(failure::PAYLOAD)?),
+            Some(exchange) => {
+                let key = self.calculate(|| exchange.key(&rest[..exponential]));
+                Some(key.map_err(|_| failure::FAILED)?.ok_or(failure::PAYLOAD)?)
+            }
         };
         let mut response = Response {
             side: Side::Host,

@@ -61,7 +61,7 @@ impl Nvme {
         };
         complete_connect(link, id, controller, flow_control, secrets.is_some())?;
         if let Some(secrets) = secrets
-            && !authenticate::run(link, controller, &secrets)?
+            && !authenticate::run(link, &self.core, controller, origin, &secrets)?
         {
             return Ok(());
         }

@@ -6,7 +6,7 @@
 //!
 //! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on the form of PDUs, which
 //! `link` sends and receives with `parse`; `connect` makes it a queue of a `controller` in the `registry`, and
-//! `authenticate` keeps out who cannot prove its name. Then `admin`
+//! `authenticate` keeps out a host that cannot prove its name: `failures` and `slots` bound what it can cost. Then `admin`
 //! tells what there is, and `io` moves blocks: `data` finds what comes with a command, `transfers` remembers what was
 //! asked for, `blocks` does what is wanted, `large_read` sends straight from the store.
 
@@ -19,6 +19,7 @@ mod connect;
 mod connection;
 mod controller;
 mod data;
+mod failures;
 mod handshake;
 mod io;
 mod large_read;
@@ -26,6 +27,7 @@ mod link;
 mod namespace;
 mod parse;
 mod registry;
+mod slots;
 mod transfers;
 
 use std::fmt;
@@ -38,14 +40,16 @@ use aquifer_page::LeaseId;
 pub use crate::nbd::server::ListenError;
 pub use namespace::{Namespace, ResizeError};
 
-use super::auth::Secrets;
+use super::auth::{Group, Secrets};
 use super::proto::Nqn;
 use crate::Address;
 use crate::ConnectionLimits;
 use crate::serving::{Listener, serve_alone};
 use broken::{Broken, Fatal};
 use connection::Nvme;
+use failures::Failures;
 use registry::Registry;
+use slots::Slots;
 
 /// The namespace's identifier: there is one in a subsystem.
 const NSID: u32 = 1;
@@ -131,11 +135,16 @@ pub struct Limits {
     pub connections: ConnectionLimits,
     /// I/O queues of a controller.
     pub queues: u16,
+    /// The largest Diffie-Hellman group by which hosts may authenticate: they choose it before they have proved anything.
+    pub largest_group: Group,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(10), connections: ConnectionLimits::default(), queues: 64 }
+        // Linux and the initiator here offer all groups, of which the target takes the smallest.
+        let largest_group = Group::Ffdhe4096;
+        let (handshake, connections) = (Duration::from_secs(10), ConnectionLimits::default());
+        Self { handshake, connections, queues: 64, largest_group }
     }
 }
 
@@ -144,6 +153,16 @@ struct Core {
     subsystems: Arc<dyn Subsystems>,
     limits: Limits,
     registry: Registry,
+    failures: Mutex<Failures>,
+    /// For modular exponentiations.
+    slots: Slots,
+}
+
+impl Core {
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        // Records come and go whole, so a panic elsewhere cannot have left one half written.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A target, on any number of addresses. Dropping it is shutting it down.
@@ -164,7 +183,8 @@ impl fmt::Debug for Target {
 impl Target {
     /// A target that does not listen yet.
     pub fn new(subsystems: Arc<dyn Subsystems>, limits: Limits) -> Self {
-        let core = Core { subsystems, limits, registry: Registry::new() };
+        let (registry, failures, slots) = (Registry::new(), Mutex::default(), Slots::new());
+        let core = Core { subsystems, limits, registry, failures, slots };
         Self { core: Arc::new(core), listeners: Mutex::default() }
     }
 

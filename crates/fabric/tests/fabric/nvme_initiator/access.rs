@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use aquifer_fabric::Address;
 use aquifer_fabric::nvme::auth::{Secret, Secrets};
 use aquifer_fabric::nvme::initiator::{Connection, Failure, NvmeError, Target};
 use aquifer_fabric::nvme::proto::Nqn;
+use aquifer_fabric::nvme::target::Limits;
+use aquifer_fabric::{Address, ConnectionLimits};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::{read, target};
@@ -42,6 +43,30 @@ fn hosts_that_prove_themselves_get_in_and_controllers_must_too() {
             assert!(read(&mut connection, 0, PAGE_SIZE) == pattern(PAGE_SIZE, 1));
         }
     }
+}
+
+#[test]
+fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
+    let connections = ConnectionLimits { exempts_loopback: false, ..ConnectionLimits::default() };
+    let limits = Limits { connections, ..Limits::default() };
+    let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
+    *served.shelf.secrets.lock().unwrap() = secrets(HOST, None);
+    let address = served.target.listen(&"127.0.0.1:0".parse().unwrap(), None).unwrap();
+    let over_tcp = |secret| {
+        let target = Target { address: address.clone(), secrets: secrets(secret, None), ..target(&served) };
+        Connection::connect(Arc::new(target), PATIENCE)
+    };
+    over_tcp(CONTROLLER).unwrap_err();
+    over_tcp(HOST).expect("one failure costs nothing");
+    // Again, where the machine was so slow that the pause was over.
+    let is_refused = (0..20).any(|_| {
+        (0..20).for_each(|_| _ = over_tcp(CONTROLLER).unwrap_err());
+        over_tcp(HOST).is_err()
+    });
+    assert!(is_refused, "a host that fails again and again is refused whatever it knows");
+    let other = Target { secrets: secrets(HOST, None), ..target(&served) };
+    Connection::connect(Arc::new(other), PATIENCE).unwrap();
+    eventually("the pause is over", || over_tcp(HOST).is_ok());
 }
 
 #[test]

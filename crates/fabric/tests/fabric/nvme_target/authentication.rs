@@ -9,6 +9,7 @@ use aquifer_fabric::nvme::proto::fabrics::{
     ANY_CONTROLLER, AUTHENTICATION_PROTOCOL, configuration, connect, kind, property,
 };
 use aquifer_fabric::nvme::proto::{Command, Status};
+use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -26,7 +27,12 @@ fn secret(text: &str) -> Secret {
 }
 
 fn served(controller: bool) -> Served {
-    let served = Served::new(Bytes::mib(4));
+    served_up_to(Limits::default().largest_group, controller)
+}
+
+fn served_up_to(largest_group: Group, controller: bool) -> Served {
+    let limits = Limits { largest_group, ..Limits::default() };
+    let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
     let controller = controller.then(|| secret(CONTROLLER));
     *served.shelf.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller });
     served
@@ -121,7 +127,7 @@ fn connected(served: &Served) -> (Host, u16) {
 
 #[test]
 fn hosts_get_in_by_every_hash_and_group_and_controllers_prove_themselves() {
-    let served = served(true);
+    let served = served_up_to(Group::Ffdhe8192, true);
     let all = Hash::ALL.map(|hash| (hash, Group::Null)).into_iter();
     let all = all.chain(Group::ALL.map(|group| (Hash::Sha384, group)));
     for (hash, group) in all {
@@ -143,6 +149,23 @@ fn hosts_get_in_by_every_hash_and_group_and_controllers_prove_themselves() {
             host.enable();
         }
     }
+}
+
+#[test]
+fn groups_that_cost_too_much_are_not_for_hosts_to_choose() {
+    let served = served(false);
+    for group in [Group::Ffdhe6144, Group::Ffdhe8192] {
+        let (mut host, _) = connected(&served);
+        assert_eq!(send(&mut host, &negotiation(&[1], &[group.id()])), Status::SUCCESS);
+        let last = receive(&mut host);
+        assert_failed(host, &last, failure::NO_GROUP);
+    }
+    // Who offers others too gets one of those.
+    let (mut host, _) = connected(&served);
+    let groups = Group::ALL.map(Group::id);
+    assert_eq!(send(&mut host, &negotiation(&[1], &groups)), Status::SUCCESS);
+    let asked = receive(&mut host);
+    assert_eq!(Challenge::read_from_prefix(&asked).unwrap().0.group, Group::Ffdhe2048.id());
 }
 
 #[test]

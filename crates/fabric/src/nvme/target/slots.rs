@@ -1,0 +1,73 @@
+//! A semaphore, for work that must not take all processors.
+
+use std::num::NonZero;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How many may work at the same time, and how many more still can.
+#[derive(Debug)]
+pub(super) struct Slots {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+impl Slots {
+    /// As many as half of the processors.
+    pub(super) fn new() -> Self {
+        Self::of(thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2))
+    }
+
+    fn of(count: usize) -> Self {
+        Self { free: Mutex::new(count), freed: Condvar::new() }
+    }
+
+    /// Does the work when a slot is free; `None` if that takes longer than `patience`.
+    pub(super) fn work<T>(&self, patience: Duration, work: impl FnOnce() -> T) -> Option<T> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_timeout_while(free, patience, |free| *free == 0);
+        let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *free = free.checked_sub(1)?;
+        drop(free);
+        let _slot = Slot(self);
+        Some(work())
+    }
+}
+
+/// Given back when dropped.
+struct Slot<'a>(&'a Slots);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn no_more_work_is_done_at_a_time_than_there_are_slots() {
+        let (slots, begun, done) = (Slots::of(2), Barrier::new(3), Barrier::new(3));
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    slots.work(LONG, || {
+                        begun.wait();
+                        done.wait();
+                    })
+                });
+            }
+            begun.wait();
+            assert_eq!(slots.work(Duration::ZERO, || ()), None);
+            done.wait();
+            assert_eq!(slots.work(LONG, || 7), Some(7));
+        });
+    }
+}
