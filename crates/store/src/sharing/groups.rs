@@ -60,8 +60,8 @@ impl Groups {
     pub(crate) fn leave(&self, group: &Group) -> Result<(), StoreError> {
         let mut all = self.locked();
         let Some(members) = all.get_mut(group) else { return Ok(()) };
-        members.leases -= 1;
-        if members.leases > 0 || !members.left_alone.is_empty() {
+        if members.leases > 1 || !members.left_alone.is_empty() {
+            members.leases -= 1;
             return Ok(());
         }
         self.dir.delete(&Entry::Frames(group.clone()))?;

@@ -133,13 +133,16 @@ impl Store {
     /// much it stored. Who still has the lease gets [`StoreError::Gone`] from now on.
     ///
     /// # Errors
-    /// [`StoreError::Unknown`]; [`StoreError::File`] if its files cannot be deleted.
+    /// [`StoreError::Unknown`]; [`StoreError::File`] if its files cannot be deleted: the lease is then still there to be
+    /// removed once more.
     pub fn remove(&self, id: LeaseId) -> Result<Bytes, StoreError> {
         let lease = self.locked().remove(&id).ok_or(StoreError::Unknown(id))?;
         let stored = lease.stored();
-        lease.retire()?;
-        self.leave(&lease.record())?;
-        Ok(stored)
+        let removed = lease.retire().and_then(|()| self.leave(&lease.record()));
+        if removed.is_err() {
+            self.locked().insert(id, lease);
+        }
+        removed.map(|()| stored)
     }
 
     /// What is stored, promised and shared, in all, by group and by lease.

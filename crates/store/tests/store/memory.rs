@@ -3,9 +3,9 @@
 use std::fs;
 
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
-use aquifer_store::StoreError;
+use aquifer_store::{Store, StoreError};
 
-use crate::common::{one_lease, record, rollup, shm_dir, taken};
+use crate::common::{one_lease, record, rollup, shared_record, shm_dir, taken};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;
@@ -57,9 +57,35 @@ fn a_removed_lease_gives_all_back_even_while_somebody_has_it() {
 }
 
 #[test]
+fn a_lease_that_could_not_be_removed_is_there_until_it_can() {
+    for shared in [false, true] {
+        let dir = shm_dir();
+        let store = Store::open(dir.path()).unwrap();
+        let size = Bytes::mib(1);
+        let record = if shared { shared_record("green", size) } else { record(size, size) };
+        let lease = store.create(record).unwrap();
+        lease.write(0, &[1]).unwrap();
+        let obstacle = dir.path().join(format!("{}.json", lease.id()));
+        fs::remove_file(&obstacle).unwrap();
+        // Nobody can unlink a directory.
+        fs::create_dir(&obstacle).unwrap();
+        for _ in 0..2 {
+            let error = store.remove(lease.id()).unwrap_err();
+            assert!(matches!(error, StoreError::File { .. }), "{error}");
+        }
+        fs::remove_dir(&obstacle).unwrap();
+        store.remove(lease.id()).unwrap();
+        assert!(store.leases().is_empty());
+        let left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["lock"]);
+    }
+}
+
+#[test]
 fn usage_is_told_by_lease_and_by_group() {
     let dir = shm_dir();
-    let store = aquifer_store::Store::open(dir.path()).unwrap();
+    let store = Store::open(dir.path()).unwrap();
     for (group, pages) in [("red", 1), ("red", 2), ("blue", 4)] {
         let mut record = record(Bytes::mib(1), Bytes::kib(512));
         record.group = group.parse().unwrap();
@@ -84,7 +110,7 @@ fn stored_pages_are_locked_in_ram() {
 #[test]
 fn a_lease_that_cannot_be_is_refused() {
     let dir = shm_dir();
-    let store = aquifer_store::Store::open(dir.path()).unwrap();
+    let store = Store::open(dir.path()).unwrap();
     for capacity in [0, 1, PAGE + 1] {
         let refused = store.create(record(Bytes(capacity), Bytes::ZERO));
         assert!(matches!(refused, Err(StoreError::Capacity { .. })), "{capacity}");
