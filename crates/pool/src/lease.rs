@@ -113,14 +113,14 @@ impl Lease {
         self.total - (slots.clean.len() + slots.dirty.len()) as u64
     }
 
-    /// Whether its lender answers, as far as is known.
+    /// Whether its lender answers, and has what was stored there, as far as is known.
     pub(crate) fn answers(&self) -> bool {
-        self.holder.unreachable_for().is_none()
+        self.holder.unreachable_for().is_none() && !self.is_lost()
     }
 
-    /// Whether it takes part in placement as far as is known.
+    /// Whether it answers and has room, as far as is known.
     pub(crate) fn is_healthy(&self) -> bool {
-        self.holder.unreachable_for().is_none() && !self.is_lost() && !self.full.load(Ordering::Relaxed)
+        self.answers() && !self.full.load(Ordering::Relaxed)
     }
 
     /// Whether it is known not to have what was stored there.

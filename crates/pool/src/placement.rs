@@ -36,7 +36,7 @@ impl Leases {
     /// `None`, there is nothing left to try; the error is that of the last lease that did not work in this call.
     ///
     /// The best is the healthy lease with the most free slots; then the spill file; then a lease that is said to be
-    /// unreachable or full, because it may have recovered.
+    /// unreachable or full, because it may have recovered. A lost lease takes nothing new.
     pub(crate) fn take(
         &self,
         worker: usize,
@@ -59,7 +59,8 @@ impl Leases {
         let list = self.list();
         let candidates = || {
             let all = list.iter().chain(&self.spill);
-            all.filter(|lease| !tried.iter().any(|other| Arc::ptr_eq(lease, other)) && lease.free() > 0)
+            let all = all.filter(|lease| !lease.is_lost() && lease.free() > 0);
+            all.filter(|lease| !tried.iter().any(|other| Arc::ptr_eq(lease, other)))
         };
         let rank = |lease: &&Arc<Lease>| {
             (lease.is_healthy(), lease.target.is_some(), lease.free(), Reverse(lease_id(lease)))

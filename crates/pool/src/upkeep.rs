@@ -38,10 +38,23 @@ impl Upkeep {
     /// # Errors
     /// If the system has no room for a thread.
     pub fn start(volume: &Arc<Volume>, tell: impl FnMut(&Event) + Send + 'static) -> io::Result<Self> {
+        Self::start_while(volume, || true, tell)
+    }
+
+    /// The same, but calls no lender and moves nothing while `may_act` says no.
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn start_while(
+        volume: &Arc<Volume>,
+        may_act: impl FnMut() -> bool + Send + 'static,
+        tell: impl FnMut(&Event) + Send + 'static,
+    ) -> io::Result<Self> {
         let (events, ended) = (volume.events.clone(), Arc::new(AtomicBool::new(false)));
         let mut work = Work {
             volume: Arc::downgrade(volume),
             events: events.clone(),
+            may_act,
             tell,
             told: 0,
             homecoming: Homecoming::default(),
@@ -65,25 +78,25 @@ impl Drop for Upkeep {
     }
 }
 
-struct Work<T> {
+struct Work<M, T> {
     volume: Weak<Volume>,
     events: Arc<Events>,
+    may_act: M,
     tell: T,
     told: u64,
     homecoming: Homecoming,
 }
 
-impl<T: FnMut(&Event)> Work<T> {
+impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
     /// One look, and whether all is well; nothing where the volume is gone.
     fn round(&mut self) -> Option<bool> {
         let volume = self.volume.upgrade()?;
-        let all_answer = volume.try_lost_lenders();
-        let all_home = self.homecoming.round(&volume);
+        let is_well = (self.may_act)() && volume.try_lost_lenders() & self.homecoming.round(&volume);
         for event in self.events.after(self.told) {
             self.told = event.number;
             (self.tell)(&event);
         }
-        Some(all_answer && all_home)
+        Some(is_well)
     }
 }
 

@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
 
 use crate::config::VolumeConfig;
 use crate::error::PoolError;
-use crate::events::{Events, Happening, now_ms};
+use crate::events::{Event, Events, Happening, now_ms};
 use crate::extent::{Extent, Fault, Place};
 use crate::holder::{FileHolder, HolderError, Piece, SealedHolder};
 use crate::lease::Lease;
@@ -270,8 +270,13 @@ impl Volume {
             failed_reads,
             last_error_at_ms: last_error.as_ref().map(|error| error.at_ms),
             last_error: last_error.map(|error| error.text),
-            events: self.events.after(0),
+            events: self.events_after(0),
         }
+    }
+
+    /// The events after the one of this number that are still remembered. Asks no lender.
+    pub fn events_after(&self, number: u64) -> Vec<Event> {
+        self.events.after(number)
     }
 
     fn check(&self, offset: u64, length: u64) -> Result<(), PoolError> {

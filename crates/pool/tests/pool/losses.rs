@@ -1,7 +1,7 @@
 //! Lenders that come back without what they held, and owners that want the same lease.
 
-use aquifer_page::OwnerId;
-use aquifer_pool::{Claim, LeaseState, LeaseTarget, PoolError, Volume};
+use aquifer_page::{EXTENT_SIZE, OwnerId};
+use aquifer_pool::{Claim, Happening, LeaseState, LeaseTarget, PoolError, Volume};
 
 use crate::common::*;
 
@@ -10,8 +10,8 @@ const PAGES: u64 = 64;
 #[test]
 fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
     for (kind, number) in [(Kind::Nbd, 1), (Kind::Nbd, 2), (Kind::Nvme, 1), (Kind::Nvme, 2)] {
-        let mut lender = OurLender::start_kind(kind, 1);
-        let volume = Volume::new(config(1)).unwrap();
+        let mut lender = OurLender::start_kind(kind, 2);
+        let volume = Volume::new(config(2)).unwrap();
         volume.add_lease(lender.lease(number)).unwrap();
         (0..PAGES).for_each(|page| write(&volume, page * PAGE, 1));
         lender.kill();
@@ -23,6 +23,7 @@ fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
         // Nor is anything stored there.
         volume.write(0, 0, &content(0, 2)).unwrap_err();
         is_lost(&volume, 0, number);
+        takes_nothing_new(&volume);
     }
 }
 
@@ -44,10 +45,10 @@ fn a_namespace_of_the_same_name_that_comes_back_empty_is_not_believed() {
 #[test]
 fn a_lender_of_another_make_that_comes_back_empty_is_an_error_and_not_zeroes() {
     for number in [1, 2] {
-        let mut server = lender(1);
-        let volume = Volume::new(config(1)).unwrap();
+        let mut server = lender(2);
+        let volume = Volume::new(config(2)).unwrap();
         let seal = (number == 1).then(aquifer_pool::Seal::own);
-        volume.add_lease(LeaseTarget { seal, ..lease(&server, number, 1) }).unwrap();
+        volume.add_lease(LeaseTarget { seal, ..lease(&server, number, 2) }).unwrap();
         (0..PAGES).for_each(|page| write(&volume, page * PAGE, 1));
         volume.write(0, PAGES * PAGE, &[0; 4096]).unwrap();
         server.kill();
@@ -59,6 +60,7 @@ fn a_lender_of_another_make_that_comes_back_empty_is_an_error_and_not_zeroes() {
         assert_eq!(volume.status().leases[0].state, LeaseState::Lost);
         write(&volume, 0, 2);
         expect(&volume, 0, 2);
+        takes_nothing_new(&volume);
     }
 }
 
@@ -108,4 +110,16 @@ fn is_lost(volume: &Volume, page: u64, number: u128) {
     for part in [format!("lender lender-{number}"), format!("lease {number:032x}"), format!("page {page}")] {
         assert!(text.contains(&part), "{text}");
     }
+}
+
+/// Demands that the volume places no extent on its one lease, which is lost, and that one event tells of the loss.
+#[track_caller]
+fn takes_nothing_new(volume: &Volume) {
+    let error = volume.write(0, EXTENT_SIZE, &content(0, 1)).unwrap_err();
+    assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
+    let status = volume.status();
+    assert_eq!((status.leases[0].used_extents, &status.leases[0].state), (1, &LeaseState::Lost));
+    let lost = |what: &Happening| matches!(what, Happening::LenderLost { .. });
+    let told = status.events.iter().filter(|event| lost(&event.what)).count();
+    assert_eq!(told, 1, "{:?}", status.events);
 }

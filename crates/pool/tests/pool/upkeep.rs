@@ -1,6 +1,7 @@
 //! What is done for a volume beside its I/O, and what it tells of itself.
 
 use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -87,6 +88,35 @@ fn a_lender_lost_and_back_is_told_without_anybody_asking() {
     assert_eq!((status.last_error, status.last_error_at_ms), (None, None), "the error is of the past");
     assert_eq!(status.events.len(), 3);
     expect(volume, 3 * PAGE, 1);
+}
+
+#[test]
+fn lenders_are_left_alone_while_the_volume_is_another_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pages");
+    File::create(&path).unwrap().set_len(EXTENT_SIZE).unwrap();
+    let mut lender = Nbdkit::start(&["file", path.to_str().unwrap()]);
+    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(1), ..config(1) }).unwrap();
+    let volume = Arc::new(volume);
+    volume.add_lease(lease(&lender, 1, 1)).unwrap();
+    write(&volume, 0, 1);
+    let (is_ours, looks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (ours, look) = (is_ours.clone(), looks.clone());
+    let may_act = move || {
+        look.fetch_add(1, Ordering::SeqCst);
+        ours.load(Ordering::SeqCst)
+    };
+    let _upkeep = Upkeep::start_while(&volume, may_act, |_| ()).unwrap();
+    lender.kill();
+    volume.read(0, 0, &mut [0; 16]).unwrap_err();
+    lender.restart();
+    let back = |what: &Happening| matches!(what, Happening::LenderBack { .. });
+    let is_back = || volume.events_after(0).iter().any(|event| back(&event.what));
+    let before = looks.load(Ordering::SeqCst);
+    wait_until("the upkeep has looked twice", || looks.load(Ordering::SeqCst) > before + 2);
+    assert!(!is_back());
+    is_ours.store(true, Ordering::SeqCst);
+    wait_until("the lender is seen to be back", is_back);
 }
 
 #[test]
