@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_fabric::turn::Turn;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
-use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+use aquifer_pool::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig};
 use rustix::event::epoll;
 use serde::{Deserialize, Serialize};
 
@@ -160,7 +160,9 @@ struct Stalled {
 pub struct Engine {
     file: RegionFile,
     table: Table,
-    volume: Volume,
+    volume: Arc<Volume>,
+    /// Calls lost lenders, from the start of this engine to its end.
+    upkeep: Mutex<Option<Upkeep>>,
     workers: usize,
     prefetch: PrefetchKind,
     early: Early,
@@ -255,6 +257,7 @@ impl Engine {
         let expected = Expected::open(programs, mapped).map_err(fail)?;
         let resumes = places.all().next().is_some() || !table.is_new() || expected.missing() > 0;
         let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
+        let volume = Arc::new(volume);
         let expected = Mutex::new(expected);
         let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;
         let cache = Cache {
@@ -274,6 +277,7 @@ impl Engine {
             file,
             table,
             volume,
+            upkeep: Mutex::default(),
             workers: config.workers,
             prefetch: config.prefetch,
             early: Early::new(pages),
@@ -318,6 +322,10 @@ impl Engine {
     /// If threads cannot be started.
     pub fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
         let mut threads = Vec::new();
+        let engine = Arc::downgrade(self);
+        // While the region is another host's, that host's engine is the one to call its lenders.
+        let is_ours = move || engine.upgrade().is_some_and(|engine| !engine.is_frozen());
+        *lock(&self.upkeep) = Some(Upkeep::start_while(&self.volume, is_ours, log)?);
         for worker in 0..self.workers {
             let engine = self.clone();
             let body = move || engine.serve_faults(worker);
@@ -338,6 +346,7 @@ impl Engine {
     /// Has the threads end.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
+        *lock(&self.upkeep) = None;
         // Each under the lock under which it is looked whether to sleep. Where the first fails, there was an end before.
         let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
         self.turn.end();
@@ -515,6 +524,15 @@ fn events() -> io::Result<(OwnedFd, OwnedFd)> {
     let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
     epoll::add(&faults, &end, epoll::EventData::new_u64(NO_PROGRAM), epoll::EventFlags::IN)?;
     Ok((faults, end))
+}
+
+/// Logs lenders lost and back. What a lost page means to programs the engine tells by itself.
+fn log(event: &Event) {
+    match event.what {
+        Happening::LenderLost { .. } => tracing::error!("{}", event.what),
+        Happening::LenderBack { .. } => tracing::info!("{}", event.what),
+        Happening::PageLost { .. } | Happening::SpillStarted | Happening::SpillEnded => {}
+    }
 }
 
 /// How many threads use the volume at a time.

@@ -85,7 +85,7 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
     let mut serving = here.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
     let versions: Vec<_> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
     for journey in 0..6 {
-        let there = Setting::with(here.lender.clone(), PAGES);
+        let there = here.there();
         let next = there.serve_as(FRAMES, PolicyKind::Clock, Scheme::PreEvict, true);
         let (region, stop) = (here.map(), AtomicBool::new(false));
         let (from, to) = (&serving.engine, &next.engine);

@@ -9,3 +9,4 @@ mod kvm;
 mod model;
 mod remapped;
 mod sharing;
+mod upkeep;

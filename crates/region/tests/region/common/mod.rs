@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use aquifer_mapping::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_pool::VolumeConfig;
+use aquifer_pool::{Claim, VolumeConfig};
 use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use pool::OurLender;
 use tempfile::TempDir;
@@ -28,6 +28,8 @@ pub struct Setting {
     /// How long a page is on its way, if longer than it takes.
     pub latency: Option<Duration>,
     pages: u64,
+    /// How often the region has moved to another host.
+    generation: u32,
 }
 
 /// An engine in this process.
@@ -39,14 +41,18 @@ pub struct Serving {
 impl Setting {
     pub fn new(pages: u64) -> Self {
         let extents = (pages * PAGE).div_ceil(aquifer_page::EXTENT_SIZE);
-        Self::with(Arc::new(OurLender::start(extents)), pages)
+        Self::with(Arc::new(OurLender::start(extents)), pages, 0)
     }
 
-    /// A region with the same lender.
-    pub fn with(lender: Arc<OurLender>, pages: u64) -> Self {
+    /// The files of the region on the host that it moves to next.
+    pub fn there(&self) -> Self {
+        Self::with(self.lender.clone(), self.pages, self.generation + 1)
+    }
+
+    fn with(lender: Arc<OurLender>, pages: u64, generation: u32) -> Self {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         std::fs::create_dir(directory.path().join(".region")).unwrap();
-        Self { lender, directory, latency: None, pages }
+        Self { lender, directory, latency: None, pages, generation }
     }
 
     pub fn region(&self) -> PathBuf {
@@ -90,7 +96,9 @@ impl Setting {
         let paths = [self.region(), beside("table"), beside("places"), beside("sharers")];
         let sizes = [self.pages * PAGE, self.pages, 0, 0];
         let files = std::array::from_fn(|at| (paths[at].as_path(), open(&paths[at], sizes[at])));
-        let leases = [self.lender.lease(1)];
+        let mut lease = self.lender.lease(1);
+        lease.claim = lease.claim.map(|claim| Claim { generation: self.generation, ..claim });
+        let leases = [lease];
         let beside = [beside("mapped"), self.frames()];
         let engine = Arc::new(Engine::open(&config, volume, &leases, files, beside).unwrap());
         let threads = engine.start().unwrap();
