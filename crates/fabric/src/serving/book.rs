@@ -94,6 +94,13 @@ impl<C> Book<C> {
         self.open.iter().find(|(_, entry)| dawdles(entry)).map(|(&id, _)| id)
     }
 
+    /// The client wants this lease, and is not let in yet.
+    pub(super) fn note(&mut self, id: u64, lease: LeaseId) {
+        if let Some(entry) = self.open.get_mut(&id) {
+            entry.lease = Some(lease);
+        }
+    }
+
     /// The client has said what it wants.
     pub(super) fn settle(&mut self, id: u64, lease: Option<LeaseId>) {
         if let Some(entry) = self.open.get_mut(&id) {

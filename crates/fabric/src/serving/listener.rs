@@ -187,6 +187,11 @@ impl<S> Place<S> {
         }))
     }
 
+    /// The client wants this lease, and is not let in yet: it makes room for others still, and ends with the lease.
+    pub(crate) fn note(&self, lease: LeaseId) {
+        self.shared.locked().note(self.id, lease);
+    }
+
     /// The client has said what it wants: this lease, or something else. It needs not make room for others any more.
     pub(crate) fn settle(&self, lease: Option<LeaseId>) {
         self.shared.locked().settle(self.id, lease);

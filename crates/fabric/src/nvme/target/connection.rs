@@ -50,21 +50,29 @@ impl Nvme {
         let Connected { seat, size, flow_control, keep_alive } = connected;
         let Seat { controller, queue, .. } = &seat;
         let lease = controller.namespace.as_ref().map(|namespace| namespace.lease().id());
-        place.settle(lease);
-        let _told = lease.map(|lease| Told::new(&*self.core.subsystems, lease));
-
+        if let Some(lease) = lease {
+            place.note(lease);
+        }
         link.become_queue(Ring::new(size, flow_control));
         let host = &controller.host;
         let secrets = match lease {
             Some(_) => self.core.subsystems.secrets(&controller.subsystem, host),
             None => None,
         };
-        complete_connect(link, id, controller, flow_control, secrets.is_some())?;
-        if let Some(secrets) = secrets
-            && !authenticate::run(link, &self.core, controller, origin, &secrets)?
-        {
-            return Ok(());
-        }
+        let _told = match secrets {
+            None => {
+                let told = self.let_in(place, lease);
+                complete_connect(link, id, controller, flow_control, false)?;
+                told
+            }
+            Some(secrets) => {
+                complete_connect(link, id, controller, flow_control, true)?;
+                if !authenticate::run(link, &self.core, controller, origin, &secrets)? {
+                    return Ok(());
+                }
+                self.let_in(place, lease)
+            }
+        };
         link.take_time();
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} connected");
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
@@ -74,6 +82,14 @@ impl Nvme {
         }
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} disconnected");
         Ok(())
+    }
+
+    /// A host to a lease counts from now on, and need not make room for others. One that discovers proves nothing, and
+    /// so makes room for as long as it is there.
+    fn let_in(&self, place: &Place<Self>, lease: Option<LeaseId>) -> Option<Told<'_>> {
+        let lease = lease?;
+        place.settle(Some(lease));
+        Some(Told::new(&*self.core.subsystems, lease))
     }
 
     /// Waits for a Connect that can be accepted, and says its identifier too.

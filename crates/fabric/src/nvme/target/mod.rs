@@ -61,6 +61,8 @@ const MAX_DATA: usize = 128 << 10;
 const MAX_TRANSFER_SHIFT: u8 = 8;
 /// The longest data of a command.
 const MAX_TRANSFER: usize = aquifer_page::PAGE_SIZE << MAX_TRANSFER_SHIFT;
+/// As long as with Linux's target (`NVMET_DISC_KATO_MS`).
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The most entries of a queue.
 const MAX_QUEUE: u32 = 1024;
 
@@ -137,6 +139,8 @@ pub struct Limits {
     pub queues: u16,
     /// The largest Diffie-Hellman group by which hosts may authenticate: they choose it before they have proved anything.
     pub largest_group: Group,
+    /// How long a host may be silent that discovers without a keep alive time-out.
+    pub discovery: Duration,
 }
 
 impl Default for Limits {
@@ -144,7 +148,7 @@ impl Default for Limits {
         // Linux and the initiator here offer all groups, of which the target takes the smallest.
         let largest_group = Group::Ffdhe4096;
         let (handshake, connections) = (Duration::from_secs(10), ConnectionLimits::default());
-        Self { handshake, connections, queues: 64, largest_group }
+        Self { handshake, connections, queues: 64, largest_group, discovery: DISCOVERY_TIMEOUT }
     }
 }
 

@@ -8,14 +8,14 @@ use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, io};
 use aquifer_fabric::nvme::proto::fabrics::{
     ANY_CONTROLLER, AUTHENTICATION_PROTOCOL, configuration, connect, kind, property,
 };
-use aquifer_fabric::nvme::proto::{Command, Status};
+use aquifer_fabric::nvme::proto::{Command, DISCOVERY_NQN, Status};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::harness::Served;
 use super::host::Host;
-use crate::common::{Raw, eventually, pattern};
+use crate::common::{Raw, at_most, eventually, pattern};
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 /// The same key, bound to its owner's name.
@@ -186,6 +186,36 @@ fn every_queue_must_be_authenticated_before_it_is_of_use() {
     authenticate(&served, &mut io);
     io.write(0, &pattern(4096, 1));
     assert!(io.read(0, 1) == pattern(4096, 1));
+}
+
+#[test]
+fn hosts_that_have_proved_nothing_make_room_and_count_for_nothing() {
+    let limits = Limits { connections: at_most(4), ..Limits::default() };
+    let served = Served::with(Bytes::mib(4), Bytes::mib(4), limits);
+    *served.shelf.secrets.lock().unwrap() = Some(Secrets { host: secret(HOST), controller: None });
+    let mut looking: Vec<_> = (0..2).map(|_| discover(&served)).collect();
+    let mut strangers: Vec<_> = (0..2).map(|_| connected(&served).0).collect();
+    assert_eq!(served.queues(), 0);
+    let (mut admin, controller) = connected(&served);
+    authenticate(&served, &mut admin);
+    admin.enable();
+    let mut io = Host::connect(&served.socket(), 0);
+    io.try_connect(&served.subsystem, controller, 1, 0);
+    authenticate(&served, &mut io);
+    io.write(0, &pattern(4096, 1));
+    assert!(looking.iter_mut().all(Raw::is_closed));
+    assert_eq!(served.queues(), 2);
+    // A lease that is closed has nobody left, proved or not.
+    served.shelf.namespaces.lock().unwrap().clear();
+    served.target.close_lease(served.lease.id());
+    assert!(strangers.iter_mut().all(Raw::is_closed) && io.is_closed());
+}
+
+fn discover(served: &Served) -> Host {
+    let mut host = Host::connect(&served.socket(), 0);
+    host.connect_admin(&DISCOVERY_NQN.parse().unwrap(), 0);
+    host.enable();
+    host
 }
 
 fn assert_failed(mut host: Host, last: &[u8], explanation: u8) {

@@ -10,7 +10,7 @@ use aquifer_fabric::nvme::proto::fabrics::{
 };
 use aquifer_fabric::nvme::proto::log::{DiscoveryEntry, DiscoveryHeader, page};
 use aquifer_fabric::nvme::proto::pdu::digests;
-use aquifer_fabric::nvme::proto::{Nqn, Status};
+use aquifer_fabric::nvme::proto::{DISCOVERY_NQN, Nqn, Status};
 use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::Bytes;
 use zerocopy::{FromBytes, IntoBytes};
@@ -245,6 +245,18 @@ fn who_dawdles_before_connect_is_shown_the_door_and_makes_room() {
     let mut crowd: Vec<_> = (0..20).map(|_| Host::silent(&served.socket())).collect();
     served.assert_serves();
     assert!(crowd[0].is_closed());
+    assert_eq!(steady.property(property::STATUS), u64::from(status::READY));
+}
+
+#[test]
+fn a_host_that_only_discovers_is_given_up_when_it_says_nothing() {
+    let limits = Limits { discovery: Duration::from_millis(200), ..Limits::default() };
+    let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
+    let mut host = Host::connect(&served.socket(), 0);
+    // Without a keep alive time-out.
+    host.connect_admin(&DISCOVERY_NQN.parse().unwrap(), 0);
+    assert!(host.is_closed());
+    let (mut steady, _) = served.admin();
     assert_eq!(steady.property(property::STATUS), u64::from(status::READY));
 }
 

@@ -36,7 +36,7 @@ pub(super) struct AdminQueue<'a> {
     link: &'a mut Link,
     service: &'a Nvme,
     controller: Arc<Controller>,
-    /// How long the host may be silent.
+    /// The host's keep alive time-out.
     keep_alive: Option<Duration>,
     alive: Instant,
     events: Events,
@@ -88,15 +88,21 @@ impl<'a> AdminQueue<'a> {
         }
     }
 
+    /// How long the host may be silent.
+    fn patience(&self) -> Option<Duration> {
+        let discovery = || self.controller.is_discovery().then_some(self.service.core.limits.discovery);
+        self.keep_alive.map(|keep_alive| keep_alive * PATIENCE).or_else(discovery)
+    }
+
     /// Waits for the host or for something to tell it. False if it has closed the connection.
     fn wait(&mut self) -> Result<bool, Broken> {
-        let timeout = match self.keep_alive {
+        let timeout = match self.patience() {
             None => None,
-            Some(keep_alive) => {
+            Some(patience) => {
                 if self.controller.take_traffic() {
                     self.alive = Instant::now();
                 }
-                let left = (keep_alive * PATIENCE).saturating_sub(self.alive.elapsed());
+                let left = patience.saturating_sub(self.alive.elapsed());
                 if left.is_zero() {
                     return Err(Broken::Silent);
                 }
