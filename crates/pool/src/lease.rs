@@ -118,6 +118,11 @@ impl Lease {
         self.holder.unreachable_for().is_none() && !self.is_lost()
     }
 
+    /// Whether I/O has failed because its lender does not answer, and the lender was not found back since.
+    pub(crate) fn is_away(&self) -> bool {
+        self.away_since.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether it answers and has room, as far as is known.
     pub(crate) fn is_healthy(&self) -> bool {
         self.answers() && !self.full.load(Ordering::Relaxed)

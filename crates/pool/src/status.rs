@@ -126,10 +126,9 @@ pub struct SpillStatus {
     pub held: Bytes,
 }
 
-/// The state of a lease; nothing for the spill file. Tries whether a lender that was unreachable is back.
+/// The state of a lease as far as is known; nothing for the spill file.
 pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
     let target = lease.target.as_ref()?;
-    lease.holder.probe();
     let (total, moved) = &lease.leaving;
     let state = if lease.is_lost() {
         LeaseState::Lost

@@ -252,8 +252,16 @@ impl Volume {
     pub fn status(&self) -> VolumeStatus {
         // Not under the list's lock: trying takes time.
         let leases: Vec<_> = self.leases.list().clone();
+        leases.iter().for_each(|lease| lease.holder.probe());
+        self.note_lenders_back(&leases);
+        self.known_status()
+    }
+
+    /// How the volume is as far as is known: nobody waits for a lender. This is the one for a volume under
+    /// [`Upkeep`](crate::Upkeep), which tries lost lenders.
+    pub fn known_status(&self) -> VolumeStatus {
+        let leases: Vec<_> = self.leases.list().clone();
         let states = leases.iter().filter_map(|lease| lease_status(lease)).collect();
-        self.try_lost_lenders();
         let (errors, failed_reads, last_error) = self.counters.errors();
         let spill = self.leases.spill.as_ref();
         VolumeStatus {
@@ -289,11 +297,17 @@ impl Volume {
     /// Tries lenders that were lost; whether none is now.
     pub(crate) fn try_lost_lenders(&self) -> bool {
         let leases: Vec<_> = self.leases.list().clone();
+        // All are probed, also behind one that does not answer.
+        leases.iter().filter(|lease| lease.is_away()).for_each(|lease| lease.holder.probe());
+        self.note_lenders_back(&leases)
+    }
+
+    /// Tells which of the lost lenders were found to answer; whether none is lost now.
+    fn note_lenders_back(&self, leases: &[Arc<Lease>]) -> bool {
         let is_back = |lease: &Arc<Lease>| {
-            if lease.away_since.load(Ordering::Relaxed) == 0 {
+            if !lease.is_away() {
                 return true;
             }
-            lease.holder.probe();
             if !lease.answers() {
                 return false;
             }
@@ -307,7 +321,7 @@ impl Volume {
             }
             true
         };
-        // All are probed, also behind one that does not answer.
+        // Each is told, also behind one that does not answer.
         let away = leases.iter().filter(|lease| !is_back(lease)).count();
         away == 0
     }

@@ -77,7 +77,7 @@ impl Serving {
     pub(super) fn status(&self) -> Status {
         let record = self.record();
         let swap_used = swap::usage(&record.device).ok().flatten().unwrap_or_default();
-        Status { record, swap_used, volume: self.volume.status(), safety: self.safety.clone() }
+        Status { record, swap_used, volume: self.volume.known_status(), safety: self.safety.clone() }
     }
 
     pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), PoolError> {

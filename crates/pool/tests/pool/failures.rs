@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::Address;
 use aquifer_page::EXTENT_SIZE;
 use aquifer_pool::{LeaseState, Volume, VolumeConfig};
 
@@ -111,6 +113,24 @@ fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_b
     // Nobody has to use it for that to be seen.
     wait_until("it is seen to be back", || volume.status().leases[0].state == LeaseState::Ok);
     expect(&volume, 0, 1);
+}
+
+#[test]
+fn a_status_tries_a_lost_lender_once() {
+    let (volume, mut lenders) = volume(impatient(1), &[1]);
+    write(&volume, 0, 1);
+    lenders[0].kill();
+    volume.read(0, 0, &mut [0; 1]).unwrap_err();
+    let Address::Unix(path) = lenders[0].address() else { unreachable!("it is on a unix socket") };
+    std::fs::remove_file(&path).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    // Connections wait in the backlog; nobody answers on them.
+    let visits = || std::iter::from_fn(|| listener.accept().ok()).count();
+    assert!(matches!(volume.status().leases[0].state, LeaseState::Unreachable { .. }));
+    assert_eq!(visits(), 1);
+    assert!(matches!(volume.known_status().leases[0].state, LeaseState::Unreachable { .. }));
+    assert_eq!(visits(), 0);
 }
 
 #[test]
