@@ -32,6 +32,9 @@ pub struct Borrowed {
     pub volume: VolumeId,
     /// Its block device.
     pub device: String,
+    /// The directory under which its process, where it has one, keeps its files.
+    #[schema(value_type = String)]
+    pub state: PathBuf,
     /// The leases under it.
     #[schema(value_type = Vec<schema::Id>)]
     pub leases: Vec<LeaseId>,

@@ -330,6 +330,7 @@ impl Borrower {
         Ok(order::Borrowed {
             volume,
             device: device.display().to_string(),
+            state: self.config.state.clone(),
             leases: live.leases.iter().map(|lease| lease.lease).collect(),
             bytes: live.bytes,
         })

@@ -18,9 +18,16 @@ use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
-use crate::run::pool::{Pool, Volume};
+use crate::run::pool::{Memory, Pool};
 use crate::run::priority::Choice;
+use crate::run::watch::{Place, Watch};
 use crate::volumes::Volumes;
+
+/// The exit code for a command that SIGBUS killed after pages of its swap were lost: not the command's
+/// fault, and none of the codes that shells use.
+const PAGES_LOST: u8 = 125;
+
+const KILLED_BY_SIGBUS: u8 = 128 + 7;
 
 /// Runs a command whose memory beyond a limit is in the pool
 ///
@@ -81,6 +88,13 @@ pub(super) const MANUAL: Manual = Manual {
              what is left.",
         ),
         (
+            "Lenders",
+            "While the command runs, standard error tells in one line each when a lender does not answer, is lost or is \
+             back, when a page is lost, and when pages go to the local spill file or leave it. With --json each line is \
+             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (8 s): \
+             a program that touches it gets SIGBUS.",
+        ),
+        (
             "Costs",
             "A page that is not in RAM costs a round trip to the lender when it is touched. Swap belongs to the whole kernel: \
              while the command runs, the host's other programs may swap to the same memory.",
@@ -88,6 +102,7 @@ pub(super) const MANUAL: Manual = Manual {
     ],
     exit: &[
         ("N", "the command's own exit code"),
+        ("125", "SIGBUS killed the command, and pages that it had in the pool were lost"),
         ("126", "the command was found but cannot be run"),
         ("127", "the command was not found"),
         ("128+N", "the command was killed by signal N; 137 may be the kernel, out of memory"),
@@ -116,12 +131,28 @@ impl Run {
 
         let mut note = Note { cgroup: name.clone(), volume: None };
         note.leave(&mut instance)?;
-        note.volume = self.swap_in(&pool, &common.run_dir)?;
+        let memory = self.swap_in(&pool, &common.run_dir)?;
+        note.volume = memory.as_ref().map(|memory| memory.volume);
         note.leave(&mut instance)?;
+        let watch = memory.and_then(|memory| self.watch(memory.place, common.json));
         let ended = self.run_in_cgroup(&hierarchy, &name, &mut supervisor, common.json);
+        let lost_pages = watch.is_some_and(Watch::end);
         // After the cgroup: what is swapped out belongs to its processes, and must be gone before the swap is.
         let returned = note.volume.map_or(Ok(()), |volume| pool.release(volume));
-        ended.and_then(|code| returned.map(|()| code))
+        let code = ended.and_then(|code| returned.map(|()| code))?;
+        if code != KILLED_BY_SIGBUS || !lost_pages {
+            return Ok(ExitCode::from(code));
+        }
+        let why = "SIGBUS killed it, as pages that it had in the pool were lost";
+        let help = "run it again with another lender, or with more RAM by --local";
+        Failure::new(what(), why).help(help).report(common.json);
+        Ok(ExitCode::from(PAGES_LOST))
+    }
+
+    /// Tells what happens to the lenders. A command can do without.
+    fn watch(&self, place: Place, json: bool) -> Option<Watch> {
+        let what = || "watching the lenders of the command";
+        Watch::start(place, json).or_fail(what).inspect_err(|failure| failure.report(json)).ok()
     }
 
     /// Runs the command in a cgroup made for it, and removes that.
@@ -131,13 +162,13 @@ impl Run {
         name: &str,
         supervisor: &mut Supervisor,
         json: bool,
-    ) -> Result<ExitCode> {
+    ) -> Result<u8> {
         let what = || format!("running {}", self.command[0].display());
         let limits = Limits { memory: self.local, swap: self.limit() };
         hierarchy.enable().or_fail(what)?;
         let cgroup = Cgroup::create(hierarchy, name, limits).or_fail(what)?;
         let ended = match supervisor.asked_to_end() {
-            Some(signal) => Ok(ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))),
+            Some(signal) => Ok(u8::try_from(128 + signal).unwrap_or(u8::MAX)),
             None => self.run_in(&cgroup, supervisor, json),
         };
         let removed = cgroup.remove().or_fail(what);
@@ -165,7 +196,7 @@ impl Run {
     }
 
     /// Makes memory in the pool swap, unless the command is to have none.
-    fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<Volume>> {
+    fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<Memory>> {
         if self.remote == Some(Bytes::ZERO) {
             return Ok(None);
         }
@@ -180,7 +211,7 @@ impl Run {
     }
 
     /// Runs the command inside the cgroup to its end.
-    fn run_in(&self, cgroup: &Cgroup, supervisor: &mut Supervisor, json: bool) -> Result<ExitCode> {
+    fn run_in(&self, cgroup: &Cgroup, supervisor: &mut Supervisor, json: bool) -> Result<u8> {
         let what = || format!("running {}", self.command[0].display());
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).arg0(&self.command[0]);
@@ -191,7 +222,7 @@ impl Run {
             Err(error) => {
                 let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
                 Failure::new(what(), error).report(json);
-                return Ok(ExitCode::from(code));
+                return Ok(code);
             }
         };
         if let Ok(kills @ 1..) = cgroup.oom_kills() {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
@@ -82,7 +82,7 @@ fn ignored() -> io::Result<u64> {
 }
 
 /// The exit code that stands for a command's end, as shells have it: its own, or 128 and the signal that killed it.
-pub fn exit_code(status: ExitStatus) -> ExitCode {
+pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }

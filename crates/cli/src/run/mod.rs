@@ -4,3 +4,4 @@ pub mod child;
 pub mod leftovers;
 pub mod pool;
 pub mod priority;
+pub mod watch;

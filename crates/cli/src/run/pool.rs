@@ -12,6 +12,7 @@ use crate::agent_call::Agent;
 use crate::failure::Result;
 use crate::lender::Lender;
 use crate::progress::Progress;
+use crate::run::watch::Place;
 use crate::volumes::{Owner, Volumes, Wish};
 
 /// How long the agent may take to borrow or return: it asks lenders in turn, and swaps back what is left.
@@ -31,6 +32,15 @@ pub enum Volume {
     Attached(VolumeId),
 }
 
+/// Memory in the pool that is swap.
+#[derive(Debug)]
+pub struct Memory {
+    /// What is to be given back.
+    pub volume: Volume,
+    /// Where it can be asked how it is.
+    pub place: Place,
+}
+
 /// Where swap in the pool comes from and goes back to.
 #[derive(Debug)]
 pub struct Pool {
@@ -45,24 +55,26 @@ impl Pool {
     ///
     /// # Errors
     /// If no agent answers or nobody lends.
-    pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<Volume> {
+    pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<Memory> {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
         let order = Borrow { bytes, priority: Some(priority) };
         let what = format!("borrowing {bytes} for the command");
         let borrowed = self.agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await);
         let borrowed: Borrowed = borrowed
             .map_err(|failure| if self.agent.is_there() { failure } else { failure.help(NO_POOL) })?;
-        Ok(Volume::Borrowed(borrowed.volume))
+        let place = Place { state: borrowed.state, volume: borrowed.volume };
+        Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
     /// Swaps to a lender's export at this priority.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub fn attach(&self, lender: Lender, priority: u16) -> Result<Volume> {
+    pub fn attach(&self, lender: Lender, priority: u16) -> Result<Memory> {
         let wish = Wish { backend: BackendKind::Auto, swap: Some(priority) };
         let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
-        Ok(Volume::Attached(record.spec.volume))
+        let place = Place { state: record.spec.state, volume: record.spec.volume };
+        Ok(Memory { volume: Volume::Attached(place.volume), place })
     }
 
     /// Gives a volume back. One that is gone already is given back; so is one of an agent that is not there: it is the

@@ -3,9 +3,10 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 
 use aquifer_device::swap::swaps;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::agents::framework::{Answer, Cluster, Spec, lacks_rights, the_kernels_swap};
@@ -140,4 +141,146 @@ fn the_agent_swaps_at_the_priority_that_a_run_chose() {
     let said = Answer::of(&mut cluster["a"].aquifer(&words)).stdout;
     let priorities: Vec<_> = said.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(priorities.contains(&"50"), "{said}");
+}
+
+/// Fills memory, most of which is then swapped out, and touches all of it once for each line that it
+/// reads: `child` in a child, whose end it waits for.
+const TOUCHER: &str = "
+import os, sys
+pages = bytearray(72 << 20)
+for at in range(0, len(pages), 4096):
+    pages[at] = 1 + at // 4096 % 255
+def touch():
+    assert all(pages[at] == 1 + at // 4096 % 255 for at in range(0, len(pages), 4096))
+print('ready', flush=True)
+for line in sys.stdin:
+    if line.strip() == 'child':
+        pid = os.fork()
+        if pid == 0:
+            touch()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    else:
+        touch()
+    print('touched', flush=True)
+";
+
+/// A run whose command is [`TOUCHER`], and what aquifer says of it.
+struct Touching {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    said: BufReader<ChildStderr>,
+    so_far: String,
+}
+
+impl Touching {
+    fn start(mut run: Command) -> Self {
+        run.args(["python3", "-c", TOUCHER]);
+        run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = run.spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let said = BufReader::new(child.stderr.take().unwrap());
+        let mut touching = Self { child, input, output, said, so_far: String::new() };
+        touching.prints("ready");
+        touching
+    }
+
+    #[track_caller]
+    fn prints(&mut self, word: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), word, "{}", self.so_far);
+    }
+
+    fn order(&mut self, word: &str) {
+        writeln!(self.input, "{word}").unwrap();
+    }
+
+    /// Waits for a line that has one of these.
+    #[track_caller]
+    fn says(&mut self, words: &[&str]) {
+        loop {
+            let mut line = String::new();
+            let length = self.said.read_line(&mut line).unwrap();
+            self.so_far.push_str(&line);
+            assert_ne!(length, 0, "{words:?}: {}", self.so_far);
+            if words.iter().any(|word| line.contains(word)) {
+                return;
+            }
+        }
+    }
+
+    /// Waits for its end: its exit code, and all that aquifer said.
+    fn end(mut self) -> (Option<i32>, String) {
+        drop(self.input);
+        std::io::Read::read_to_string(&mut self.said, &mut self.so_far).unwrap();
+        (self.child.wait().unwrap().code(), self.so_far)
+    }
+}
+
+#[test]
+fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let _swap = the_kernels_swap();
+    let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let mut export = Export::start(served.path(), &["128M"]);
+    let mut touching = Touching::start(run(dir.path(), &export, &["--json"]));
+    touching.order("here");
+    touching.prints("touched");
+    export.end(Signal::KILL);
+    touching.order("here");
+    let (code, said) = touching.end();
+    assert_eq!(code, Some(125), "{said}");
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for event in ["lender_lost", "page_lost"] {
+        assert_eq!(lines.iter().filter(|line| line["event"]["event"] == event).count(), 1, "{said}");
+    }
+    let failure = &lines.last().unwrap()["error"];
+    assert!(failure["why"].as_str().unwrap().contains("SIGBUS"), "{said}");
+}
+
+#[test]
+fn a_run_tells_of_a_lender_that_is_away_and_back() {
+    if lacks_devices() || lacks_cgroups() {
+        return;
+    }
+    let _swap = the_kernels_swap();
+    let [dir, served] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let socket = format!("unix:{}", served.path().join("lender").display());
+    let words = ["128M", "--nbd", &socket, "--dir", pages.path().to_str().unwrap()];
+    let mut export = Export::start(served.path(), &words);
+    let mut touching = Touching::start(run(dir.path(), &export, &[]));
+    export.end(Signal::KILL);
+    // The child may have to wait for too long; the command itself does not touch what is away.
+    touching.order("child");
+    touching.says(&["pages unreachable: ", "lender lost: "]);
+    let _back = Export::start(served.path(), &words);
+    touching.says(&["pages reachable: ", "lender back: "]);
+    touching.prints("touched");
+    touching.order("here");
+    touching.prints("touched");
+    let (code, said) = touching.end();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn a_run_tells_of_the_agents_lenders_too() {
+    if lacks_rights() || lacks_devices() {
+        return;
+    }
+    let a = Spec::new("a").set("borrow", "patience", "2s");
+    let cluster = Cluster::that_swaps([a, Spec::new("b")]);
+    let words = ["run", "--local", "24M", "--remote", "128M", "--priority", "32767", "--"];
+    let mut touching = Touching::start(cluster["a"].aquifer(&words));
+    cluster["b"].kill_agent();
+    touching.order("here");
+    touching.says(&["lender lost: b, lease "]);
+    touching.says(&["page lost: "]);
+    let (code, said) = touching.end();
+    assert_eq!(code, Some(125), "{said}");
 }
