@@ -47,7 +47,7 @@ class Lender:
     def create(self, name: str, size_mib: int, cache_kib: int, link: str | None = None, more: tuple = ()) -> Path:
         """The region's file. With `link` its pages cross an emulated link, one at a time, in place of going to the lender."""
         self.regions.append(name)
-        way = ["--emulate-link", link, "--one-at-a-time"] if link else ["--lender", self.uri]
+        way = ["--emulate-link", link, "--one-at-a-time"] if link else ["--lender", self.uri, "--unsealed"]
         made = self.aquifer("region", "create", name, "--size", f"{size_mib}M", "--cache", f"{cache_kib}K", *way, *more)
         return Path(made["file"])
 

@@ -44,7 +44,7 @@ pub struct Trust {
     pub(crate) host_nqn: Option<Nqn>,
     /// Pages leave this host as they are, for the lender to read
     ///
-    /// Otherwise they are sealed: encrypted under a key that the lender does not have (but for a lender on this host, and what the kernel or the agent uses).
+    /// Otherwise they are sealed: encrypted under a key that the lender does not have (except for a lender at a unix socket, and what the kernel or the agent uses).
     #[arg(long)]
     pub(crate) unsealed: bool,
     /// Takes the lender's export from its present owner, whose pages there are lost

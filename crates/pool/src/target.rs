@@ -121,10 +121,13 @@ impl LeaseTarget {
         }
     }
 
-    /// Seals its pages under a key of its own, unless its lender is on this host.
+    /// Seals its pages under a key of its own, unless they go to a unix socket.
+    ///
+    /// A loopback address proves nothing: a tunnel to another host may listen there.
     #[must_use]
     pub fn sealed(self) -> Self {
-        Self { seal: (!self.address.is_local()).then(Seal::own), ..self }
+        let is_here = matches!(self.address, Address::Unix(_));
+        Self { seal: (!is_here).then(Seal::own), ..self }
     }
 
     /// Whether the other one is in the same place, and two volumes would ruin each other's pages.
@@ -198,6 +201,19 @@ mod tests {
         assert_eq!(target.protocol, Protocol::Nbd { export: "x".to_owned(), secure: true });
         assert_eq!(serde_json::to_string(&target).unwrap(), NBD);
         assert_eq!(target.uri(), "nbds://10.0.0.2:7001/x");
+    }
+
+    #[test]
+    fn only_pages_for_a_unix_socket_leave_unsealed() {
+        let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
+        let is_sealed = |address: &str| {
+            let address = address.parse().unwrap();
+            LeaseTarget { address, ..target.clone() }.sealed().seal.is_some()
+        };
+        assert!(!is_sealed("unix:/run/nbd"));
+        for address in ["10.0.0.2:10809", "127.0.0.1:10809", "[::1]:10809", "localhost:10809"] {
+            assert!(is_sealed(address), "{address} may lead to another host");
+        }
     }
 
     #[test]
