@@ -166,8 +166,28 @@ pub struct Held {
     /// Extents of the volume that lie on it, in bytes.
     #[schema(value_type = schema::Size)]
     pub placed: Bytes,
-    /// `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
+    /// How it is, in words: `ok`, `unreachable for 3s`, `moving 3 of 12 extents`.
     pub state: String,
+    /// The same for programs.
+    #[serde(default)]
+    pub health: LeaseHealth,
+}
+
+/// How a lease is that this host holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseHealth {
+    /// In use.
+    #[default]
+    Ok,
+    /// In use, but its lender has no room for more.
+    Full,
+    /// Its lender does not answer.
+    Unreachable,
+    /// Its lender does not have what was stored there. Nothing new goes there.
+    Lost,
+    /// What is there is moving elsewhere.
+    Moving,
 }
 
 /// A peer from the configuration.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aquifer_api::status;
+use aquifer_api::status::{self, LeaseHealth};
 use aquifer_control::{BorrowedLease, Cause, LiveVolume};
 use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Record, Wish};
 use aquifer_device::nvme::{Root, SubsystemUri};
@@ -151,10 +151,10 @@ impl DirectVolumes {
         let swaps = swap::swaps().unwrap_or_default();
         let shown = |Volume { record, note, device }: Volume| {
             let swap = swaps.iter().find(|swap| swap.path == device);
-            let state = match record.state(&self.root) {
-                Ok(state) if state == "live" => "ok".to_owned(),
-                Ok(state) => format!("unreachable ({state})"),
-                Err(error) => error.to_string(),
+            let (health, state) = match record.state(&self.root) {
+                Ok(state) if state == "live" => (LeaseHealth::Ok, "ok".to_owned()),
+                Ok(state) => (LeaseHealth::Unreachable, format!("unreachable ({state})")),
+                Err(error) => (LeaseHealth::Unreachable, format!("unreachable ({error})")),
             };
             status::Volume {
                 volume: record.id,
@@ -170,6 +170,7 @@ impl DirectVolumes {
                     capacity: record.capacity,
                     placed: record.capacity,
                     state,
+                    health,
                 }],
                 last_error: None,
             }

@@ -12,13 +12,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use aquifer_api::status::LeaseHealth;
 use aquifer_api::{Problem, order, status};
 use aquifer_control::{BorrowedLease, Cause, LiveVolume};
 use aquifer_device::process::message::Status;
 use aquifer_device::process::{VolumeRecord, VolumeSpec, client};
 use aquifer_device::swap;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
-use aquifer_pool::{LeaseStatus, LeaseTarget};
+use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
@@ -382,8 +383,19 @@ fn tell(shown: &mut status::Volume, Status { swap_used, volume, .. }: Status) {
         capacity: extents(lease.extents),
         placed: extents(lease.used_extents),
         state: lease.state.to_string(),
+        health: health(&lease.state),
     };
     shown.leases = volume.leases.into_iter().map(held).collect();
+}
+
+fn health(state: &LeaseState) -> LeaseHealth {
+    match state {
+        LeaseState::Ok => LeaseHealth::Ok,
+        LeaseState::Full => LeaseHealth::Full,
+        LeaseState::Unreachable { .. } => LeaseHealth::Unreachable,
+        LeaseState::Lost => LeaseHealth::Lost,
+        LeaseState::Evacuating { .. } => LeaseHealth::Moving,
+    }
 }
 
 /// A volume as the controller knows it; `None` for one that is not the agent's.

@@ -11,7 +11,7 @@ use aquifer_page::{HostName, LeaseId};
 
 use super::Driver;
 use super::perform::{Busy, Outcome};
-use super::watch::News;
+use super::watch::{News, lease_lost};
 
 /// Between two looks at volumes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -80,11 +80,8 @@ impl Driver {
         let held: BTreeSet<_> = self.controller.borrowed().iter().map(|held| held.lease.lease).collect();
         self.lost.retain(|lease| held.contains(lease));
         for lease in lost.into_iter().filter(|lease| held.contains(lease)) {
-            if self.lost.insert(lease) {
-                let what = format!(
-                    "{lender} has lost lease {lease}: what this host stored in it cannot be had any more"
-                );
-                self.parts.events.note(EventKind::LeaseLost, lender, what);
+            if self.lost.insert(lease) && !self.watch.has_lost(lease) {
+                self.note_one(lease_lost(lender, lease));
             }
         }
     }
@@ -105,9 +102,13 @@ impl Driver {
     }
 
     pub(super) fn note_news(&mut self, volumes: &[Volume]) {
-        for News { kind, who, what } in self.watch.look(volumes) {
-            self.parts.events.note(kind, who, what);
+        for news in self.watch.look(volumes, &self.lost) {
+            self.note_one(news);
         }
+    }
+
+    fn note_one(&self, News { kind, who, what }: News) {
+        self.parts.events.note(kind, who, what);
     }
 
     /// Leases that a volume has left by an order of an agent before this one: nobody has told the controller.

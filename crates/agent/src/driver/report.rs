@@ -1,6 +1,6 @@
 //! What `status` shows.
 
-use aquifer_api::status::{Lent, Memory, Status};
+use aquifer_api::status::{LeaseHealth, Lent, Memory, Status};
 use aquifer_control as control;
 use tokio::sync::oneshot;
 
@@ -41,8 +41,10 @@ impl Driver {
         tokio::task::spawn_blocking(move || {
             status.borrowed = borrower.status();
             let held = status.borrowed.iter_mut().flat_map(|volume| &mut volume.leases);
-            held.filter(|held| lost.contains(&held.lease))
-                .for_each(|held| "lost by its lender".clone_into(&mut held.state));
+            for held in held.filter(|held| lost.contains(&held.lease)) {
+                "lost by its lender".clone_into(&mut held.state);
+                held.health = LeaseHealth::Lost;
+            }
             let _ = reply.send(status);
         });
     }

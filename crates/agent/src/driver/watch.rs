@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aquifer_api::status::{EventKind, Held, Volume};
+use aquifer_api::status::{EventKind, Held, LeaseHealth, Volume};
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
 /// What the last look saw.
@@ -10,6 +10,7 @@ use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 pub(super) struct Watch {
     volumes: BTreeMap<VolumeId, Seen>,
     away: BTreeMap<LeaseId, HostName>,
+    lost: BTreeSet<LeaseId>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -26,14 +27,25 @@ pub(super) struct News {
     pub(super) what: String,
 }
 
+/// The event of a lender that does not have a lease, or its pages, any more.
+pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
+    let what = format!("{lender} has lost lease {lease}: what this host stored in it cannot be had any more");
+    News { kind: EventKind::LeaseLost, who: lender.to_string(), what }
+}
+
 impl Watch {
+    /// Whether a volume had found this lease lost when it was last looked at.
+    pub(super) fn has_lost(&self, lease: LeaseId) -> bool {
+        self.lost.contains(&lease)
+    }
+
     /// Lenders that did not answer a volume when it was last looked at.
     pub(super) fn away(&self) -> BTreeSet<HostName> {
         self.away.values().cloned().collect()
     }
 
-    /// Takes a look; answers what has changed since the last one.
-    pub(super) fn look(&mut self, volumes: &[Volume]) -> Vec<News> {
+    /// Takes a look; answers what has changed since the last one. Of leases in `known` the loss has been told.
+    pub(super) fn look(&mut self, volumes: &[Volume], known: &BTreeSet<LeaseId>) -> Vec<News> {
         let mut news = Vec::new();
         let before = std::mem::take(&mut self.volumes);
         for volume in volumes {
@@ -48,22 +60,27 @@ impl Watch {
             self.volumes.insert(volume.volume, seen);
         }
         let held = volumes.iter().flat_map(|volume| volume.leases.iter().map(move |held| (volume, held)));
-        let mut away = BTreeMap::new();
+        let (mut away, mut lost) = (BTreeMap::new(), BTreeSet::new());
         for (volume, held) in held {
             let was_away = self.away.contains_key(&held.lease);
-            let is_away = is_away(held);
+            let is_lost = held.health == LeaseHealth::Lost;
+            // A lender that comes back empty is not back.
+            let is_away = held.health == LeaseHealth::Unreachable || (is_lost && was_away);
             if is_away {
                 away.insert(held.lease, held.lender.clone());
             }
             news.extend((is_away != was_away).then(|| change(volume, held, is_away)));
+            if is_lost
+                && lost.insert(held.lease)
+                && !self.has_lost(held.lease)
+                && !known.contains(&held.lease)
+            {
+                news.push(lease_lost(&held.lender, held.lease));
+            }
         }
-        self.away = away;
+        (self.away, self.lost) = (away, lost);
         news
     }
-}
-
-fn is_away(held: &Held) -> bool {
-    held.state.starts_with("unreachable")
 }
 
 fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
@@ -97,11 +114,12 @@ fn spill(volume: &Volume, before: Bytes) -> Option<News> {
 mod tests {
     use super::*;
 
-    fn volume(state: &str, spilled: u64, error: Option<&str>) -> Volume {
+    fn volume(health: LeaseHealth, spilled: u64, error: Option<&str>) -> Volume {
         serde_json::from_value(serde_json::json!({
             "volume": "0".repeat(32), "device": "/dev/loop3", "backend": "fuse-loop", "capacity": 1 << 30,
             "swap_used": 0, "spilled": spilled, "last_error": error,
-            "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26, "state": state}],
+            "leases": [{"lease": "1".repeat(32), "lender": "b", "capacity": 1 << 30, "placed": 1 << 26,
+                "state": "", "health": health}],
         }))
         .unwrap()
     }
@@ -109,15 +127,32 @@ mod tests {
     #[test]
     fn each_change_is_told_once() {
         let mut watch = Watch::default();
-        let mut kinds = |state: &str, spilled: u64, error: Option<&str>| {
-            let news = watch.look(&[volume(state, spilled, error)]);
+        let mut kinds = |health, spilled: u64, error: Option<&str>| {
+            let news = watch.look(&[volume(health, spilled, error)], &BTreeSet::new());
             news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
         };
-        assert_eq!(kinds("ok", 0, None), []);
-        assert_eq!(kinds("unreachable for 1.0 s", 0, None), [EventKind::LenderLost]);
-        assert_eq!(kinds("unreachable for 2.0 s", 0, Some("page 3")), [EventKind::PageUnreachable]);
-        assert_eq!(kinds("ok", 1 << 26, Some("page 3")), [EventKind::Spill, EventKind::LenderBack]);
-        assert_eq!(kinds("ok", 0, Some("page 3")), [EventKind::SpillBack]);
-        assert_eq!(kinds("ok", 0, Some("page 4")), [EventKind::PageUnreachable]);
+        let (ok, away) = (LeaseHealth::Ok, LeaseHealth::Unreachable);
+        assert_eq!(kinds(ok, 0, None), []);
+        assert_eq!(kinds(away, 0, None), [EventKind::LenderLost]);
+        assert_eq!(kinds(away, 0, Some("page 3")), [EventKind::PageUnreachable]);
+        assert_eq!(kinds(ok, 1 << 26, Some("page 3")), [EventKind::Spill, EventKind::LenderBack]);
+        assert_eq!(kinds(ok, 0, Some("page 3")), [EventKind::SpillBack]);
+        assert_eq!(kinds(ok, 0, Some("page 4")), [EventKind::PageUnreachable]);
+    }
+
+    #[test]
+    fn a_lender_that_comes_back_empty_is_lost_and_not_back() {
+        let mut watch = Watch::default();
+        let told = BTreeSet::from([LeaseId(0x1111_1111_1111_1111_1111_1111_1111_1111)]);
+        let mut kinds = |health, known: &BTreeSet<LeaseId>| {
+            let news = watch.look(&[volume(health, 0, None)], known);
+            news.into_iter().map(|news| news.kind).collect::<Vec<_>>()
+        };
+        let none = BTreeSet::new();
+        assert_eq!(kinds(LeaseHealth::Unreachable, &none), [EventKind::LenderLost]);
+        assert_eq!(kinds(LeaseHealth::Lost, &none), [EventKind::LeaseLost]);
+        assert_eq!(kinds(LeaseHealth::Lost, &none), []);
+        assert_eq!(kinds(LeaseHealth::Ok, &none), [EventKind::LenderBack]);
+        assert_eq!(kinds(LeaseHealth::Lost, &told), [], "its lender has said so itself");
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::order::{Return as Order, Returned};
 use aquifer_api::path;
-use aquifer_api::status::{Status, Volume};
+use aquifer_api::status::{LeaseHealth, Status, Volume};
 use aquifer_page::{Bytes, HostName, VolumeId};
 use clap::Args;
 
@@ -92,7 +92,7 @@ impl Telling<'_> {
         self.total = self.total.max(left);
         self.progress.set(self.total.saturating_sub(left), self.total);
         for held in meant(status, self.order.volume).flat_map(|volume| &volume.leases) {
-            if held.state.starts_with("unreachable") && self.lenders.insert(held.lender.clone()) {
+            if held.health == LeaseHealth::Unreachable && self.lenders.insert(held.lender.clone()) {
                 self.note(&format!(
                     "waiting for lender {}, {}: for each of its pages as long as borrow.patience says",
                     held.lender, held.state

@@ -1,6 +1,6 @@
 //! What nobody decided is an event: a line in the log and a row of the status, on the side that it concerns.
 
-use aquifer_api::status::EventKind;
+use aquifer_api::status::{EventKind, LeaseHealth};
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -58,7 +58,10 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     b.restart();
     let lost = told(a, EventKind::LeaseLost);
     assert!(lost.contains(&lease.to_string()) && lost.contains('b'), "{lost}");
-    assert_eq!(a.held_of("b").unwrap().state, "lost by its lender");
+    let held = a.held_of("b").unwrap();
+    assert_eq!((held.health, &*held.state), (LeaseHealth::Lost, "lost by its lender"));
+    let events = a.status().events;
+    assert_eq!(events.iter().filter(|event| event.kind == EventKind::LeaseLost).count(), 1, "{events:?}");
     a.give_back();
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use aquifer_api::status::LeaseHealth;
 use aquifer_page::Bytes;
 use rustix::process::{Signal, kill_process};
 
@@ -32,8 +33,9 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     assert!(!end.success());
     let error = a.volume().last_error.unwrap_or_default();
     assert!(error.contains("lender c") && error.contains(&lost.to_string()), "{error:?}");
-    let state = a.held_of("c").unwrap().state;
-    assert!(state.starts_with("unreachable for"), "{state}");
+    let held = a.held_of("c").unwrap();
+    assert_eq!(held.health, LeaseHealth::Unreachable);
+    assert!(held.state.starts_with("unreachable for"), "{held:?}");
     assert_eq!(a.held_of("b").unwrap().state, "ok");
 
     a.give_back();

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use aquifer_api::status::LeaseHealth;
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -21,7 +22,7 @@ fn a_return_says_at_once_which_lender_it_waits_for() {
     load.order("rewrite");
     b.kill_agent();
     wait_until("the lender is missed", || {
-        a.held_of("b").is_some_and(|held| held.state.starts_with("unreachable"))
+        a.held_of("b").is_some_and(|held| held.health == LeaseHealth::Unreachable)
     });
     let answer = Answer::of(&mut a.aquifer(&["return"]));
     assert!(answer.stderr.contains("waiting for lender b, unreachable for"), "{answer:?}");
