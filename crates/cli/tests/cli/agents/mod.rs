@@ -6,6 +6,7 @@
 mod drains;
 mod events;
 pub mod framework;
+mod given_back;
 mod losses;
 mod mistakes;
 mod names;

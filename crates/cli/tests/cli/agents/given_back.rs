@@ -1,0 +1,87 @@
+//! Orders to give back, where they meet something that is under way or goes wrong.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use aquifer_page::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::framework::{Answer, Cluster, Host, Spec, lacks_rights, wait_for, wait_until};
+
+#[test]
+fn volumes_that_leave_together_make_no_room_for_each_other() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(48)), Spec::new("b")]);
+    let a = &cluster["a"];
+    // Each volume has room for all that is swapped out.
+    let volumes = [a.borrow(Bytes::mib(64)).volume, a.borrow(Bytes::mib(64)).volume];
+    assert_ne!(volumes[0], volumes[1]);
+    let mut load = a.load(Bytes::mib(80));
+    load.filled();
+    let refusal = Answer::of(&mut a.aquifer(&["return"]));
+    refusal.must_fail(1, &["are swapped out to the 2 volumes", "do not fit into memory"]);
+    load.verify();
+    assert_eq!(a.status().borrowed.len(), 2);
+    load.free();
+    a.give_back();
+    wait_until("all is free", || a.is_free() && cluster["b"].is_free());
+}
+
+#[test]
+fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps(["a", "b"]);
+    let (a, b) = (&cluster["a"], &cluster["b"]);
+    a.borrow(Bytes::mib(64));
+    let record = b.store().join(format!("{}.json", b.lent().lease));
+    fs::remove_file(&record).unwrap();
+    // Nobody can unlink a directory.
+    fs::create_dir(&record).unwrap();
+    a.give_back();
+    wait_until("the lender has tried twice", || b.log_text().matches("is not free yet").count() > 1);
+    assert_eq!(b.lent().state, "freeing");
+    fs::remove_dir(&record).unwrap();
+    wait_until("the memory is free", || b.is_free());
+}
+
+fn begin(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn signal(host: &Host, pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal)
+        .unwrap_or_else(|error| panic!("{}: {error}", host.name()));
+}
+
+#[test]
+fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
+    if lacks_rights() {
+        return;
+    }
+    let cluster = Cluster::that_swaps(["a", "b", "silent"]);
+    let (a, silent) = (&cluster["a"], &cluster["silent"]);
+    let pid = silent.status().pid;
+    // A borrowing waits for what the peers could lend.
+    signal(silent, pid, Signal::STOP);
+    let mut both = [(); 2].map(|()| begin(&mut a.aquifer(&["borrow", "64M"])));
+    let refused = wait_for("one is refused because of the other", || {
+        both.iter_mut().position(|borrow| borrow.try_wait().unwrap().is_some())
+    });
+    let waits = Answer::of(&mut a.aquifer(&["return"]));
+    signal(silent, pid, Signal::CONT);
+    assert_eq!(waits.code, Some(0), "{waits:?}");
+    wait_until("both are answered", || both.iter_mut().all(|borrow| borrow.try_wait().unwrap().is_some()));
+    for (index, borrow) in both.into_iter().enumerate() {
+        let output = borrow.wait_with_output().unwrap();
+        let words = if index == refused { "is under way" } else { "'aquifer return' came meanwhile" };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{index} of {refused}: {said}");
+    }
+    a.borrow(Bytes::mib(64));
+    a.give_back();
+    wait_until("all is free", || a.is_free() && cluster["b"].is_free());
+}
