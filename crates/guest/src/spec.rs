@@ -268,9 +268,10 @@ impl VmSpec {
             );
             qemu.args(["-device", &device]);
         }
-        let socket = |id| format!("socket,id=aquifer-{id},server=on,wait=off");
+        let socket = |id: &str| format!("socket,id=aquifer-{id},server=on,wait=off");
         let serial = [("path", &*files.serial()), ("logfile", &*files.console())];
-        qemu.arg("-chardev").arg(with(socket("serial"), &serial));
+        // What QEMU appends to can be emptied under it: the guest says as much as it likes.
+        qemu.arg("-chardev").arg(with(socket("serial") + ",logappend=on", &serial));
         qemu.args(["-serial", "chardev:aquifer-serial"]);
         for (id, path) in [("control", files.control()), ("mover", files.mover()), ("qmp", files.qmp())] {
             qemu.arg("-chardev").arg(with(socket(id), &[("path", &path)]));

@@ -5,6 +5,7 @@ pub mod client;
 mod ended;
 mod files;
 mod keeper_call;
+mod logs;
 mod message;
 mod run;
 mod side_by_side;

@@ -19,6 +19,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::asked::Asked;
 use super::ended::Found;
 use super::files::Files;
+use super::logs::Bounding;
 use super::message::{Origin, Record, Response};
 use crate::error::GuestError;
 use crate::memory::Budget;
@@ -59,6 +60,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     if let Some(pid) = record.pid {
         return adopt(files, pid);
     }
+    let bounding = Bounding::start(files).map_err(fail())?;
     let mut qemu = start(files, &record)?;
     if let Err(error) = wait_until_it_answers(files, &mut qemu) {
         let _ = qemu.kill();
@@ -98,6 +100,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
         asked.settle();
     }
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
+    drop(bounding);
     clean_up(files, &asked, Some(end))?;
     has_ended(fetching);
     Ok(())
@@ -140,11 +143,13 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     Qmp::connect(&files.control(), PATIENCE)?;
     asked.serve_left();
     asked.settle();
+    let bounding = Bounding::start(files).map_err(fail())?;
     say(&Response::Started);
     first_word::is_said().map_err(fail())?;
     let mut ends = [PollFd::new(&process, PollFlags::IN)];
     while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
     tracing::info!("QEMU has ended; how, only who started it could tell");
+    drop(bounding);
     clean_up(files, &asked, None)?;
     has_ended(fetching);
     Ok(())
