@@ -56,7 +56,7 @@ pub struct Options {
     /// Threads that serve requests, at least one.
     pub workers: usize,
     /// Threads beside them, for requests that come while others wait long. The disk is called with worker indexes below the sum.
-    /// Only FUSE makes use of them: the other drivers give each request to a thread before it is known which is free.
+    /// ublk has none: its driver gives each request to a queue, and so to a thread, before it is known which is free.
     pub spare: usize,
     /// What the device is marked with where the driver keeps a mark, so that it can be found again.
     pub label: String,

@@ -266,7 +266,7 @@ fn a_silent_lender_does_not_keep_the_pages_of_others() {
     let (silent, other) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
     let mut volume = Volume::new(vec![lease(&silent, 1), lease(&other, 2)]);
     volume.spec.patience = Duration::from_secs(120);
-    // The kernel's nbd and ublk have no threads to spare: a silent lender can take all of theirs.
+    // ublk has no threads to spare: a silent lender can take all of its. Those of nbd are tested by themselves.
     volume.spec.backend = BackendKind::FuseLoop;
     let record = volume.spawn();
     write_content(&record.device);

@@ -60,7 +60,7 @@ impl Backend for Nbd {
         let mut driver =
             Driver::open().map_err(DeviceError::failed("cannot reach the kernel's nbd driver"))?;
         let size = disk.capacity().0;
-        let end = start_workers(&disk, options.workers)
+        let end = start_workers(&disk, options)
             .map_err(DeviceError::failed("the nbd workers did not get ready"))?;
         let connect = Connect {
             size,
@@ -83,8 +83,10 @@ impl Backend for Nbd {
     }
 }
 
-/// Starts the workers; returns the end of their connection that is for the driver.
-fn start_workers(disk: &Arc<dyn Disk>, workers: usize) -> io::Result<UnixStream> {
+/// Starts the workers, the spare ones too: whichever is free reads the next request. Returns the end of their connection that
+/// is for the driver.
+fn start_workers(disk: &Arc<dyn Disk>, options: &Options) -> io::Result<UnixStream> {
+    let workers = options.workers + options.spare;
     let (ready, all_ready) = mpsc::channel();
     let (ours, theirs) = UnixStream::pair()?;
     let connection = Arc::new(Connection::new(ours));
@@ -156,5 +158,96 @@ impl Drop for NbdDevice {
         if self.up && self.keeper.is_none() {
             let _ = self.driver.disconnect(self.index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use std::io::{Read as _, Write as _};
+    use std::sync::{Condvar, Mutex};
+
+    use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SimpleReply, command};
+    use aquifer_fabric::sleep::going_to_sleep;
+    use aquifer_page::Bytes;
+    use zerocopy::{FromZeros as _, IntoBytes as _};
+
+    use super::*;
+
+    /// A disk whose upper half is with a lender that does not answer until it is thawed.
+    #[derive(Default)]
+    struct HalfFrozen {
+        thawed: Mutex<bool>,
+        thaw: Condvar,
+    }
+
+    const HALF: u64 = 1 << 20;
+
+    impl Disk for HalfFrozen {
+        fn capacity(&self) -> Bytes {
+            Bytes(2 * HALF)
+        }
+
+        fn read(&self, _worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+            going_to_sleep();
+            if offset >= HALF {
+                let thawed = self.thawed.lock().unwrap();
+                drop(self.thaw.wait_while(thawed, |thawed| !*thawed).unwrap());
+            }
+            data.fill(7);
+            Ok(())
+        }
+
+        fn write(&self, _worker: usize, _offset: u64, _data: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn discard(&self, _worker: usize, _offset: u64, _len: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self, _worker: usize) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn ask(mut driver: &UnixStream, cookie: u64, offset: u64) {
+        let mut request = Request::new_zeroed();
+        request.magic = REQUEST_MAGIC.into();
+        request.command = command::READ.into();
+        request.cookie = cookie.into();
+        request.offset = offset.into();
+        request.length = (PAGE_SIZE as u32).into();
+        driver.write_all(request.as_bytes()).unwrap();
+    }
+
+    /// Which request is answered next.
+    fn answered(mut driver: &UnixStream) -> u64 {
+        let (mut reply, mut page) = (SimpleReply::new_zeroed(), [0; PAGE_SIZE]);
+        driver.read_exact(reply.as_mut_bytes()).unwrap();
+        driver.read_exact(&mut page).unwrap();
+        assert_eq!((reply.error.get(), page), (0, [7; PAGE_SIZE]));
+        reply.cookie.get()
+    }
+
+    #[test]
+    fn a_silent_lender_does_not_keep_the_pages_of_others() {
+        let half = Arc::new(HalfFrozen::default());
+        let disk: Arc<dyn Disk> = half.clone();
+        let options = Options { workers: 2, spare: 6, label: "a test".to_owned() };
+        let driver = start_workers(&disk, &options).unwrap();
+        driver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let waiting = 7;
+        (0..waiting).for_each(|cookie| ask(&driver, cookie, HALF));
+        for cookie in 100..200 {
+            ask(&driver, cookie, 0);
+            assert_eq!(answered(&driver), cookie);
+        }
+        *half.thawed.lock().unwrap() = true;
+        half.thaw.notify_all();
+        let mut late: Vec<_> = (0..waiting).map(|_| answered(&driver)).collect();
+        late.sort_unstable();
+        assert!(late.into_iter().eq(0..waiting));
     }
 }
