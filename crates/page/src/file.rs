@@ -39,11 +39,18 @@ pub fn replace_with(
 ) -> io::Result<File> {
     let draft = draft(path);
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&draft)?;
+    // Never into what is there already, which may be a link.
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let mut file = match options.open(&draft) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(&draft)?;
+            options.open(&draft)?
+        }
+        file => file?,
+    };
     let done = file.write_all(data).and_then(|()| prepare(&file)).and_then(|()| fs::rename(&draft, path));
     if let Err(error) = done {
-        // What cannot be removed is overwritten by the next draft.
+        // What cannot be removed is removed by the next draft.
         let _ = fs::remove_file(&draft);
         return Err(error);
     }
@@ -96,6 +103,19 @@ mod tests {
         }
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "no draft is left");
+        fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_draft_goes_through_no_link() {
+        let directory = directory("linked");
+        let (path, other) = (directory.join("record.json"), directory.join("other"));
+        fs::write(&other, "another's").unwrap();
+        std::os::unix::fs::symlink(&other, draft(&path)).unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "another's");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
         fs::remove_dir_all(directory).unwrap();
     }
 

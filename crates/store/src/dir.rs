@@ -1,13 +1,14 @@
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Group, LeaseId};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use crate::StoreError;
+use crate::{StoreError, guarded};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`.
 const TMPFS_MAGIC: u32 = 0x0102_1994;
@@ -55,15 +56,11 @@ impl Entry {
 impl Dir {
     /// Makes the directory if need be (its parents too), checks that it is RAM, and locks it.
     pub(crate) fn lock(path: &Path) -> Result<Self, StoreError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(StoreError::file("create", path))?;
-        check_tmpfs(path)?;
+        let directory = guarded::open(path)?;
+        check_tmpfs(&directory, path)?;
         let only_us = fs::Permissions::from_mode(0o700);
         fs::set_permissions(path, only_us).map_err(StoreError::file("make private", path))?;
-        let lock = lock_file(path)?;
+        let lock = lock_file(&directory, path)?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -106,8 +103,9 @@ impl Dir {
     /// Opens a file that is there; says how long it is.
     pub(crate) fn open(&self, entry: &Entry) -> Result<(File, u64), StoreError> {
         let path = self.file(entry);
-        let file =
-            OpenOptions::new().read(true).write(true).open(&path).map_err(StoreError::file("open", &path))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        let file = options.open(&path).map_err(StoreError::file("open", &path))?;
         let length = file.metadata().map_err(StoreError::file("examine", &path))?.len();
         Ok((file, length))
     }
@@ -124,18 +122,19 @@ impl Dir {
     }
 }
 
-fn check_tmpfs(path: &Path) -> Result<(), StoreError> {
-    let statfs = rustix::fs::statfs(path).map_err(|error| StoreError::file("examine", path)(error.into()))?;
+fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), StoreError> {
+    let statfs =
+        rustix::fs::fstatfs(directory).map_err(|error| StoreError::file("examine", path)(error.into()))?;
     // The type of `f_type` differs between architectures; the number fits all of them.
     if statfs.f_type as u32 == TMPFS_MAGIC { Ok(()) } else { Err(StoreError::NotTmpfs(path.to_owned())) }
 }
 
 /// Takes the lock and writes our process id into it, for the next one's error.
-fn lock_file(dir: &Path) -> Result<File, StoreError> {
+fn lock_file(directory: &OwnedFd, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    let mut file = options.open(&path).map_err(StoreError::file("open", &path))?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = openat(directory, "lock", flags, Mode::RUSR | Mode::WUSR);
+    let mut file = File::from(opened.map_err(|error| StoreError::file("open", &path)(error.into()))?);
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {

@@ -7,8 +7,16 @@ use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Pages on a disk would be neither fast nor given back.
-    #[error("{} is not on a tmpfs, so what is stored there would not be RAM; choose a directory under /dev/shm or mount a tmpfs there", .0.display())]
+    #[error("{} is not on a tmpfs, so what is stored there would not be RAM; choose a directory under /dev/shm, or mount a tmpfs with mode=700 there", .0.display())]
     NotTmpfs(PathBuf),
+    /// Somebody else could put files there, or exchange those that are there.
+    #[error("{} {why}: others could exchange what is stored there; choose another directory, or remove this one and make it anew, for its owner only", .at.display())]
+    Unguarded {
+        /// The directory, or one on the way to it.
+        at: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Another process serves this directory.
     #[error("{} is already served by process {pid}; stop it first, or choose another directory", .dir.display())]
     Busy {

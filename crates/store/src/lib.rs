@@ -31,6 +31,7 @@
 
 mod dir;
 mod error;
+mod guarded;
 mod lease;
 mod lock;
 mod ram;

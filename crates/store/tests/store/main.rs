@@ -8,6 +8,7 @@ mod content;
 mod cost;
 mod example;
 mod memory;
+mod owners;
 mod rank;
 mod recovery;
 mod sharing;

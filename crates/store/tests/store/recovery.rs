@@ -142,7 +142,7 @@ fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
         // its seeing them.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-        mount("small", dir, "tmpfs", MountFlags::empty(), c"size=16m").unwrap();
+        mount("small", dir, "tmpfs", MountFlags::empty(), c"size=16m,mode=700").unwrap();
         check();
     };
     thread::scope(|scope| scope.spawn(mount_and_check).join()).unwrap_or_else(|panic| resume_unwind(panic));
