@@ -1,9 +1,12 @@
 //! `aquifer export` as a program: what real clients find, and that nothing outlives it.
 
-use std::io::Read as _;
-use std::process::Command;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::{chown, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
@@ -78,11 +81,11 @@ fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
     let file = dir.path().join("secret");
     let with_secret = ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
     for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
-        std::fs::write(&file, content).unwrap();
+        fs::write(&file, content).unwrap();
         let output = aquifer(dir.path()).args(with_secret).output().unwrap();
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
-    std::fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    fs::write(&file, "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
     Export::start(dir.path(), &with_secret[1..]);
 }
 
@@ -141,7 +144,7 @@ fn an_address_that_is_taken_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(address), "{}", stderr(&output));
     eventually("the refused one removed its memory", || {
-        std::fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
+        fs::read_dir(dir.path().join("exports")).unwrap().count() == 1
     });
 }
 
@@ -153,4 +156,61 @@ fn it_says_nothing_more_after_it_is_ready() {
     let mut rest = String::new();
     export.child.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
     assert_eq!(rest, "");
+}
+
+/// A user who is neither root nor this one.
+const OTHER: u32 = 61_234;
+
+#[test]
+fn an_export_refuses_a_directory_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root to make another user's directory");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let precious = dir.path().join("precious");
+    fs::write(&precious, "not the store's").unwrap();
+    symlink(&precious, pages.path().join("lock")).unwrap();
+    chown(pages.path(), Some(OTHER), None).unwrap();
+    let output = aquifer(dir.path()).args(["export", "1M", "--dir"]).arg(pages.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let named = format!("{} belongs to user {OTHER}", pages.path().display());
+    assert!(stderr(&output).contains(&named), "{}", stderr(&output));
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "not the store's");
+}
+
+#[test]
+fn an_export_of_a_user_has_its_pages_in_the_users_runtime_directory() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("skipped: needs root to be another user");
+    }
+    let [dir, runtime] = ["/tmp", "/dev/shm"].map(|at| tempfile::tempdir_in(at).unwrap());
+    for own in [&dir, &runtime] {
+        chown(own.path(), Some(OTHER), None).unwrap();
+    }
+    let export = || {
+        let mut export = aquifer(dir.path());
+        export.args(["export", "--json", "1M"]).env_remove("XDG_RUNTIME_DIR");
+        export.uid(OTHER);
+        export
+    };
+    let output = match export().output() {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return eprintln!("skipped: the program is where other users may not look");
+        }
+        output => output.unwrap(),
+    };
+    assert!(stderr(&output).contains("XDG_RUNTIME_DIR"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("--dir"), "{}", stderr(&output));
+
+    let mut child = export();
+    child.env("XDG_RUNTIME_DIR", runtime.path()).stdout(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let pages = runtime.path().join(format!("aquifer/export-{}", child.id()));
+    let is_there = pages.is_dir();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success() && is_there, "{line}");
+    assert!(!pages.exists());
 }

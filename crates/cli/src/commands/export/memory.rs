@@ -1,3 +1,4 @@
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,12 +27,18 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn make(export: &Export, instance: &mut Instance) -> Result<Self> {
         let what = || format!("exporting {}", export.size);
-        let own_dir = Path::new("/dev/shm/aquifer").join(instance.name());
-        let dir = export.dir.clone().unwrap_or_else(|| own_dir.clone());
-        let own_dir = export.dir.is_none().then_some(own_dir);
-        if let Some(own) = &own_dir {
-            instance.note(&own.to_string_lossy()).or_fail(what)?;
-        }
+        let (dir, own_dir) = match &export.dir {
+            Some(dir) => (dir.clone(), None),
+            None => {
+                let own = stores(std::env::var_os("XDG_RUNTIME_DIR")).ok_or_else(|| {
+                    let why = "pages need a directory in RAM, and no XDG_RUNTIME_DIR names one of this user";
+                    Failure::new(what(), why).help("run as root, or give --dir one of yours on a tmpfs")
+                })?;
+                let own = own.join(instance.name());
+                instance.note(&own.to_string_lossy()).or_fail(what)?;
+                (own.clone(), Some(own))
+            }
+        };
         let store = Store::open(&dir).or_fail(what)?;
         let capacity = Bytes(export.size.pages() * PAGE_SIZE as u64);
         let borrower = HostName::try_from("export".to_owned()).or_fail(what)?;
@@ -122,9 +129,18 @@ pub(super) fn clean_up(marks: &Path) {
     }
 }
 
-/// Removes an export's own directory. Only below /dev/shm: a note is a file that somebody may have written to.
+/// Where exports of this user have directories of their own; `runtime` is what XDG_RUNTIME_DIR says.
+fn stores(runtime: Option<OsString>) -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Some("/dev/shm/aquifer".into());
+    }
+    runtime.map(PathBuf::from).filter(|runtime| runtime.is_absolute()).map(|runtime| runtime.join("aquifer"))
+}
+
+/// Removes an export's own directory, and no other: a note is a file that somebody may have written to.
 fn remove_dir(dir: &Path) {
-    let own = dir.parent() == Some(Path::new("/dev/shm/aquifer"))
+    let stores = stores(std::env::var_os("XDG_RUNTIME_DIR"));
+    let own = stores.is_some_and(|stores| dir.parent() == Some(&stores))
         && dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("export-"));
     if own
         && let Err(error) = fs::remove_dir_all(dir)

@@ -83,7 +83,10 @@ pub struct Export {
     report: Option<Duration>,
     /// A tmpfs directory for the pages
     ///
-    /// The default is one of its own below /dev/shm/aquifer. What an export that was killed has left in this one is served again, if all else that was asked for is the same.
+    /// The default is one of its own below /dev/shm/aquifer, or of another user than root below $XDG_RUNTIME_DIR/aquifer. What
+    /// an export that was killed has left in this one is served again, if all else that was asked for is the same. The
+    /// directory and those above it must be root's or this user's, and nobody else may write there; a directory above it may
+    /// be sticky, as /dev/shm is.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// The most RAM it may take, however large the device is; beyond it a write fails with 'no space'
@@ -143,7 +146,7 @@ pub(super) const MANUAL: Manual = Manual {
         ("/run/aquifer/export.sock", "the default socket"),
         (
             "/dev/shm/aquifer/export-PID",
-            "the pages without --dir; what a killed export left is removed by the next one",
+            "the pages without --dir, as root; what a killed export left is removed by the next one",
         ),
     ],
     see_also: &["aquifer-attach(1)", "aquifer-run(1)", "nbdinfo(1)", "nbdcopy(1)", "nvme-connect(1)"],
