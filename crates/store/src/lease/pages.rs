@@ -1,4 +1,5 @@
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::account::Account;
 use crate::StoreError;
@@ -9,7 +10,7 @@ use crate::sys::{OwnPages, OwnRead, OwnWrite};
 /// Where the pages of a lease are: in a file of its own, or in frames that it shares with its group.
 #[derive(Debug)]
 pub(crate) enum Pages {
-    Own(OwnPages),
+    Own(Arc<OwnPages>),
     Shared(SharedPages),
 }
 

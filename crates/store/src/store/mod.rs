@@ -1,9 +1,10 @@
 mod finding;
+mod locking;
 mod recover;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 
@@ -28,12 +29,20 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, making it if need be, and recovers its leases with all their pages.
+    /// Opens the store in `dir`, making it if need be, and recovers its leases with all their pages. They can be served at
+    /// once; a thread locks in RAM what they store.
     ///
     /// # Errors
-    /// [`StoreError::NotTmpfs`], [`StoreError::Busy`], [`StoreError::File`]. A single lease that cannot be recovered is
+    /// [`StoreError::NotTmpfs`], [`StoreError::Unguarded`], [`StoreError::Busy`], [`StoreError::File`]. A single lease that cannot be recovered is
     /// no error but a [finding](Self::findings).
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        let (store, recovered) = Self::recovered(dir)?;
+        locking::start(recovered, Arc::clone(&store.ram));
+        Ok(store)
+    }
+
+    /// The store, and pages that are to be locked in RAM.
+    fn recovered(dir: &Path) -> Result<(Self, Vec<Weak<OwnPages>>), StoreError> {
         let dir = Arc::new(Dir::lock(dir)?);
         let ram = Arc::new(RamLock::new(dir.path().to_owned()));
         let groups = Groups::new(Arc::clone(&dir), Arc::clone(&ram));
@@ -42,7 +51,12 @@ impl Store {
         for finding in &store.findings {
             tracing::warn!(dir = %store.dir.path().display(), "{finding}");
         }
-        Ok(store)
+        let pages = |lease: &Arc<Lease>| match lease.pages() {
+            Pages::Own(own) => Some(Arc::downgrade(own)),
+            Pages::Shared(_) => None,
+        };
+        let recovered = store.leases().iter().filter_map(pages).collect();
+        Ok((store, recovered))
     }
 
     /// What was odd when the store was opened.
@@ -96,7 +110,7 @@ impl Store {
             let _ = self.dir.delete(&entry);
         })?;
         self.ram.note(own.lock_in_ram());
-        Ok(Pages::Own(own))
+        Ok(Pages::Own(Arc::new(own)))
     }
 
     fn create_shared(&self, record: &LeaseRecord) -> Result<Pages, StoreError> {

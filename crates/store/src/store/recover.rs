@@ -73,7 +73,7 @@ impl Store {
             OwnPages::map(file, record.capacity.pages() as usize).map_err(StoreError::file("map", &path))?;
         self.ram.note(own.lock_in_ram());
         let stored = own.adopt_stored().map_err(StoreError::file("recover", &path))?;
-        let lease = Lease::new(record, Pages::Own(own), stored, Arc::clone(&self.dir));
+        let lease = Lease::new(record, Pages::Own(Arc::new(own)), stored, Arc::clone(&self.dir));
         self.locked().insert(id, Arc::new(lease));
         Ok(None)
     }

@@ -7,6 +7,7 @@ use aquifer_page::PAGE_SIZE;
 
 use super::mapping::{self, Mapping};
 use super::states::{ReadLock, States, WriteLock, assert_within};
+use crate::span::runs;
 
 /// The pages of a lease that shares none: a sparse tmpfs file, mapped, with a lock and a stored bit for each page.
 ///
@@ -32,15 +33,27 @@ impl OwnPages {
         self.data.lock_in_ram()
     }
 
-    /// Marks what the file holds as stored and maps it, so that it is locked in RAM. Returns the number of pages.
+    /// Marks what the file holds as stored. Returns the number of pages.
     pub(crate) fn adopt_stored(&mut self) -> io::Result<usize> {
         let mut found = 0;
         for pages in mapping::stored_runs(&self.file, self.pages)? {
             self.states.set_stored(&pages, true);
             found += pages.len();
-            self.data.populate_read(&pages)?;
         }
         Ok(found)
+    }
+
+    /// Maps the stored ones of `pages`, so that they are locked in RAM.
+    pub(crate) fn map_stored(&self, pages: Range<usize>) -> io::Result<()> {
+        // Held, so that nobody discards a page meanwhile: it would get RAM again.
+        let held = self.read(pages.clone());
+        let mut stored = runs(pages, |page| held.stored(page)).filter(|(_, stored)| *stored);
+        stored.try_for_each(|(run, _)| self.data.populate_read(&run))
+    }
+
+    /// How many pages there can be.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages
     }
 
     /// The first page of `pages` that is stored or held by somebody.
