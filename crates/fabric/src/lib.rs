@@ -6,6 +6,7 @@
 //! leases to NVMe hosts, as its [`Subsystems`](nvme::target::Subsystems) let them in; [`nvme::initiator`] is the borrower's end,
 //! to any conforming target.
 
+pub mod accepting;
 pub mod address;
 pub mod channel;
 mod initiating;

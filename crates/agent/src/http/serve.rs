@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aquifer_fabric::tls;
+use aquifer_fabric::{accepting, tls};
 use aquifer_page::HostName;
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -76,16 +76,32 @@ impl Endpoints {
         let mut strangers = Strangers::default();
         loop {
             tokio::select! {
-                Ok((stream, _)) = self.unix.accept() => {
+                (stream, _) = accepted(|| self.unix.accept()) => {
                     connections.spawn(converse(stream, router.clone(), Caller::Local));
                 }
-                Ok((stream, from)) = self.tcp.accept(), if connections.len() < CONNECTIONS => {
+                (stream, from) = accepted(|| self.tcp.accept()), if connections.len() < CONNECTIONS => {
                     strangers.welcome(stream, from, self.tls.clone());
                 }
                 Some((stream, host)) = strangers.next() => {
                     connections.spawn(converse(stream, router.clone(), Caller::Peer(host)));
                 }
                 Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+/// The next connection. A failure, for want of descriptors mostly, is logged once in a row and waited over.
+async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut() -> F) -> T {
+    let mut fails = false;
+    loop {
+        match accept().await {
+            Ok(connection) => return connection,
+            Err(error) => {
+                if !std::mem::replace(&mut fails, true) {
+                    tracing::error!("cannot accept callers: {error}; trying again");
+                }
+                tokio::time::sleep(accepting::PAUSE).await;
             }
         }
     }
@@ -169,5 +185,19 @@ async fn converse(
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!("a connection ended early: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failure_to_accept_is_waited_over() {
+        let mut results = [Err(io::ErrorKind::OutOfMemory.into()), Ok(7)].into_iter();
+        let accept = || future::ready(results.next().expect("no call after it succeeds"));
+        assert_eq!(accepted(accept).await, 7);
     }
 }

@@ -7,6 +7,8 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
 
+use aquifer_fabric::accepting;
+
 use super::ProcessError;
 use super::message::{Request, Response};
 use super::serving::Serving;
@@ -41,19 +43,22 @@ impl Control {
         thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || {
-                for client in self.listener.incoming().flatten() {
-                    let (serving, finish) = (self.serving.clone(), self.finish.clone());
-                    let conversation = move || {
-                        if let Err(error) = converse(&serving, &client, &finish) {
-                            tracing::warn!("a control connection ended early: {error}");
-                        }
-                    };
-                    if let Err(error) =
-                        thread::Builder::new().name("control-client".to_owned()).spawn(conversation)
-                    {
-                        tracing::warn!("cannot answer a control connection: {error}");
-                    }
-                }
+                let Self { listener, serving, finish } = self;
+                accepting::each(
+                    "clients",
+                    || false,
+                    || listener.accept(),
+                    |(client, _)| {
+                        let (serving, finish) = (serving.clone(), finish.clone());
+                        let conversation = move || {
+                            if let Err(error) = converse(&serving, &client, &finish) {
+                                tracing::warn!("a control connection ended early: {error}");
+                            }
+                        };
+                        let answering = thread::Builder::new().name("control-client".to_owned());
+                        answering.spawn(conversation).map(drop)
+                    },
+                );
             })
             .map_err(ProcessError::io("cannot start the control thread"))?;
         Ok(())

@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use aquifer_page::LeaseId;
 use aquifer_store::End;
@@ -13,12 +12,11 @@ use aquifer_store::End;
 use super::acceptor::{Acceptor, Origin};
 use super::book::{Book, ConnectionLimits};
 use crate::Address;
+use crate::accepting;
 use crate::channel::{Channel, Socket};
 
 /// Stack of a connection's thread: its buffers are on the heap.
 const STACK: usize = 256 << 10;
-/// How long to wait before accepting again when the system has no descriptor or thread left.
-const BREATHER: Duration = Duration::from_millis(100);
 
 /// What is done with connections.
 pub(crate) trait Service: Send + Sync + 'static {
@@ -123,18 +121,12 @@ impl<S> Shared<S> {
 }
 
 fn accept_all<S: Service>(acceptor: &Acceptor, shared: &Arc<Shared<S>>) {
-    loop {
-        let accepted = acceptor.accept();
-        if shared.closing.load(Ordering::SeqCst) {
-            return;
-        }
-        let started = accepted.and_then(|(socket, origin)| start_connection(socket, origin, shared));
-        if let Err(error) = started {
-            tracing::warn!("a connection could not be accepted: {error}");
-            // Mostly descriptors or threads have run out: some connection must end before the next can begin.
-            thread::sleep(BREATHER);
-        }
-    }
+    accepting::each(
+        &format!("connections of {}", S::NAME),
+        || shared.closing.load(Ordering::SeqCst),
+        || acceptor.accept(),
+        |(socket, origin)| start_connection(socket, origin, shared),
+    );
 }
 
 fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Shared<S>>) -> io::Result<()> {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use aquifer_fabric::accepting;
 use aquifer_page::{Bytes, Group};
 use aquifer_region::process::{ControlCall, GroupFiles};
 use serde::{Deserialize, Serialize};
@@ -106,15 +107,18 @@ impl Control {
         let (theirs, ends) = (listener.try_clone()?, Arc::new(AtomicBool::new(false)));
         let ended = ends.clone();
         let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            for client in theirs.incoming() {
-                if ended.load(Ordering::Acquire) {
-                    return;
-                }
-                // Who asks one thing after the other, and soon, need not wait long for another one.
-                if let Err(error) = client.and_then(|client| answer(&client, &*asked)) {
-                    tracing::warn!("a control connection ended early: {error}");
-                }
-            }
+            accepting::each(
+                "clients",
+                || ended.load(Ordering::Acquire),
+                || theirs.accept(),
+                |(client, _)| {
+                    // A client asks one thing, and soon: another one need not wait long.
+                    if let Err(error) = answer(&client, &*asked) {
+                        tracing::warn!("a control connection ended early: {error}");
+                    }
+                    Ok(())
+                },
+            );
         })?;
         Ok(Self { listener, ends, thread: Some(thread) })
     }

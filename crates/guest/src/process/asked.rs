@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::accepting;
 use aquifer_page::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -47,17 +48,20 @@ impl Asked {
         fs::set_permissions(&path, Permissions::from_mode(0o600))?;
         let serving = asked.clone();
         thread::Builder::new().name("asked".to_owned()).spawn(move || {
-            for client in listener.incoming().flatten() {
-                let serving = serving.clone();
-                let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                    if let Err(error) = serving.answer(&client) {
-                        tracing::warn!("who asked has gone: {error}");
-                    }
-                });
-                if let Err(error) = answering {
-                    tracing::error!("cannot start a thread for who asks: {error}");
-                }
-            }
+            accepting::each(
+                "clients",
+                || false,
+                || listener.accept(),
+                |(client, _)| {
+                    let serving = serving.clone();
+                    let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
+                        if let Err(error) = serving.answer(&client) {
+                            tracing::warn!("a control connection ended early: {error}");
+                        }
+                    });
+                    answering.map(drop)
+                },
+            );
         })?;
         let resizing = asked.clone();
         // One that has moved away has nothing to ask for.

@@ -1,4 +1,5 @@
 use std::io;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::EventFlags;
@@ -11,6 +12,9 @@ use crate::message::{Line, ToHost};
 
 /// More applications than this are not heard at a time.
 const MOST: usize = 256;
+
+/// The pause after an application that could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest that anybody waits for an answer.
 const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
@@ -29,7 +33,17 @@ pub(super) struct Application {
 impl Agent {
     /// Lets in whoever is at the socket.
     pub(super) fn let_in(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => {
+                    eprintln!("aquifer-guest: cannot accept applications: {error}");
+                    // For want of descriptors, mostly. The listener stays ready, so without a pause this would spin.
+                    thread::sleep(PAUSE);
+                    return;
+                }
+            };
             // One that is not let in sees the end at once.
             if self.applications.len() >= MOST || stream.set_nonblocking(true).is_err() {
                 continue;

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::accepting;
 use aquifer_mapping::Run;
 use aquifer_page::Bytes;
 use aquifer_pool::LeaseState;
 
-use super::accepting;
 use super::files::{Files, RegionSpec};
 use super::message::{Bucket, Latency, Request, Response, Status};
 use super::quota::Member;
@@ -129,7 +129,8 @@ impl Control {
         let Self { listener, serving } = self;
         let accepting = thread::Builder::new().name("control".to_owned()).spawn(move || {
             accepting::each(
-                "who asks",
+                "clients",
+                || false,
                 || listener.accept(),
                 |(client, _)| {
                     let (serving, removed) = (serving.clone(), removed.clone());

@@ -1,10 +1,18 @@
 //! What a process that stays says to the one that started it: one JSON object, one line, on its standard output.
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, Read, Write as _};
+use std::os::fd::AsFd;
 use std::process::Child;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// How long a process may take until it serves: it reads all that is on record, and lenders may not answer.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Says it. The starter may be gone.
 pub fn say(word: &impl Serialize) {
@@ -25,10 +33,72 @@ pub fn is_said() -> io::Result<()> {
 /// Waits for the word of a process whose standard output is a pipe. None where it ended without one.
 ///
 /// # Errors
-/// The system's.
+/// The system's, and `TimedOut` if the process says nothing for five minutes: it is then killed, with all of its group if it
+/// leads one.
 pub fn heard<T: DeserializeOwned>(child: &mut Child) -> io::Result<Option<T>> {
+    heard_within(child, PATIENCE)
+}
+
+fn heard_within<T: DeserializeOwned>(child: &mut Child, patience: Duration) -> io::Result<Option<T>> {
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let mut line = String::new();
-    BufReader::new(output).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line).ok())
+    let line = read_line(output, Instant::now() + patience).inspect_err(|_| {
+        // It does not lead a group if it has not come that far, or has ended.
+        let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
+    Ok(serde_json::from_slice(&line).ok())
+}
+
+/// All up to the end of the line, or of what there is.
+fn read_line(mut from: impl Read + AsFd, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&left)) {
+            Ok(0) => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not say whether it serves"));
+            }
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let mut some = [0; 4096];
+        let read = from.read(&mut some)?;
+        line.extend(&some[..read]);
+        if read == 0 || line.contains(&b'\n') {
+            return Ok(line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn start(script: &str) -> Child {
+        Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    #[test]
+    fn a_word_in_pieces_and_the_end_without_one_are_heard() {
+        let mut child = start("printf 4; sleep 0.1; echo 2; exec sleep 60");
+        assert_eq!(heard::<u32>(&mut child).unwrap(), Some(42));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut child = start("exit 0");
+        assert_eq!(heard::<u32>(&mut child).unwrap(), None);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_given_up_and_ended() {
+        let mut child = start("exec sleep 600");
+        let error = heard_within::<u32>(&mut child, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(!child.wait().unwrap().success());
+    }
 }

@@ -19,7 +19,6 @@
 //!
 //! Beside that tmpfs, `DIRECTORY.limits` says which limits the caches of several regions share, and what each has of them.
 
-mod accepting;
 pub mod client;
 mod control;
 mod control_call;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aquifer_fabric::accepting;
 use aquifer_fabric::tls::Identity;
 use aquifer_mapping::{Listener, Reply, Request};
 use aquifer_page::RegionName;
 use aquifer_pool::VolumeConfig;
 
-use super::accepting;
 use super::control::{Control, Serving};
 use super::files::{Files, RegionSpec};
 use super::first_word::{self, say};
@@ -157,6 +157,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
 fn welcome(engine: &Arc<Engine>, listener: &Listener) {
     accepting::each(
         "programs",
+        || false,
         || listener.accept(),
         |connection| {
             let engine = engine.clone();
