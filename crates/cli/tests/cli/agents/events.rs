@@ -59,7 +59,8 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     let lost = told(a, EventKind::LeaseLost);
     assert!(lost.contains(&lease.to_string()) && lost.contains('b'), "{lost}");
     let held = a.held_of("b").unwrap();
-    assert_eq!((held.health, &*held.state), (LeaseHealth::Lost, "lost by its lender"));
+    // The lender says so, or the volume finds out.
+    assert!(held.health == LeaseHealth::Lost && held.state.starts_with("lost"), "{held:?}");
     let events = a.status().events;
     assert_eq!(events.iter().filter(|event| event.kind == EventKind::LeaseLost).count(), 1, "{events:?}");
     a.give_back();
