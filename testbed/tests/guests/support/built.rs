@@ -19,7 +19,10 @@ pub fn example(room: &str, name: &str) -> PathBuf {
 
 /// The test program `name` of the crate in `crates/ROOM`.
 pub fn test(room: &str, name: &str) -> PathBuf {
-    find(&build(&["test", "--no-run", "--test", name]), room, name)
+    match told() {
+        Some(messages) => find(&executables(&messages, true), room, name),
+        None => find(&executables(&build(&["test", "--no-run", "--test", name]), true), room, name),
+    }
 }
 
 /// The script `name` beside the tests, and what all of them need, put into a host as `/bin/NAME`.
@@ -39,11 +42,19 @@ pub fn tool(name: &str) -> PathBuf {
 /// All programs and examples of the workspace.
 fn programs() -> &'static [Value] {
     static BUILT: OnceLock<Vec<Value>> = OnceLock::new();
-    BUILT.get_or_init(|| build(&["build", "--lib", "--bins", "--examples"]))
+    let build = || build(&["build", "--lib", "--bins", "--examples"]);
+    BUILT.get_or_init(|| executables(&told().unwrap_or_else(build), false))
+}
+
+/// What cargo said to `scripts/test`, which builds all first and names a file with that. A test that
+/// called cargo would wait for the lints.
+fn told() -> Option<String> {
+    let file = std::env::var_os("AQUIFER_BUILT")?;
+    Some(std::fs::read_to_string(file).unwrap())
 }
 
 /// What cargo says of each program that it has built, or found built.
-fn build(arguments: &[&str]) -> Vec<Value> {
+fn build(arguments: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).args(["--workspace", "--locked", "--message-format", "json-render-diagnostics"]);
     if !cfg!(debug_assertions) {
@@ -56,9 +67,14 @@ fn build(arguments: &[&str]) -> Vec<Value> {
     }
     let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
     assert!(built.status.success(), "{cargo:?}: {}", String::from_utf8_lossy(&built.stderr));
-    let messages = String::from_utf8(built.stdout).unwrap();
+    String::from_utf8(built.stdout).unwrap()
+}
+
+/// The messages that name a program, or a test program.
+fn executables(messages: &str, tests: bool) -> Vec<Value> {
     let messages = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    messages.filter(|message| message["executable"].is_string()).collect()
+    let wanted = |of: &Value| of["executable"].is_string() && of["profile"]["test"] == tests;
+    messages.filter(wanted).collect()
 }
 
 fn is_of_a_package(variable: &str) -> bool {
