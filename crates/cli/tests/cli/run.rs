@@ -181,7 +181,10 @@ fn without_a_pool_it_says_what_to_do() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path()).args(["run", "--local", "64M", "--", "true"]).output().unwrap();
+    let output = aquifer(dir.path())
+        .args(["run", "--local", "64M", "--priority", "100", "--", "true"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("help: start 'aquifer agent'"), "{}", stderr(&output));
     assert!(no_marks(dir.path()));
