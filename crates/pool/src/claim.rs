@@ -1,6 +1,6 @@
 //! Whose pages a lease holds, and which life of the lease it is that holds them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use aquifer_fabric::Visitor;
@@ -47,6 +47,8 @@ fn this_client() -> ClientId {
 pub(crate) struct Identity {
     claim: Claim,
     takes_over: bool,
+    /// See [`Identity::end_older`].
+    ends_older: AtomicBool,
     /// Grows when a connection breaks, so that the lender ends those of before.
     epoch: AtomicU64,
     incarnation: Mutex<Option<Incarnation>>,
@@ -58,7 +60,7 @@ impl Identity {
         // new to the lender is known by its own random number.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let (epoch, incarnation) = (AtomicU64::new(now.as_nanos() as u64), Mutex::new(claim.incarnation));
-        Self { claim, takes_over, epoch, incarnation }
+        Self { claim, takes_over, ends_older: AtomicBool::new(false), epoch, incarnation }
     }
 
     pub(crate) fn visitor(&self) -> Visitor {
@@ -67,6 +69,7 @@ impl Identity {
             owner,
             name: self.claim.name.clone(),
             generation,
+            ends_older: self.ends_older.load(Ordering::SeqCst),
             client: this_client(),
             epoch: self.epoch(),
             keeps,
@@ -76,6 +79,13 @@ impl Identity {
 
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
+    }
+
+    /// The owner has moved here for good: whatever is asked of the lender from now on, it ends the clients of earlier
+    /// generations before. Connections of a new epoch tell it so.
+    pub(crate) fn end_older(&self) {
+        self.ends_older.store(true, Ordering::SeqCst);
+        self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
     /// A connection of this epoch has broken: those that follow belong to another.

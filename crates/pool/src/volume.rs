@@ -294,6 +294,12 @@ impl Volume {
         Err(PoolError::OutOfRange { volume: self.id(), offset, length, capacity: self.config.capacity })
     }
 
+    /// The owner of the volume has moved to this host for good. Before lenders do anything more for this volume, they end
+    /// the connections of the hosts that it came from, and let them in no more.
+    pub fn end_older_generations(&self) {
+        self.leases.list().iter().for_each(|lease| lease.holder.end_older());
+    }
+
     /// Tries lenders that were lost; whether none is now.
     pub(crate) fn try_lost_lenders(&self) -> bool {
         let leases: Vec<_> = self.leases.list().clone();

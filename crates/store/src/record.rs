@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use aquifer_page::{Bytes, Group, HostName, LeaseId, file};
+use aquifer_page::{Bytes, Group, HostName, LeaseId, OwnerId, file};
 use serde::{Deserialize, Serialize};
 
 use crate::{Claim, StoreError};
@@ -27,6 +27,9 @@ pub struct LeaseRecord {
     /// Whose pages it holds, where that is to outlive the connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
+    /// Owners that were taken over, and are not let in again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ousted: Vec<OwnerId>,
     /// Whatever the owner of the store wants to remember with the lease.
     #[serde(default)]
     pub note: serde_json::Value,
@@ -43,6 +46,7 @@ impl LeaseRecord {
             quota: capacity,
             shared: false,
             claim: None,
+            ousted: Vec::new(),
             note: serde_json::Value::Null,
         }
     }

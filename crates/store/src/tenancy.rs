@@ -28,6 +28,8 @@ pub struct Visitor {
     pub name: String,
     /// How often the owner has moved to another host. One client of each generation can be connected.
     pub generation: u32,
+    /// Whether the owner has moved for good: clients of earlier generations are ended, and let in no more.
+    pub ends_older: bool,
     /// The process.
     pub client: ClientId,
     /// Grows when a connection of the client breaks.
@@ -45,6 +47,18 @@ pub struct Claim {
     pub owner: OwnerId,
     /// What operators call it.
     pub name: String,
+    /// Its lowest generation that is let in.
+    #[serde(default)]
+    pub from_generation: u32,
+}
+
+/// What must be remembered when all connections and the process are gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Of an owner that stays.
+    pub(crate) claim: Option<Claim>,
+    /// Owners whose pages others may have overwritten since: they are not let in again.
+    pub(crate) ousted: Vec<OwnerId>,
 }
 
 /// Why a visitor is not let in.
@@ -91,8 +105,10 @@ struct Book {
     /// The newest client of each generation of the present owner, and its epoch.
     newest: BTreeMap<u32, (ClientId, u64)>,
     past: VecDeque<(OwnerId, ClientId)>,
-    /// Owners whose pages others may have overwritten since: they are not let in again.
+    /// See [`Memory`].
     ousted: VecDeque<OwnerId>,
+    /// The lowest generation of the present owner that is let in.
+    from_generation: u32,
 }
 
 /// A visitor's time with a lease, over when dropped.
@@ -123,17 +139,19 @@ impl Drop for Stay {
 
 impl Tenancy {
     /// That of a lease of which this is on record.
-    pub(crate) fn new(claim: Option<Claim>) -> Arc<Self> {
-        let book = Book { claim: claim.map(|claim| (claim, true)), ..Book::default() };
+    pub(crate) fn new(memory: Memory) -> Arc<Self> {
+        let from_generation = memory.claim.as_ref().map_or(0, |claim| claim.from_generation);
+        let claim = memory.claim.map(|claim| (claim, true));
+        let book = Book { claim, ousted: memory.ousted.into(), from_generation, ..Book::default() };
         Arc::new(Self { book: Mutex::new(book), left: Condvar::new() })
     }
 
-    /// Lets a visitor in when all that must end for it has ended. `record` is told of a claim that is to outlive this process.
+    /// Lets a visitor in when all that must end for it has ended. `record` keeps what is to outlive this process.
     pub(crate) fn admit(
         self: &Arc<Self>,
         visitor: &Visitor,
         is_empty: impl Fn() -> bool,
-        record: impl Fn(Option<&Claim>) -> Result<(), String>,
+        record: impl Fn(Memory) -> Result<(), String>,
         end: End,
     ) -> Result<Stay, Denied> {
         let started = Instant::now();
@@ -154,14 +172,13 @@ impl Tenancy {
             }
             (book, _) = self.left.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner);
         }
-        let claim = Claim { owner: visitor.owner, name: visitor.name.clone() };
-        if book.claim.as_ref() != Some(&(claim.clone(), visitor.keeps)) {
-            record(visitor.keeps.then_some(&claim)).map_err(Denied::Unrecorded)?;
-            book.claim = Some((claim, visitor.keeps));
-        }
+        let Visitor { owner, generation, client, epoch, keeps, .. } = *visitor;
+        let claim = Claim { owner, name: visitor.name.clone(), from_generation: book.from_generation };
+        let ousted = book.ousted.iter().copied().collect();
+        record(Memory { claim: keeps.then(|| claim.clone()), ousted }).map_err(Denied::Unrecorded)?;
+        book.claim = Some((claim, keeps));
         book.next += 1;
         let id = book.next;
-        let Visitor { owner, generation, client, epoch, .. } = *visitor;
         book.guests.insert(id, Guest { owner, generation, client, epoch, end });
         Ok(Stay { tenancy: Arc::clone(self), id })
     }
@@ -177,8 +194,8 @@ impl Book {
     fn make_way(&mut self, visitor: &Visitor, is_empty: impl Fn() -> bool) -> Result<Vec<u64>, Denied> {
         let Visitor { owner, generation, client, epoch, .. } = *visitor;
         if self.ousted.contains(&owner) {
-            let present = self.claim.as_ref().map(|(claim, _)| claim.name.clone()).unwrap_or_default();
-            return Err(Denied::Claimed(present));
+            let present = self.claim.as_ref().map(|(claim, _)| claim.name.clone());
+            return Err(Denied::Claimed(present.unwrap_or_else(|| "another owner".to_owned())));
         }
         if let Some((claim, keeps)) = self.claim.as_ref().filter(|(claim, _)| claim.owner != owner) {
             let has_guests = self.guests.values().any(|guest| guest.owner == claim.owner);
@@ -195,6 +212,13 @@ impl Book {
             for (_, (client, _)) in std::mem::take(&mut self.newest) {
                 remember(&mut self.past, (before, client));
             }
+            self.from_generation = 0;
+        }
+        if visitor.ends_older {
+            self.from_generation = self.from_generation.max(generation);
+        }
+        if generation < self.from_generation {
+            return Err(Denied::Late(visitor.name.clone()));
         }
         let newest = self.newest.get(&generation).copied();
         if self.past.contains(&(owner, client))
@@ -207,7 +231,8 @@ impl Book {
         }
         self.newest.insert(generation, (client, epoch));
         Ok(self.guests_that(|guest| {
-            guest.generation == generation && (guest.client != client || guest.epoch < epoch)
+            guest.generation < self.from_generation
+                || (guest.generation == generation && (guest.client != client || guest.epoch < epoch))
         }))
     }
 
@@ -216,7 +241,8 @@ impl Book {
     }
 }
 
-fn remember<T>(past: &mut VecDeque<T>, one: T) {
+fn remember<T: PartialEq>(past: &mut VecDeque<T>, one: T) {
+    past.retain(|other| *other != one);
     past.truncate(PAST - 1);
     past.push_front(one);
 }
@@ -230,7 +256,16 @@ mod tests {
 
     fn visitor(owner: u128, client: u128, epoch: u64) -> Visitor {
         let (owner, client, name) = (OwnerId(owner), ClientId(client), format!("owner {owner}"));
-        Visitor { owner, name, generation: 0, client, epoch, keeps: false, takes_over: false }
+        Visitor {
+            owner,
+            name,
+            generation: 0,
+            ends_older: false,
+            client,
+            epoch,
+            keeps: false,
+            takes_over: false,
+        }
     }
 
     fn admit(tenancy: &Arc<Tenancy>, visitor: &Visitor) -> Result<Stay, Denied> {
@@ -239,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_second_owner_is_refused_by_name_until_the_first_has_gone() {
-        let tenancy = Tenancy::new(None);
+        let tenancy = Tenancy::new(Memory::default());
         let first = admit(&tenancy, &visitor(1, 1, 1)).unwrap();
         let refused = admit(&tenancy, &visitor(2, 2, 1)).unwrap_err();
         assert_eq!(refused, Denied::Claimed("owner 1".to_owned()));
@@ -257,15 +292,15 @@ mod tests {
 
     #[test]
     fn a_kept_claim_on_nothing_stands_in_nobodys_way() {
-        let claim = Claim { owner: OwnerId(1), name: "owner 1".to_owned() };
-        let tenancy = Tenancy::new(Some(claim));
+        let claim = Some(Claim { owner: OwnerId(1), name: "owner 1".to_owned(), from_generation: 0 });
+        let tenancy = Tenancy::new(Memory { claim, ousted: Vec::new() });
         assert!(admit(&tenancy, &visitor(2, 2, 1)).is_err());
         tenancy.admit(&visitor(2, 2, 1), || true, |_| Ok(()), Box::new(|| {})).unwrap();
     }
 
     #[test]
     fn a_newer_epoch_waits_for_older_connections_to_end() {
-        let tenancy = Tenancy::new(None);
+        let tenancy = Tenancy::new(Memory::default());
         let told = Arc::new(AtomicBool::new(false));
         let heard = Arc::clone(&told);
         let end: End = Box::new(move || heard.store(true, Ordering::SeqCst));
@@ -287,11 +322,61 @@ mod tests {
 
     #[test]
     fn a_new_process_ends_the_one_before_and_another_generation_does_not() {
-        let tenancy = Tenancy::new(None);
+        let tenancy = Tenancy::new(Memory::default());
         let moving = admit(&tenancy, &Visitor { generation: 1, ..visitor(1, 9, 1) }).unwrap();
         drop(admit(&tenancy, &visitor(1, 1, 7)).unwrap());
         drop(admit(&tenancy, &visitor(1, 2, 1)).unwrap());
         assert_eq!(admit(&tenancy, &visitor(1, 1, 8)).unwrap_err(), Denied::Late("owner 1".to_owned()));
         drop(moving);
+    }
+
+    #[test]
+    fn a_move_for_good_ends_the_host_that_was_left() {
+        let tenancy = Tenancy::new(Memory::default());
+        let (told, memory) = (Arc::new(AtomicBool::new(false)), Mutex::new(Memory::default()));
+        let heard = Arc::clone(&told);
+        let end: End = Box::new(move || heard.store(true, Ordering::SeqCst));
+        let left = tenancy.admit(&visitor(1, 1, 1), || false, |_| Ok(()), end).unwrap();
+        let moving = Visitor { generation: 1, keeps: true, ..visitor(1, 2, 1) };
+        let beside = admit(&tenancy, &moving).unwrap();
+        let moved = Visitor { ends_older: true, epoch: 2, ..moving };
+        thread::scope(|scope| {
+            let record = |kept| {
+                *memory.lock().unwrap() = kept;
+                Ok(())
+            };
+            let (tenancy, moved) = (&tenancy, &moved);
+            let admitted =
+                scope.spawn(move || tenancy.admit(moved, || false, record, Box::new(|| {})).map(drop));
+            while !told.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            assert!(!admitted.is_finished());
+            drop((left, beside));
+            admitted.join().unwrap().unwrap();
+        });
+        // Also at a server that was started anew.
+        for tenancy in [tenancy, Tenancy::new(memory.into_inner().unwrap())] {
+            let refused = admit(&tenancy, &visitor(1, 1, 9)).unwrap_err();
+            assert_eq!(refused, Denied::Late("owner 1".to_owned()));
+            drop(admit(&tenancy, &Visitor { epoch: 3, ends_older: false, ..moved.clone() }).unwrap());
+        }
+    }
+
+    #[test]
+    fn an_ousted_owner_is_remembered_by_the_next_process() {
+        let tenancy = Tenancy::new(Memory::default());
+        drop(admit(&tenancy, &Visitor { keeps: true, ..visitor(1, 1, 1) }).unwrap());
+        let memory = Mutex::new(Memory::default());
+        let record = |kept| {
+            *memory.lock().unwrap() = kept;
+            Ok(())
+        };
+        let by_force = Visitor { takes_over: true, ..visitor(2, 2, 1) };
+        drop(tenancy.admit(&by_force, || false, record, Box::new(|| {})).unwrap());
+        let tenancy = Tenancy::new(memory.into_inner().unwrap());
+        let refused = admit(&tenancy, &visitor(1, 1, 2)).unwrap_err();
+        assert_eq!(refused, Denied::Claimed("another owner".to_owned()));
+        drop(admit(&tenancy, &visitor(2, 2, 2)).unwrap());
     }
 }

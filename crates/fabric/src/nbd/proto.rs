@@ -110,6 +110,8 @@ pub mod introduction {
     pub const KEEPS: u32 = 1 << 0;
     /// The export is to be taken from its present owner.
     pub const TAKES_OVER: u32 = 1 << 1;
+    /// The owner has moved for good: clients of earlier generations are ended, and let in no more.
+    pub const ENDS_OLDER: u32 = 1 << 2;
 }
 
 /// Kinds of information in a [`reply::INFO`].

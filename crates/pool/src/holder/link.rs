@@ -164,6 +164,11 @@ impl Source {
         self.identity().into_iter().for_each(|identity| identity.broke(epoch));
     }
 
+    /// The owner has moved here for good: see [`Identity::end_older`].
+    pub(super) fn end_older(&self) {
+        self.identity().into_iter().for_each(Identity::end_older);
+    }
+
     /// The life of the pages there, as far as it is known.
     pub(super) fn incarnation(&self) -> Option<Incarnation> {
         self.identity().and_then(Identity::incarnation)

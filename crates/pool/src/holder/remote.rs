@@ -321,6 +321,10 @@ impl Holder for RemoteHolder {
         }
     }
 
+    fn end_older(&self) {
+        self.source.end_older();
+    }
+
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         for link in &self.links {

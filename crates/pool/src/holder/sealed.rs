@@ -167,6 +167,10 @@ impl<H: Holder> Holder for SealedHolder<H> {
         self.holder.probe();
     }
 
+    fn end_older(&self) {
+        self.holder.end_older();
+    }
+
     fn close(&self) {
         self.holder.close();
     }

@@ -1,6 +1,7 @@
 //! A write that the network keeps back, and delivers when newer ones have been carried out.
 
 use std::io::{self, Read, Write};
+use std::iter;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_fabric::Address;
-use aquifer_pool::{LeaseTarget, Volume, VolumeConfig};
+use aquifer_pool::{Claim, LeaseTarget, Volume, VolumeConfig};
 
 use crate::common::*;
 
@@ -35,6 +36,34 @@ fn a_late_write_is_harmless(kind: Kind) {
     assert!(network.release(), "{kind:?}: nothing was kept back");
     expect(&volume, 0, 3);
     expect(&volume, 5 * PAGE, 2);
+}
+
+#[test]
+fn a_host_that_the_owner_has_left_cannot_write_any_more() {
+    for kind in [Kind::Nbd, Kind::Nvme] {
+        let mut lender = OurLender::start_kind(kind, 1);
+        let lease = lender.lease(2);
+        let claim = Claim { keeps: true, ..lease.claim.clone().unwrap() };
+        let config = || VolumeConfig { patience: Duration::from_secs(1), ..config(1) };
+        let source = Volume::new(config()).unwrap();
+        source.add_lease(LeaseTarget { claim: Some(claim.clone()), ..lease.clone() }).unwrap();
+        write(&source, 0, 1);
+        // Both are connected until the destination has the region.
+        let destination = Volume::new(config()).unwrap();
+        let claim = Claim { generation: 1, ..claim };
+        destination.resume_lease(LeaseTarget { claim: Some(claim), ..lease.clone() }).unwrap();
+        destination.restore(0, (lease.lease, 0), iter::once(0..PAGE), []).unwrap();
+        expect(&destination, 0, 1);
+        write(&source, 0, 2);
+        destination.end_older_generations();
+        write(&destination, 0, 3);
+        let error = source.write(0, 0, &content(0, 4)).unwrap_err();
+        assert!(error.to_string().contains("has taken over"), "{kind:?}: {error}");
+        lender.kill();
+        lender.restart();
+        source.write(0, 0, &content(0, 5)).unwrap_err();
+        expect(&destination, 0, 3);
+    }
 }
 
 /// What is between a borrower and a lender.

@@ -257,6 +257,10 @@ impl Engine {
         let expected = Expected::open(programs, mapped).map_err(fail)?;
         let resumes = places.all().next().is_some() || !table.is_new() || expected.missing() > 0;
         let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
+        if resumes && !config.foreign {
+            // The engine before may have been killed before it told the lenders.
+            volume.end_older_generations();
+        }
         let volume = Arc::new(volume);
         let expected = Mutex::new(expected);
         let (faults, end) = events().map_err(RegionError::io("cannot make an epoll"))?;

@@ -79,8 +79,9 @@ impl Engine {
         self.unshare_all().inspect_err(|_| lock(&self.cache).outgoing = None)
     }
 
-    /// The region stays here after all, or is here from now on.
+    /// The region stays here after all, or is here from now on. Lenders let no host in that had it before.
     pub fn own(&self) {
+        self.volume.end_older_generations();
         let mut cache = lock(&self.cache);
         cache.outgoing = None;
         self.frozen.store(false, Ordering::Relaxed);

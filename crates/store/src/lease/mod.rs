@@ -12,8 +12,8 @@ pub(crate) use self::pages::Pages;
 use self::pages::ReadRun;
 use crate::dir::{Dir, Entry};
 use crate::span::{CHUNK_PAGES, Span};
-use crate::tenancy::Tenancy;
-use crate::{Claim, Denied, End, LeaseRecord, Stay, StoreError, Visitor};
+use crate::tenancy::{Memory, Tenancy};
+use crate::{Denied, End, LeaseRecord, Stay, StoreError, Visitor};
 
 /// A sparse piece of a lender's RAM, promised to one borrower.
 ///
@@ -68,7 +68,7 @@ impl Lease {
             capacity: record.capacity.0,
             account: Account::new(record.id, record.quota, stored),
             retired: AtomicBool::new(false),
-            tenancy: Tenancy::new(record.claim.clone()),
+            tenancy: Tenancy::new(Memory { claim: record.claim.clone(), ousted: record.ousted.clone() }),
             record: Mutex::new(record),
             pages,
             dir,
@@ -92,18 +92,17 @@ impl Lease {
     /// [`Denied`], naming the present owner.
     pub fn admit(&self, visitor: &Visitor, end: End) -> Result<Stay, Denied> {
         let is_empty = || self.stored() == Bytes::ZERO;
-        let record =
-            |claim: Option<&Claim>| self.set_claim(claim.cloned()).map_err(|error| error.to_string());
+        let record = |memory| self.remember(memory).map_err(|error| error.to_string());
         self.tenancy.admit(visitor, is_empty, record, end)
     }
 
-    fn set_claim(&self, claim: Option<Claim>) -> Result<(), StoreError> {
+    fn remember(&self, Memory { claim, ousted }: Memory) -> Result<(), StoreError> {
         let mut record = self.locked_record();
-        if record.claim == claim {
+        if (&record.claim, &record.ousted) == (&claim, &ousted) {
             return Ok(());
         }
         self.check_alive()?;
-        let changed = LeaseRecord { claim, ..record.clone() };
+        let changed = LeaseRecord { claim, ousted, ..record.clone() };
         changed.save(&self.dir.file(&Entry::Record(self.id)))?;
         *record = changed;
         Ok(())

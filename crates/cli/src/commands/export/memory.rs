@@ -106,7 +106,8 @@ fn left_in(
     let left = records.iter().map(|record| {
         let same = |lease: &&Arc<Lease>| {
             let there = lease.record();
-            LeaseRecord { id: there.id, claim: there.claim.clone(), ..record.clone() } == there
+            let (claim, ousted) = (there.claim.clone(), there.ousted.clone());
+            LeaseRecord { id: there.id, claim, ousted, ..record.clone() } == there
         };
         all.iter().find(same).cloned()
     });

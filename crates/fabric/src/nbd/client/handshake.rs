@@ -156,6 +156,7 @@ fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
 fn introduce(wire: &mut Wire<'_>, export: &str, visitor: &Visitor) -> Result<Option<Incarnation>, Failure> {
     let mut flags = 0;
     flags |= if visitor.keeps { introduction::KEEPS } else { 0 };
+    flags |= if visitor.ends_older { introduction::ENDS_OLDER } else { 0 };
     flags |= if visitor.takes_over { introduction::TAKES_OVER } else { 0 };
     let who = Introduction {
         owner: visitor.owner.0.into(),

@@ -450,6 +450,7 @@ fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
         // It goes into logs and into errors of others.
         name: name.chars().filter(|c| !c.is_control()).take(200).collect(),
         generation: who.generation.get(),
+        ends_older: has(introduction::ENDS_OLDER),
         client: ClientId(who.client.get()),
         epoch: who.epoch.get(),
         keeps: has(introduction::KEEPS),

@@ -19,6 +19,8 @@ pub mod flag {
     pub const KEEPS: u32 = 1 << 0;
     /// The namespace is to be taken from its present owner.
     pub const TAKES_OVER: u32 = 1 << 1;
+    /// The owner has moved for good: clients of earlier generations are ended, and let in no more.
+    pub const ENDS_OLDER: u32 = 1 << 2;
 }
 
 layout!(
@@ -44,12 +46,13 @@ impl Introduction {
     pub fn of(visitor: &Visitor) -> Self {
         let keeps = if visitor.keeps { flag::KEEPS } else { 0 };
         let takes_over = if visitor.takes_over { flag::TAKES_OVER } else { 0 };
+        let ends_older = if visitor.ends_older { flag::ENDS_OLDER } else { 0 };
         Self {
             owner: visitor.owner.0.into(),
             client: visitor.client.0.into(),
             epoch: visitor.epoch.into(),
             generation: visitor.generation.into(),
-            flags: (keeps | takes_over).into(),
+            flags: (keeps | takes_over | ends_older).into(),
             name: to_field(&visitor.name),
         }
     }
@@ -61,6 +64,7 @@ impl Introduction {
             owner: OwnerId(self.owner.get()),
             name: from_field(&self.name),
             generation: self.generation.get(),
+            ends_older: has(flag::ENDS_OLDER),
             client: ClientId(self.client.get()),
             epoch: self.epoch.get(),
             keeps: has(flag::KEEPS),
@@ -93,6 +97,7 @@ mod tests {
             owner: OwnerId(1),
             name: "region 'wéb'".to_owned(),
             generation: 2,
+            ends_older: true,
             client: ClientId(3),
             epoch: 4,
             keeps: true,

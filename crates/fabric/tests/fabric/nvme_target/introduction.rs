@@ -16,6 +16,7 @@ fn visitor(owner: u128, epoch: u64) -> Visitor {
         owner: OwnerId(owner),
         name: format!("owner {owner}"),
         generation: 0,
+        ends_older: false,
         client: ClientId(owner),
         epoch,
         keeps: false,
