@@ -1,7 +1,6 @@
 //! Who is let in, and who is told nothing.
 
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use aquifer_api::client::CallError;
 use aquifer_api::message::{MemBorFin, MemBorReq, MemLenFin, Renew};
@@ -260,13 +259,12 @@ fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
     let [borrower, other] = ["a", "c"].map(|name| Identity::load(&scene.cluster[name].tls()));
     for port in [b.api(), b.pages()] {
         let mut silent: Vec<_> = (0..300).map(|_| connect(port)).collect();
-        let started = Instant::now();
+        // Either call ends by itself, and fails, if it is kept out.
         if port == b.api() {
             other.get(b, path::OFFER).unwrap();
         } else {
             borrower.open(b, scene.lease.lease).unwrap();
         }
-        assert!(started.elapsed() < LIMIT / 2, "kept out for {:?}", started.elapsed());
         // The first of them have been there the longest.
         let mut first = silent.swap_remove(0);
         first.set_read_timeout(Some(2 * LIMIT)).unwrap();
