@@ -173,7 +173,7 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     let log = setting.dir.path().join("regions/.full/log");
     eventually("the engine says so", || {
         let said = std::fs::read_to_string(&log).unwrap_or_default();
-        said.contains("cannot take in who asks") && said.contains("cannot take in programs")
+        said.contains("cannot accept clients") && said.contains("cannot accept programs")
     });
     let mut asking = crate::common::aquifer(setting.dir.path());
     asking.args(["--json", "region", "show", "full"]).stdout(Stdio::piped());
