@@ -8,10 +8,7 @@ use aquifer_page::{Group, LeaseId};
 use rustix::fs::{FlockOperation, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-use crate::{StoreError, guarded};
-
-/// `TMPFS_MAGIC` of `linux/magic.h`.
-const TMPFS_MAGIC: u32 = 0x0102_1994;
+use crate::{StoreError, guarded, tmpfs};
 
 /// The store's directory, which is ours alone as long as this lives.
 #[derive(Debug)]
@@ -56,6 +53,7 @@ impl Entry {
 impl Dir {
     /// Makes the directory if need be (its parents too), checks that it is RAM, and locks it.
     pub(crate) fn lock(path: &Path) -> Result<Self, StoreError> {
+        tmpfs::for_store(path)?;
         let directory = guarded::open(path)?;
         check_tmpfs(&directory, path)?;
         let only_us = fs::Permissions::from_mode(0o700);
@@ -125,8 +123,7 @@ impl Dir {
 fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), StoreError> {
     let statfs =
         rustix::fs::fstatfs(directory).map_err(|error| StoreError::file("examine", path)(error.into()))?;
-    // The type of `f_type` differs between architectures; the number fits all of them.
-    if statfs.f_type as u32 == TMPFS_MAGIC { Ok(()) } else { Err(StoreError::NotTmpfs(path.to_owned())) }
+    if tmpfs::is_tmpfs(&statfs) { Ok(()) } else { Err(StoreError::NotTmpfs(path.to_owned())) }
 }
 
 /// Takes the lock and writes our process id into it, for the next one's error.

@@ -41,6 +41,7 @@ mod span;
 mod store;
 mod sys;
 mod tenancy;
+pub mod tmpfs;
 mod usage;
 
 pub use error::StoreError;

@@ -18,8 +18,8 @@ use super::first_word;
 use super::message::{Request, Response, Status};
 use super::pages::{self, Extent, PageState, Pages};
 use super::quota::{Book, Limits};
+use super::regions;
 use super::run::SUBCOMMAND;
-use super::tmpfs;
 use crate::engine::{Merged, Proposal, waiting_programs};
 use crate::error::RegionError;
 
@@ -67,7 +67,7 @@ fn create_as(
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
         return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
     }
-    let held = tmpfs::ensure(directory).map_err(RegionError::io(format!(
+    let held = regions::ensure(directory).map_err(RegionError::io(format!(
         "cannot mount a tmpfs at {} (it takes root)",
         directory.display()
     )))?;
@@ -76,7 +76,7 @@ fn create_as(
     let served = || files.make_foreign(foreign).and_then(|()| start(program, &files));
     let created = made.and_then(|()| served().inspect_err(|_| files.remove()));
     if created.is_err() {
-        tmpfs::release(directory);
+        regions::release(directory);
     }
     created
 }
@@ -283,7 +283,7 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
     if let Ok(group) = group {
         remove_if_last(files.directory(), &group);
     }
-    tmpfs::release_soon(files.directory());
+    regions::release_soon(files.directory());
     Ok(())
 }
 

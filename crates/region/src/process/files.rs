@@ -9,7 +9,7 @@ use aquifer_page::{Bytes, Group, RegionName, VolumeId};
 use aquifer_pool::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
-use super::{record, tmpfs};
+use super::{record, regions};
 use crate::engine::{LinkSpec, Scheme};
 use crate::error::RegionError;
 use crate::frames;
@@ -135,7 +135,7 @@ impl GroupFiles {
     /// [`RegionError::Io`].
     pub fn create(&self) -> Result<(), RegionError> {
         let regions = self.directory.parent().unwrap_or(Path::new("/"));
-        let made = tmpfs::ensure(regions)
+        let made = regions::ensure(regions)
             .and_then(|_held| fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory));
         made.map_err(RegionError::io(format!("cannot make {} (it takes root)", self.directory.display())))
     }
@@ -145,7 +145,7 @@ impl GroupFiles {
         // It stays if something is in it.
         let _ = fs::remove_dir(&self.directory);
         if let Some(regions) = self.directory.parent() {
-            tmpfs::release_soon(regions);
+            regions::release_soon(regions);
         }
     }
 }

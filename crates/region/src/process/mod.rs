@@ -30,9 +30,9 @@ mod message;
 mod pages;
 mod quota;
 pub mod record;
+mod regions;
 mod run;
 mod shim;
-mod tmpfs;
 mod view;
 
 pub use control_call::{ControlCall, is_listening, next_answer};

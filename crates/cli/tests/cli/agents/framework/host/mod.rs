@@ -38,7 +38,7 @@ impl Host {
         let limits = Limits { memory: spec.memory, swap: Swap::Unlimited };
         let cgroup = Cgroup::create(&hierarchy, &format!("{cluster_name}-{}", spec.name), limits).unwrap();
         let dir = cluster.join(spec.name);
-        let store = Path::new("/dev/shm").join(cluster_name).join(spec.name);
+        let store = Path::new("/dev/shm/aquifer").join(cluster_name).join(spec.name);
         let host = Self { name: spec.name, address, dir, store, agent: Mutex::new(None), cgroup };
         host.configure(|config| {
             spec.apply(config);

@@ -1,26 +1,18 @@
 //! The file system that regions are on.
 
-use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-
-/// Whether something is mounted there.
-fn is_mounted(directory: &Path) -> io::Result<bool> {
-    let parent = directory.parent().unwrap_or(Path::new("/"));
-    Ok(fs::metadata(directory)?.dev() != fs::metadata(parent)?.dev())
-}
+use aquifer_store::tmpfs::{self, is_mounted};
+use rustix::mount::{UnmountFlags, unmount};
 
 /// Refuses a file system on which a page that is taken out of a file would still be somewhere, or
 /// nowhere.
-fn is_tmpfs(directory: &Path) -> io::Result<()> {
-    if rustix::fs::statfs(directory)?.f_type == libc::TMPFS_MAGIC {
+fn check_tmpfs(directory: &Path) -> io::Result<()> {
+    if tmpfs::is_tmpfs(&rustix::fs::statfs(directory)?) {
         return Ok(());
     }
     let why = "something else than a tmpfs is mounted there: unmount it, and regions get their own";
@@ -40,35 +32,12 @@ pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     fs::create_dir_all(directory)?;
     let held = hold(directory)?;
     if is_mounted(directory)? {
-        is_tmpfs(directory)?;
+        check_tmpfs(directory)?;
         return Ok(held);
     }
-    mount_at(directory)?;
+    // The kernel must not swap out the local cache, or each miss would cost two.
+    tmpfs::mount("aquifer-regions", directory, "0")?;
     Ok(held)
-}
-
-/// What the tmpfs of regions is mounted with. `noswap` (Linux 6.4): the kernel must not swap out the
-/// local cache, or each miss would cost two.
-const OPTIONS: &CStr = c"size=0,nr_inodes=0,mode=700,huge=never,noswap";
-const OPTIONS_WITH_SWAP: &CStr = c"size=0,nr_inodes=0,mode=700,huge=never";
-
-fn mount_at(directory: &Path) -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mounted = |options| mount("aquifer-regions", directory, "tmpfs", flags, options);
-    match mounted(OPTIONS) {
-        // An older kernel, or one that allows it only in its first user namespace.
-        Err(error @ (Errno::INVAL | Errno::PERM)) => {
-            mounted(OPTIONS_WITH_SWAP)?;
-            tracing::warn!(
-                "{} is mounted without 'noswap', which the kernel refuses ({error}): regions' local \
-                 caches may be swapped out on this host; turn swap off, or use Linux 6.4 outside of \
-                 user namespaces",
-                directory.display()
-            );
-            Ok(())
-        }
-        done => Ok(done?),
-    }
 }
 
 /// Takes it away if nothing is in it, as soon as processes that are ending have closed their files there.

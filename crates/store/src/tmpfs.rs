@@ -1,0 +1,132 @@
+//! File systems in RAM of our own, of which the kernel swaps nothing out.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, mount as mount_as};
+
+use crate::{StoreError, guarded};
+
+/// `TMPFS_MAGIC` of `linux/magic.h`.
+const MAGIC: u32 = 0x0102_1994;
+
+/// Where stores are if nobody says otherwise.
+const STORES: &str = "/dev/shm/aquifer";
+
+/// Whether something is mounted at a directory.
+///
+/// # Errors
+/// If it cannot be examined.
+pub fn is_mounted(directory: &Path) -> io::Result<bool> {
+    let parent = directory.parent().unwrap_or(Path::new("/"));
+    Ok(fs::metadata(directory)?.dev() != fs::metadata(parent)?.dev())
+}
+
+/// Whether a file system is a tmpfs.
+pub fn is_tmpfs(statfs: &rustix::fs::StatFs) -> bool {
+    // The type of `f_type` differs between architectures; the number fits all of them.
+    statfs.f_type as u32 == MAGIC
+}
+
+/// Mounts a tmpfs for root only, of this size (`size=` in tmpfs(5)). It has no huge pages, as single
+/// pages come and go. From Linux 6.4 on the kernel swaps nothing of it out (`noswap`).
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let options = format!("size={size},nr_inodes=0,mode=700,huge=never");
+    let mounted = |options: &str| {
+        let options = std::ffi::CString::new(options).map_err(|_| Errno::INVAL)?;
+        mount_as(name, directory, "tmpfs", flags, options.as_c_str())
+    };
+    match mounted(&format!("{options},noswap")) {
+        // An older kernel, or one that allows it only in its first user namespace.
+        Err(error @ (Errno::INVAL | Errno::PERM)) => {
+            mounted(&options)?;
+            tracing::warn!(
+                "{} is mounted without 'noswap', which the kernel refuses ({error}): pages there may be \
+                 swapped out on this host; turn swap off, or use Linux 6.4 outside of user namespaces",
+                directory.display()
+            );
+            Ok(())
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Mounts a tmpfs where stores are, if this one is to be there and none is mounted. While no process
+/// serves a lease nothing locks its pages in RAM: on `/dev/shm` the kernel could swap them out then,
+/// even to the borrower's own device, which waits for this very lender.
+pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
+    let stores = Path::new(STORES);
+    if path.starts_with(stores) && rustix::process::geteuid().is_root() { mount_once(stores) } else { Ok(()) }
+}
+
+fn mount_once(stores: &Path) -> Result<(), StoreError> {
+    guarded::open(stores)?;
+    let what = || StoreError::file("mount a tmpfs at", stores);
+    let held = File::open(stores).map_err(what())?;
+    // Of those who come at once one mounts.
+    held.lock().map_err(what())?;
+    if is_mounted(stores).map_err(what())? {
+        return Ok(());
+    }
+    if fs::read_dir(stores).map_err(what())?.next().is_some() {
+        tracing::warn!(
+            "{} was in use before and is no mount of its own: pages there may be swapped out while \
+             nobody serves them; it becomes one when it is empty",
+            stores.display()
+        );
+        return Ok(());
+    }
+    match mount("aquifer-pages", stores, "80%") {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let stores = stores.display();
+            tracing::warn!("{stores} is no mount of its own ({error}): pages there may be swapped out");
+            Ok(())
+        }
+        done => done.map_err(what()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use rustix::mount::{UnmountFlags, unmount};
+
+    use super::*;
+
+    /// The options of all that is mounted at a directory.
+    fn mounts(directory: &Path) -> Vec<String> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at = directory.to_str().unwrap();
+        mounts.lines().filter(|line| line.split(' ').nth(4) == Some(at)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn no_lent_page_is_swapped_out_while_nobody_serves_it() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let [stores, used] = ["stores", "used"].map(|name| parent.path().join(name));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| mount_once(&stores).unwrap());
+            }
+        });
+        let mounted = mounts(&stores);
+        fs::create_dir_all(used.join("host")).unwrap();
+        mount_once(&used).unwrap();
+        let hidden = mounts(&used);
+        unmount(&stores, UnmountFlags::NOFOLLOW).unwrap();
+        assert!(mounted.len() == 1 && mounted[0].ends_with("noswap"), "{mounted:?}");
+        assert_eq!(hidden, [] as [String; 0], "what is there stays to be seen");
+    }
+}
