@@ -31,7 +31,7 @@ fn main() -> Result<(), Failure> {
     acknowledged.set_len((THREADS * PAGES * 4) as u64)?;
     let written = AtomicU32::new(0);
     let failed = Mutex::new(None);
-    // All of them before any is written to: whoever kills this when much is written looks at all.
+    // All of them before any is written to: a test that kills this looks at all.
     let leases = (0..THREADS).map(|thread| lease(&store, thread)).collect::<Result<Vec<_>, _>>()?;
     thread::scope(|scope| {
         for (thread, lease) in leases.iter().enumerate() {

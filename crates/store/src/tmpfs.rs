@@ -70,7 +70,7 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
     guarded::open(stores)?;
     let what = || StoreError::file("mount a tmpfs at", stores);
     let held = File::open(stores).map_err(what())?;
-    // Of those who come at once one mounts.
+    // One process mounts it, also when several come at once.
     held.lock().map_err(what())?;
     if is_mounted(stores).map_err(what())? {
         return Ok(());

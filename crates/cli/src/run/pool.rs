@@ -51,7 +51,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Has the agent borrow `bytes` and swap to it at this priority.
+    /// Orders the agent to borrow `bytes` and to swap to it at this priority.
     ///
     /// # Errors
     /// If no agent answers or nobody lends.

@@ -158,7 +158,7 @@ fn it_says_nothing_more_after_it_is_ready() {
     assert_eq!(rest, "");
 }
 
-/// A user who is neither root nor this one.
+/// A user that is neither root nor this one.
 const OTHER: u32 = 61_234;
 
 #[test]

@@ -22,7 +22,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The most unread bytes of a handshake message in pieces. Certificates of ours take less than 1 KiB.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Takes the server's part on a connected socket, and tells who the client is. The socket has no deadline afterwards.
+/// Takes the server's part on a connected socket, and gives the client's name. The socket has no
+/// deadline afterwards.
 ///
 /// # Errors
 /// When the client does not prove within `timeout` that it is a host of the cluster.

@@ -70,7 +70,7 @@ pub trait Holder: Send + Sync {
     /// Tries whether it can be reached again, if it could not be. May take about a second.
     fn probe(&self) {}
 
-    /// Has the lender end its owner's clients of earlier generations, before it does anything that is asked of it from now on.
+    /// From the next request on, the lender first ends its owner's clients of earlier generations.
     fn end_older(&self) {}
 
     /// Lets go of connections and the like; nothing is asked of it afterwards.

@@ -136,7 +136,7 @@ impl Control {
                     let (serving, removed) = (serving.clone(), removed.clone());
                     let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
                         match serving.converse(&client) {
-                            // Who waits for it is there.
+                            // The receiver is there.
                             Ok(true) => _ = removed.send(()),
                             Ok(false) => {}
                             Err(error) => tracing::warn!("a control connection ended early: {error}"),

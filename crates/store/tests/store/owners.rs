@@ -8,7 +8,7 @@ use aquifer_store::{Store, StoreError};
 
 use crate::common::shm_dir;
 
-/// A user who is neither root nor this one.
+/// A user that is neither root nor this one.
 const OTHER: u32 = 61_234;
 
 const PRECIOUS: &str = "not the store's";

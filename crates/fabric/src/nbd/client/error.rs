@@ -32,7 +32,7 @@ pub enum Failure {
     /// The server does not let us use the export.
     #[error("the server refuses: {0}")]
     Refused(String),
-    /// The export is another owner's, who is named.
+    /// The export is the owner's that this names, and not ours.
     #[error("{0}")]
     Claimed(String),
     /// The pages that were there are gone: these are others.

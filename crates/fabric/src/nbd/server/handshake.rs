@@ -28,7 +28,7 @@ pub(super) struct Terms {
     pub(super) structured: bool,
     /// The client may ask for block status.
     pub(super) allocation: bool,
-    /// The client's time with the lease, if it said who it is.
+    /// The client's time with the lease, once it has introduced itself.
     pub(super) stay: Option<Stay>,
 }
 

@@ -36,7 +36,7 @@ pub enum Failure {
     /// The target does not let us use the namespace, or cannot serve it as we need it.
     #[error("the target refuses: {0}")]
     Refused(String),
-    /// The namespace is another owner's, who is named.
+    /// The namespace is the owner's that this names, and not ours.
     #[error("{0}")]
     Claimed(String),
     /// The pages that were there are gone: these are others.

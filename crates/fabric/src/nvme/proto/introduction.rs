@@ -57,7 +57,7 @@ impl Introduction {
         }
     }
 
-    /// Who it introduces.
+    /// The visitor that it introduces.
     pub fn visitor(&self) -> Visitor {
         let has = |flag| self.flags.get() & flag != 0;
         Visitor {

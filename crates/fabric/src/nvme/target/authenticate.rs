@@ -48,7 +48,7 @@ enum State {
     Last { message: Vec<u8>, then: Then },
     /// The host's word that it has succeeded.
     Success2,
-    /// The host has proved who it is.
+    /// The host has authenticated.
     Done,
     /// Nothing does.
     Failed,

@@ -47,7 +47,7 @@ struct State {
     queues: BTreeMap<u16, Socket>,
     /// Its admin queue is gone.
     ended: bool,
-    /// The host's time with the lease, if it said who it is.
+    /// The host's time with the lease, once it has introduced itself.
     stay: Option<Stay>,
 }
 
@@ -166,12 +166,13 @@ impl Controller {
         self.left.notify_all();
     }
 
-    /// Whether the host has said who it is.
+    /// Whether the host has introduced itself.
     pub(super) fn is_introduced(&self) -> bool {
         self.locked().stay.is_some()
     }
 
-    /// The host has said who it is, and has the lease until the controller ends. Called from the admin queue only.
+    /// The host has introduced itself, and has the lease until the controller ends. Only the admin
+    /// queue calls this.
     pub(super) fn keep(&self, stay: Stay) {
         self.locked().stay = Some(stay);
     }
@@ -181,7 +182,7 @@ impl Controller {
         let mut state = self.locked();
         state.ended = true;
         let mut state = self.end_queues(state);
-        // Only now: whoever waits for the end of this controller must not go on before.
+        // Only now: a newer controller that waits for the end of this one must not go on before.
         let stay = state.stay.take();
         drop(state);
         drop(stay);

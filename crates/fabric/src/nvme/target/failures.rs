@@ -48,7 +48,7 @@ impl Failures {
         *record = Record { in_a_row: record.in_a_row.saturating_add(1), last: now };
     }
 
-    /// The host has proved who it is.
+    /// The host has authenticated.
     pub(super) fn succeeded(&mut self, host: IpAddr) {
         self.0.remove(&host);
     }

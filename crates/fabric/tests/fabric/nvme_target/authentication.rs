@@ -160,7 +160,7 @@ fn groups_that_cost_too_much_are_not_for_hosts_to_choose() {
         let last = receive(&mut host);
         assert_failed(host, &last, failure::NO_GROUP);
     }
-    // Who offers others too gets one of those.
+    // A host that offers others too gets one of those.
     let (mut host, _) = connected(&served);
     let groups = Group::ALL.map(Group::id);
     assert_eq!(send(&mut host, &negotiation(&[1], &groups)), Status::SUCCESS);
