@@ -1,12 +1,12 @@
 //! Volumes over one NBD export, and all volumes of this host.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use aquifer_device::BackendKind;
 use aquifer_device::process::client::{self, Started};
 use aquifer_device::process::{VolumeRecord, VolumeSpec};
 use aquifer_page::VolumeId;
-use aquifer_pool::VolumeConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, OrFail, Result, is_denied};
@@ -40,6 +40,8 @@ pub struct Wish {
     pub backend: BackendKind,
     /// Its swap priority, if it is to be swap.
     pub swap: Option<u16>,
+    /// How long I/O waits for the lender.
+    pub patience: Duration,
 }
 
 /// The volumes that have their files under one state directory.
@@ -97,7 +99,7 @@ impl Volumes {
             backend: wish.backend,
             swap: wish.swap.is_some(),
             priority: wish.swap,
-            patience: VolumeConfig::DEFAULT_PATIENCE,
+            patience: wish.patience,
             workers: VolumeSpec::DEFAULT_WORKERS,
             identity: lender.identity.clone(),
             spill: None,

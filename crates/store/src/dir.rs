@@ -56,6 +56,7 @@ impl Dir {
         tmpfs::for_store(path)?;
         let directory = guarded::open(path)?;
         check_tmpfs(&directory, path)?;
+        tmpfs::warn_of_swap(path);
         let only_us = fs::Permissions::from_mode(0o700);
         fs::set_permissions(path, only_us).map_err(StoreError::file("make private", path))?;
         let lock = lock_file(&directory, path)?;

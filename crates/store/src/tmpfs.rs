@@ -58,12 +58,50 @@ pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
     }
 }
 
-/// Mounts a tmpfs where stores are, if this one is to be there and none is mounted. While no process
-/// serves a lease nothing locks its pages in RAM: on `/dev/shm` the kernel could swap them out then,
-/// even to the borrower's own device, which waits for this very lender.
+/// Where stores can be: `/dev/shm/aquifer`, a tmpfs of its own, which this mounts if none is there. A
+/// user other than root has no such place, and gets `/dev/shm`.
+///
+/// While no process serves a lease nothing locks its pages in RAM. On `/dev/shm` the kernel can swap
+/// them out then, even to the borrower's own device, which waits for this very lender.
+///
+/// # Errors
+/// If the directory is another user's, or the kernel refuses.
+pub fn stores() -> Result<&'static Path, StoreError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Path::new("/dev/shm"));
+    }
+    mount_once(Path::new(STORES))?;
+    Ok(Path::new(STORES))
+}
+
+/// Mounts a tmpfs where stores are, if this one is to be there.
 pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
-    let stores = Path::new(STORES);
-    if path.starts_with(stores) && rustix::process::geteuid().is_root() { mount_once(stores) } else { Ok(()) }
+    if path.starts_with(STORES) {
+        stores()?;
+    }
+    Ok(())
+}
+
+/// Warns root, who can choose, if the kernel can swap out what is in this directory, which is on a tmpfs.
+/// Of `/dev/shm/aquifer` the mount itself warns.
+pub(crate) fn warn_of_swap(directory: &Path) {
+    let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);
+    if chosen && fs::metadata(directory).is_ok_and(|it| can_be_swapped_out(it.dev())) {
+        tracing::warn!(
+            "{} can be swapped out while no process serves it; choose a directory below {STORES}, or \
+             mount a tmpfs there with 'noswap'",
+            directory.display()
+        );
+    }
+}
+
+/// Whether the kernel can swap out the tmpfs with this device number: its options in mountinfo say no.
+fn can_be_swapped_out(device: u64) -> bool {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let is_it = |mount: &&str| mount.split(' ').nth(2) == Some(number.as_str());
+    let options = mounts.lines().find(is_it).and_then(|mount| mount.rsplit(' ').next());
+    options.is_some_and(|options| options.split(',').all(|option| option != "noswap"))
 }
 
 fn mount_once(stores: &Path) -> Result<(), StoreError> {
@@ -125,8 +163,11 @@ mod tests {
         fs::create_dir_all(used.join("host")).unwrap();
         mount_once(&used).unwrap();
         let hidden = mounts(&used);
+        let [own, other] = [&stores, Path::new("/dev/shm")].map(|it| fs::metadata(it).unwrap().dev());
+        let can_be = [own, other].map(can_be_swapped_out);
         unmount(&stores, UnmountFlags::NOFOLLOW).unwrap();
         assert!(mounted.len() == 1 && mounted[0].ends_with("noswap"), "{mounted:?}");
+        assert_eq!(can_be, [false, true]);
         assert_eq!(hidden, [] as [String; 0], "what is there stays to be seen");
     }
 }

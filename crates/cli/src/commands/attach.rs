@@ -22,6 +22,7 @@ use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::output;
+use crate::patience::{self, Patience};
 use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
 /// Makes a block device of an NBD export or an NVMe namespace, and swap if asked
@@ -48,6 +49,11 @@ pub struct Attach {
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend,
         conflicts_with = "direct")]
     backend: BackendKind,
+    /// How long I/O waits for a lender that does not answer, in whole seconds, or 'forever'
+    ///
+    /// Then it fails. A volume waits for a day at most; with --direct the kernel can wait without end.
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = patience::parse)]
+    patience: Patience,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
@@ -80,7 +86,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "When the lender does not answer",
-            "I/O waits for 8 s for it to come back; after that it fails, which for swap means a bus error in the program \
+            "I/O waits for --patience for it to come back; after that it fails, which for swap means a bus error in the program \
              whose page it was. It works again as soon as the lender does.",
         ),
         (
@@ -140,7 +146,7 @@ impl Attach {
         let swap = self.swap.then_some(self.priority);
         if self.direct.direct {
             let uri = self.uri.subsystem()?;
-            return self.direct.run(common, uri, swap, &self.trust);
+            return self.direct.run(common, uri, swap, self.patience, &self.trust);
         }
         match &self.uri {
             Lent::Served(uri) => self.serve(common, uri),
@@ -161,7 +167,8 @@ impl Attach {
             Failure::new("warning", why).help("use nbds:// with --tls").report(common.json);
         }
         let lender = Lender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
-        let wish = Wish { backend: self.backend, swap: self.swap.then_some(self.priority) };
+        let swap = self.swap.then_some(self.priority);
+        let wish = Wish { backend: self.backend, swap, patience: self.patience.of_volume() };
         // Whatever ends this program before the last line, the volume goes again.
         let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;
         let record = started.record();

@@ -16,6 +16,7 @@ use crate::instance::Instance;
 use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
+use crate::patience::{self, Patience};
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
 use crate::run::pool::{Memory, Pool};
@@ -57,6 +58,12 @@ pub struct Run {
     /// Swap to this NBD export or NVMe namespace instead of what the agent borrows
     #[arg(long, value_name = "URI")]
     lender: Option<LenderUri>,
+    /// How long a program waits for a --lender that does not answer, in whole seconds, or 'forever' (a day)
+    ///
+    /// Then it gets SIGBUS. With the agent, borrow.patience of its configuration says it.
+    #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",
+        value_parser = patience::parse)]
+    patience: Patience,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
@@ -91,7 +98,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Lenders",
             "While the command runs, standard error tells in one line each when a lender does not answer, is lost or is \
              back, when a page is lost, and when pages go to the local spill file or leave it. With --json each line is \
-             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (8 s): \
+             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (--patience): \
              a program that touches it gets SIGBUS.",
         ),
         (
@@ -207,7 +214,7 @@ impl Run {
         };
         let lender = Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
         let choice = Choice::make(run_dir, self.priority)?;
-        pool.attach(lender, choice.priority).map(Some)
+        pool.attach(lender, choice.priority, self.patience.of_volume()).map(Some)
     }
 
     /// Runs the command inside the cgroup to its end.

@@ -66,12 +66,12 @@ impl Pool {
         Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
-    /// Swaps to a lender's export at this priority.
+    /// Swaps to a lender's export at this priority; I/O waits for the lender for as long as `patience`.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub fn attach(&self, lender: Lender, priority: u16) -> Result<Memory> {
-        let wish = Wish { backend: BackendKind::Auto, swap: Some(priority) };
+    pub fn attach(&self, lender: Lender, priority: u16, patience: Duration) -> Result<Memory> {
+        let wish = Wish { backend: BackendKind::Auto, swap: Some(priority), patience };
         let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
         let place = Place { state: record.spec.state, volume: record.spec.volume };
         Ok(Memory { volume: Volume::Attached(place.volume), place })

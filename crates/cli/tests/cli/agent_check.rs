@@ -41,7 +41,7 @@ impl Host {
         // Any free port.
         set("listen", "127.0.0.1:0");
         set("pages", "127.0.0.1:0");
-        set("store", &format!("/dev/shm/aquifer-test-check-{}", std::process::id()));
+        set("store", &format!("/dev/shm/aquifer/check-{}", std::process::id()));
         let mut host = Self { config, dir };
         host.section("borrow", "spill", &host.path("spill"));
         host.section("groups", "agreements", &host.path("groups"));

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use aquifer_store::tmpfs::stores;
+
 use crate::common::{aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -46,7 +48,7 @@ impl Agent {
         init.args(["--host", "a", "--address", &a.to_string(), "--host", "b", "--address", &b.to_string()]);
         let output = init.output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        let store = PathBuf::from(format!("/dev/shm/aquifer-test-openapi-{}", std::process::id()));
+        let store = stores().unwrap().join(format!("openapi-{}", std::process::id()));
         let path = |name: &str| toml::Value::from(dir.path().join(name).to_str().unwrap());
         let config = dir.path().join("a/agent.toml");
         let mut table: toml::Table = fs::read_to_string(&config).unwrap().parse().unwrap();

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::{fs, process};
 
 use aquifer_page::Bytes;
+use aquifer_store::tmpfs::stores;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 /// A lease of `capacity` in `dir`: the one that the last run has left there, or a new one. Without a directory nothing is left.
 pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn Error>> {
     let stays = dir.is_some();
-    let own_dir = || PathBuf::from(format!("/dev/shm/aquifer-example-{}", process::id()));
-    let dir = dir.map_or_else(own_dir, PathBuf::from);
+    let dir = match dir {
+        Some(dir) => PathBuf::from(dir),
+        None => stores()?.join(format!("example-{}", process::id())),
+    };
     let store = Store::open(&dir)?;
     let record = LeaseRecord::new("localhost".parse()?, capacity);
     let lease = match store.leases().pop() {

@@ -91,7 +91,10 @@ impl Hosts {
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
         let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
-        let pages = tempfile::Builder::new().prefix("aquifer-vm-").tempdir_in("/dev/shm")?.keep();
+        let pages = tempfile::Builder::new()
+            .prefix("aquifer-vm-")
+            .tempdir_in(aquifer_store::tmpfs::stores()?)?
+            .keep();
         let (network, agents) = (Network::new()?, BTreeMap::new());
         let mut hosts = Self { dir, pages, parts, network, lender: None, agents };
         let listens = hosts.lender();

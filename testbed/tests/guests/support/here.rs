@@ -25,7 +25,10 @@ impl Here {
     pub fn new(spec: Spec, lends: Bytes) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let parts = spec.parts(dir.path())?;
-        let pages = tempfile::Builder::new().prefix("aquifer-vm-").tempdir_in("/dev/shm")?.keep();
+        let pages = tempfile::Builder::new()
+            .prefix("aquifer-vm-")
+            .tempdir_in(aquifer_store::tmpfs::stores()?)?
+            .keep();
         let socket = dir.path().join("lender");
         let lender = Command::new(aquifer())
             .args(["export", &lends.0.to_string(), "--nbd", &format!("unix:{}", socket.display()), "--dir"])

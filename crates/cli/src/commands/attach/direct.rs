@@ -1,7 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Wish};
 use aquifer_device::nvme::{NvmeError, Root, SubsystemUri};
@@ -15,6 +14,7 @@ use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 use crate::lender::Trust;
 use crate::output;
+use crate::patience::Patience;
 use crate::progress::Progress;
 use crate::volumes::Owner;
 
@@ -27,16 +27,10 @@ pub(super) struct Direct {
     /// How many connections; the default is one for each processor, up to 4
     #[arg(long, value_name = "N", requires = "direct", value_parser = clap::value_parser!(u16).range(1..=1024))]
     queues: Option<u16>,
-    /// How long I/O waits for a lender that does not answer, in whole seconds, or 'forever'
-    #[arg(long, value_name = "TIME", requires = "direct", default_value = "8s", value_parser = patience)]
-    patience: Patience,
     /// Swap even over a network over which that is known to hang hosts
     #[arg(long, requires_all = ["direct", "swap"])]
     force: bool,
 }
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Patience(Option<Duration>);
 
 /// What was attached.
 #[derive(Debug, Serialize)]
@@ -57,6 +51,7 @@ impl Direct {
         common: &Common,
         uri: SubsystemUri,
         swap: Option<u16>,
+        patience: Patience,
         trust: &Trust,
     ) -> Result<ExitCode> {
         let what = format!("attaching {uri}");
@@ -64,7 +59,7 @@ impl Direct {
         let fail = |error| failure(&what, error);
         let root = Root::default();
         let host = HostIdentity::find(&root, trust.host_nqn.clone()).map_err(fail)?;
-        let mut options = Options { patience: self.patience.0, ..Options::default() };
+        let mut options = Options { patience: patience.0, ..Options::default() };
         if let Some(queues) = self.queues {
             options.queues = queues.into();
         }
@@ -120,32 +115,9 @@ fn read_secrets(path: &Path) -> Result<(Option<String>, Option<String>)> {
     Ok((own, lenders))
 }
 
-fn patience(text: &str) -> Result<Patience, String> {
-    if text == "forever" {
-        return Ok(Patience(None));
-    }
-    let time =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write 8s, 2m or forever"))?;
-    let whole = time.subsec_nanos() == 0 && (1..=86_400).contains(&time.as_secs());
-    if whole {
-        Ok(Patience(Some(time)))
-    } else {
-        Err("the kernel takes whole seconds, 1s to 1day".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patience_is_whole_seconds_or_without_end() {
-        assert_eq!(patience("2m"), Ok(Patience(Some(Duration::from_secs(120)))));
-        assert_eq!(patience("forever"), Ok(Patience(None)));
-        for text in ["0s", "1500ms", "long", "2days"] {
-            assert!(patience(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn secrets_are_checked_before_the_kernel_sees_them() {

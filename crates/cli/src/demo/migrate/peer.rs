@@ -70,14 +70,14 @@ impl Qemu {
         on.enter(&mut command)?;
         let mut process = Process::start(&mut command, "QEMU")
             .map_err(|failure| failure.help("apt-get install qemu-system-x86"))?;
-        wait.until(&what(), PATIENCE, || match process.ended() {
+        let qmp = wait.until(&what(), PATIENCE, || match process.ended() {
             Some(end) => {
                 let said = fs::read_to_string(&log).unwrap_or_default();
                 Err(Failure::new(what(), format!("it ended with {end}: {}", said.trim())))
             }
-            None => Ok(control.exists().then_some(())),
+            // QEMU makes the socket before it listens there.
+            None => Ok(Qmp::connect(&control, PATIENCE).ok()),
         })?;
-        let qmp = Qmp::connect(&control, PATIENCE).or_fail(what)?;
         Ok(Self { process, qmp })
     }
 

@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use aquifer_store::Store;
+use aquifer_store::tmpfs::stores;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -77,7 +78,7 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
     let Some(setting) = Setting::new() else { return };
     let groups = setting.dir.path().join("groups").to_str().unwrap().to_owned();
     setting.done(&["group", "create", "blue", "--groups", &groups]);
-    let pages = tempfile::tempdir_in("/dev/shm").unwrap();
+    let pages = tempfile::tempdir_in(stores().unwrap()).unwrap();
     let socket = format!("unix:{}", setting.dir.path().join("sharing").display());
     let words = ["128M", "--nbd", &socket, "--name", "a", "--name", "b", "--share"];
     let words = [&words[..], &["--dir", pages.path().to_str().unwrap()]].concat();

@@ -13,6 +13,7 @@ use aquifer_fabric::nbd::client::{Connection, Failure, Run, Target};
 use aquifer_fabric::nbd::server::{Export, Exports, Limits, Peer, Refused, Security, Server};
 use aquifer_fabric::tls::Identity;
 use aquifer_page::{Bytes, HostName, LeaseId, PAGE_SIZE};
+use aquifer_store::tmpfs::stores;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
 use crate::certificates::{Cluster, host};
@@ -60,7 +61,7 @@ impl Lender {
     }
 
     fn with(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>, limits: Limits) -> Self {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let dir = tempfile::tempdir_in(stores().unwrap()).unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();
         let record =
             LeaseRecord { quota: Bytes::mib(128), ..LeaseRecord::new(host("borrower"), Bytes::mib(256)) };

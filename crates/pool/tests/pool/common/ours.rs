@@ -51,7 +51,7 @@ impl OurLender {
     }
 
     fn start_as(kind: Kind, extents: u64, fixed: Option<String>) -> Self {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let dir = tempfile::tempdir_in(aquifer_store::tmpfs::stores().unwrap()).unwrap();
         let (child, name) = spawn(kind, dir.path(), extents, fixed.as_deref());
         let lender = Self { child, kind, extents, name, fixed, seal: Seal::own(), dir };
         lender.wait();

@@ -108,7 +108,10 @@ pub(super) fn expect<T, E: Display>(what: &str, result: Result<T, E>) -> T {
 
 impl Host {
     fn new(number: u64, shape: Shape, foreign: bool) -> Rc<Self> {
-        let directory = expect("make a directory", tempfile::tempdir_in("/dev/shm"));
+        let directory = expect(
+            "make a directory",
+            tempfile::tempdir_in(expect("find a place", aquifer_store::tmpfs::stores())),
+        );
         let region = open(directory.path().join("region"), shape.pages * PAGE_SIZE as u64);
         let listener = expect("listen", Listener::bind(&directory.path().join("programs")));
         let (engine, programs) = (RefCell::default(), RefCell::default());

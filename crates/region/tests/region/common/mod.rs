@@ -16,6 +16,7 @@ use aquifer_mapping::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_pool::{Claim, VolumeConfig};
 use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
+use aquifer_store::tmpfs::stores;
 use pool::OurLender;
 use tempfile::TempDir;
 
@@ -50,7 +51,7 @@ impl Setting {
     }
 
     fn with(lender: Arc<OurLender>, pages: u64, generation: u32) -> Self {
-        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let directory = tempfile::tempdir_in(stores().unwrap()).unwrap();
         std::fs::create_dir(directory.path().join(".region")).unwrap();
         Self { lender, directory, latency: None, pages, generation }
     }

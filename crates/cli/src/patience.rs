@@ -1,0 +1,54 @@
+//! `--patience`: how long I/O waits for a lender.
+
+use std::time::Duration;
+
+use aquifer_pool::VolumeConfig;
+
+/// How long I/O waits for a lender; nothing stands for no end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience(pub Option<Duration>);
+
+impl Patience {
+    /// That of a volume, which waits for at most a day.
+    pub fn of_volume(self) -> Duration {
+        self.0.unwrap_or(MOST)
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Some(VolumeConfig::DEFAULT_PATIENCE))
+    }
+}
+
+/// Longer than any host is away that comes back.
+const MOST: Duration = Duration::from_secs(86_400);
+
+/// Reads whole seconds, as the kernel takes no parts of one, or `forever`.
+///
+/// # Errors
+/// A sentence that says what to write.
+pub fn parse(text: &str) -> Result<Patience, String> {
+    if text == "forever" {
+        return Ok(Patience(None));
+    }
+    let time =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write 8s, 2m or forever"))?;
+    let is_whole = time.subsec_nanos() == 0 && (1..=MOST.as_secs()).contains(&time.as_secs());
+    if is_whole { Ok(Patience(Some(time))) } else { Err("write whole seconds, from 1s to 1day".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_is_whole_seconds_or_without_end() {
+        assert_eq!(parse("2m"), Ok(Patience(Some(Duration::from_secs(120)))));
+        assert_eq!(parse("8s"), Ok(Patience::default()));
+        assert_eq!(parse("forever"), Ok(Patience(None)));
+        for text in ["0s", "1500ms", "long", "2days"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+}
