@@ -31,6 +31,7 @@ mod spec;
 mod switch;
 pub mod sys;
 mod testbed;
+mod tsc;
 mod wait;
 pub mod wire;
 

@@ -15,14 +15,17 @@ use crate::console::Console;
 use crate::kernel::Prepared;
 use crate::line::Line;
 use crate::wire::PORT;
-use crate::{spawner, sys};
+use crate::{spawner, sys, tsc};
 
 /// What the kernel is told. The root file system is one that cannot be swapped out.
 pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
-/// Emulated processors are too slow for the kernel's checks of its timers.
-pub(crate) const EMULATED: &str = " tsc=reliable no_timer_check";
+/// What an emulated guest's kernel is told beyond [`KERNEL_LINE`]: its processors are too slow for the
+/// checks of its timers, and cannot measure their counter.
+pub(crate) fn emulated() -> String {
+    format!(" tsc=reliable tsc_early_khz={} no_timer_check", tsc::khz())
+}
 
 /// The machine to be powered on.
 #[derive(Debug)]
@@ -59,7 +62,7 @@ impl Machine<'_> {
         let mut qemu = Command::new("qemu-system-x86_64");
         qemu.args(["-M", "q35", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         if self.accelerator == Accelerator::Tcg {
-            line_to_kernel += EMULATED;
+            line_to_kernel += &emulated();
         }
         qemu.args(self.accelerator.arguments());
         qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory.0 >> 20)]);

@@ -9,7 +9,7 @@ use aquifer_page::Bytes;
 
 use crate::image::{self, Contents};
 use crate::kernel::Kernel;
-use crate::qemu::{EMULATED, KERNEL_LINE};
+use crate::qemu::{KERNEL_LINE, emulated};
 use crate::wire::PORT;
 
 /// What a guest boots from, emulated.
@@ -127,7 +127,11 @@ impl Spec {
         let initrd = dir.join("initrd");
         let mut file = File::create(&initrd).with_context(|| format!("cannot make {}", initrd.display()))?;
         io::copy(&mut image, &mut file)?;
-        Ok(Parts { kernel: kernel.vmlinux().to_owned(), initrd, append: KERNEL_LINE.to_owned() + EMULATED })
+        Ok(Parts {
+            kernel: kernel.vmlinux().to_owned(),
+            initrd,
+            append: KERNEL_LINE.to_owned() + &emulated(),
+        })
     }
 
     /// # Errors

@@ -31,6 +31,12 @@ fn keep_open(descriptor: RawFd) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The time stamp counter of the processor.
+pub(crate) fn time_stamp() -> u64 {
+    // SAFETY: RDTSC is there on every x86-64 processor, reads a counter and changes nothing.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
 /// Keeps all that this process touches in memory, so that it goes on when the swap device does not.
 ///
 /// # Errors

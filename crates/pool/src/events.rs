@@ -29,7 +29,7 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Happening {
-    /// A lender did not answer for as long as I/O waits for it. Pages that are there cannot be read until it is back.
+    /// A lender did not answer for as long as I/O waits for it. Pages there cannot be read unless it comes back with them.
     LenderLost {
         /// The lease.
         lease: LeaseId,
@@ -69,7 +69,7 @@ impl fmt::Display for Happening {
             Self::LenderLost { lease, lender, why } => {
                 write!(
                     f,
-                    "lender lost: {lender}, lease {lease}: {why}; its pages cannot be read until it is back"
+                    "lender lost: {lender}, lease {lease}: {why}; its pages cannot be read unless it comes back with them"
                 )
             }
             Self::LenderBack { lease, lender, away_ms } => {

@@ -12,7 +12,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Parts, Spec, wait_until};
 use serde_json::Value;
 
-use crate::support::{PATIENCE, aquifer, example, step};
+use crate::support::{PATIENCE, aquifer, example, pages_of, step};
 
 pub const MEMORY: Bytes = Bytes::mib(384);
 const CACHE: Bytes = Bytes::mib(128);
@@ -91,10 +91,7 @@ impl Hosts {
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
         let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
-        let pages = tempfile::Builder::new()
-            .prefix("aquifer-vm-")
-            .tempdir_in(aquifer_store::tmpfs::stores()?)?
-            .keep();
+        let pages = pages_of(dir.path());
         let (network, agents) = (Network::new()?, BTreeMap::new());
         let mut hosts = Self { dir, pages, parts, network, lender: None, agents };
         let listens = hosts.lender();

@@ -9,7 +9,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Guest, Parts, Spec, wait_until};
 use serde_json::Value;
 
-use super::{PATIENCE, aquifer};
+use super::{PATIENCE, aquifer, pages_of};
 
 /// A lender on this machine, and a directory for VMs; both are gone at the end.
 pub struct Here {
@@ -25,10 +25,7 @@ impl Here {
     pub fn new(spec: Spec, lends: Bytes) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let parts = spec.parts(dir.path())?;
-        let pages = tempfile::Builder::new()
-            .prefix("aquifer-vm-")
-            .tempdir_in(aquifer_store::tmpfs::stores()?)?
-            .keep();
+        let pages = pages_of(dir.path());
         let socket = dir.path().join("lender");
         let lender = Command::new(aquifer())
             .args(["export", &lends.0.to_string(), "--nbd", &format!("unix:{}", socket.display()), "--dir"])

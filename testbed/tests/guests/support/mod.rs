@@ -7,6 +7,7 @@ mod load;
 mod picture;
 
 use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,12 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The modules of soft-RoCE, in the order in which it takes them.
 pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
+
+/// Where a lender has its pages while its other files are in `dir`: below root's stores, of which the
+/// kernel swaps nothing out while the lender is dead.
+pub fn pages_of(dir: &Path) -> PathBuf {
+    Path::new("/dev/shm/aquifer").join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
+}
 
 /// A step of a test: its name, and what it does with what was booted.
 pub type Step<T> = (&'static str, fn(&T) -> Result<()>);

@@ -34,6 +34,8 @@ pub struct OurLender {
     /// Of those of its leases that are sealed.
     seal: Seal,
     dir: TempDir,
+    /// Its pages, which outlive it.
+    store: PathBuf,
 }
 
 impl OurLender {
@@ -51,9 +53,13 @@ impl OurLender {
     }
 
     fn start_as(kind: Kind, extents: u64, fixed: Option<String>) -> Self {
-        let dir = tempfile::tempdir_in(aquifer_store::tmpfs::stores().unwrap()).unwrap();
-        let (child, name) = spawn(kind, dir.path(), extents, fixed.as_deref());
-        let lender = Self { child, kind, extents, name, fixed, seal: Seal::own(), dir };
+        let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap();
+        // Below root's stores, of which the kernel swaps nothing out while the lender is dead.
+        let is_root = fs::metadata(dir.path()).unwrap().uid() == 0;
+        let stores = Path::new(if is_root { "/dev/shm/aquifer" } else { "/dev/shm" });
+        let store = stores.join(dir.path().file_name().unwrap());
+        let (child, name) = spawn(kind, dir.path(), &store, extents, fixed.as_deref());
+        let lender = Self { child, kind, extents, name, fixed, seal: Seal::own(), dir, store };
         lender.wait();
         lender
     }
@@ -90,13 +96,13 @@ impl OurLender {
     }
 
     pub fn restart(&mut self) {
-        (self.child, _) = spawn(self.kind, self.dir.path(), self.extents, self.fixed.as_deref());
+        (self.child, _) = spawn(self.kind, self.dir.path(), &self.store, self.extents, self.fixed.as_deref());
         self.wait();
     }
 
     /// As after its host has been started anew: the same address, and nothing in it.
     pub fn restart_empty(&mut self) {
-        fs::remove_dir_all(self.dir.path().join("store")).unwrap();
+        fs::remove_dir_all(&self.store).unwrap();
         self.restart();
     }
 
@@ -133,7 +139,7 @@ impl OurLender {
     }
 
     fn pages(&self) -> impl Iterator<Item = PathBuf> + use<> {
-        let files = fs::read_dir(self.dir.path().join("store")).unwrap().map(|entry| entry.unwrap().path());
+        let files = fs::read_dir(&self.store).unwrap().map(|entry| entry.unwrap().path());
         files.filter(|file| file.extension().is_some_and(|kind| kind == "pages"))
     }
 }
@@ -142,11 +148,12 @@ impl Drop for OurLender {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.store);
     }
 }
 
 /// Starts it, and says what its subsystem is called, if it has one.
-fn spawn(kind: Kind, dir: &Path, extents: u64, name: Option<&str>) -> (Child, String) {
+fn spawn(kind: Kind, dir: &Path, store: &Path, extents: u64, name: Option<&str>) -> (Child, String) {
     let program = match kind {
         Kind::Nbd => "nbd_memory",
         Kind::Nvme => "nvme_memory",
@@ -154,7 +161,7 @@ fn spawn(kind: Kind, dir: &Path, extents: u64, name: Option<&str>) -> (Child, St
     let mut child = Command::new(example("aquifer-fabric", program))
         .arg(format!("unix:{}", dir.join("nbd").display()))
         .arg((extents * EXTENT_SIZE).to_string())
-        .arg(dir.join("store"))
+        .arg(store)
         .envs(name.map(|name| ("SUBSYSTEM", name)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

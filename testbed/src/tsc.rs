@@ -1,0 +1,50 @@
+//! How fast this machine's time stamp counter counts.
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::sys;
+
+/// How long it is watched: long enough for a thousandth.
+const WATCHED: Duration = Duration::from_millis(50);
+
+/// Readings of which the tightest counts: another thread may have the processor in the middle of one.
+const READINGS: u32 = 20;
+
+/// Ticks in a millisecond. An emulated guest has this counter too, and cannot measure it: what it waits
+/// for to pass the time takes longer while QEMU does not run, and then its clock is many times too fast.
+pub(crate) fn khz() -> u64 {
+    static KHZ: OnceLock<u64> = OnceLock::new();
+    *KHZ.get_or_init(|| {
+        let before = reading();
+        thread::sleep(WATCHED);
+        let after = reading();
+        let nanoseconds = after.1.duration_since(before.1).as_nanos().max(1);
+        u64::try_from(u128::from(after.0.saturating_sub(before.0)) * 1_000_000 / nanoseconds)
+            .unwrap_or(u64::MAX)
+    })
+}
+
+/// The counter, and when it stood so.
+fn reading() -> (u64, Instant) {
+    let once = |_| {
+        let before = sys::time_stamp();
+        let at = Instant::now();
+        let after = sys::time_stamp();
+        (after.saturating_sub(before), (before + (after.saturating_sub(before)) / 2, at))
+    };
+    (0..READINGS)
+        .map(once)
+        .min_by_key(|(width, _)| *width)
+        .map_or_else(|| once(0).1, |(_, tightest)| tightest)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_counter_counts_and_its_rate_is_measured_once() {
+        let khz = super::khz();
+        assert!(khz > 0 && khz == super::khz(), "{khz}");
+    }
+}
