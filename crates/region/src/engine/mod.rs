@@ -421,8 +421,18 @@ impl Engine {
             }
         }
         let bytes = |pages| Bytes(pages * PAGE_SIZE as u64);
+        let (limit, frames) = {
+            let cache = lock(&self.cache);
+            (cache.limit, cache.frames)
+        };
+        // Pages move while they are counted: one that left may count, and the one that came for it, too.
+        // Each that is here has a frame.
+        let extra = pages[2].saturating_sub(frames);
+        pages[2] -= extra;
+        pages[3] = pages[3].min(pages[2]);
+        pages[1] += extra;
         let [zero, remote, resident, dirty, coming, shared] = pages.map(bytes);
-        let (size, cache) = (bytes(self.table.pages()), bytes(lock(&self.cache).limit));
+        let (size, cache) = (bytes(self.table.pages()), bytes(limit));
         Usage { size, cache, resident, shared, dirty, remote, zero, coming }
     }
 
