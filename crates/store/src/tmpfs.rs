@@ -82,8 +82,8 @@ pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Warns root, who can choose, if the kernel can swap out what is in this directory, which is on a tmpfs.
-/// Of `/dev/shm/aquifer` the mount itself warns.
+/// Warns root, which can choose another directory, if the kernel can swap out what is in this one. It
+/// is on a tmpfs. Of `/dev/shm/aquifer` the mount itself warns.
 pub(crate) fn warn_of_swap(directory: &Path) {
     let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);
     if chosen && fs::metadata(directory).is_ok_and(|it| can_be_swapped_out(it.dev())) {

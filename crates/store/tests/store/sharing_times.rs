@@ -12,6 +12,8 @@ use crate::rank::{CHANCE, at_best, auc, by_chance};
 const PAGES: u64 = 3000;
 /// Pages are as another group has them, as nobody has them, as the own group has them.
 const KINDS: u64 = 3;
+/// What else the machine does makes a page take longer, but hardly each time.
+const PASSES: u64 = 5;
 
 fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
     let mut content = [0; PAGE_SIZE];
@@ -19,13 +21,15 @@ fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
     content
 }
 
-/// All pages of all kinds in an order by chance: the nanoseconds that `what` took for each kind.
-fn timed(seed: u64, mut what: impl FnMut(u64) -> u64) -> [Vec<u64>; KINDS as usize] {
-    let mut times = [const { Vec::new() }; KINDS as usize];
+/// The least nanoseconds that each page of each kind took, of all passes.
+type Times = [Vec<u64>; KINDS as usize];
+
+/// Does `what` with all pages of all kinds, in an order by chance, and keeps what took less than before.
+fn time(least: &mut Times, seed: u64, mut what: impl FnMut(u64) -> u64) {
     for number in by_chance(PAGES * KINDS, seed) {
-        times[(number % KINDS) as usize].push(what(number));
+        let least = &mut least[(number % KINDS) as usize][(number / KINDS) as usize];
+        *least = what(number).min(*least);
     }
-    times
 }
 
 fn write(lease: &Lease, number: u64, content: &[u8]) -> u64 {
@@ -48,18 +52,24 @@ fn compared(round: u64) -> [(f64, f64); 3] {
         }
     }
     let saved = |group: &str| store.usage().groups[&group.parse().unwrap()].shared.saved.pages();
-    let written = timed(round, |number| write(&attacker, number, &content(1, number)));
-    assert_eq!((saved("red"), saved("blue")), (PAGES, 0));
     let mut page = [0; PAGE_SIZE];
-    let read = timed(round, |number| {
-        let began = Instant::now();
-        attacker.read(number * PAGE_SIZE as u64, &mut page).unwrap();
-        let took = began.elapsed().as_nanos() as u64;
-        assert!(page == content(1, number));
-        took
-    });
-    let again = timed(round, |number| write(&attacker, number, &content(2, number)));
-    assert_eq!((saved("red"), saved("blue")), (0, 0));
+    let [mut written, mut read, mut again] =
+        [(); 3].map(|()| [(); 3].map(|()| vec![u64::MAX; PAGES as usize]));
+    for pass in 0..PASSES {
+        let seed = 2 * (round * PASSES + pass);
+        time(&mut written, seed, |number| write(&attacker, number, &content(1, number)));
+        assert_eq!((saved("red"), saved("blue")), (PAGES, 0));
+        time(&mut read, seed, |number| {
+            let began = Instant::now();
+            attacker.read(number * PAGE_SIZE as u64, &mut page).unwrap();
+            let took = began.elapsed().as_nanos() as u64;
+            assert!(page == content(1, number));
+            took
+        });
+        // As nobody has them, and another content in each pass.
+        time(&mut again, seed, |number| write(&attacker, number, &content(2 + pass, number)));
+        assert_eq!((saved("red"), saved("blue")), (0, 0));
+    }
     store.audit().unwrap();
     [written, read, again].map(|[other, nobody, own]| (auc(&other, &nobody), auc(&own, &nobody)))
 }
