@@ -21,8 +21,8 @@ use crate::{spawner, sys, tsc};
 pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
-/// What an emulated guest's kernel is told beyond [`KERNEL_LINE`]: its processors are too slow for the
-/// checks of its timers, and cannot measure their counter.
+/// What an emulated guest's kernel is told beyond [`KERNEL_LINE`]: its processors are too slow for
+/// the checks of its timers, and cannot measure their counter.
 pub(crate) fn emulated() -> String {
     format!(" tsc=reliable tsc_early_khz={} no_timer_check", tsc::khz())
 }

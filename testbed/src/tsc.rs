@@ -9,11 +9,12 @@ use crate::sys;
 /// How long it is watched: long enough for a thousandth.
 const WATCHED: Duration = Duration::from_millis(50);
 
-/// Readings of which the tightest counts: another thread may have the processor in the middle of one.
+/// Readings, of which the tightest counts: another thread may run in the middle of one.
 const READINGS: u32 = 20;
 
-/// Ticks in a millisecond. An emulated guest has this counter too, and cannot measure it: what it waits
-/// for to pass the time takes longer while QEMU does not run, and then its clock is many times too fast.
+/// Ticks in a millisecond. An emulated guest counts with the same counter, and its kernel measures
+/// it against an emulated timer. On a busy machine QEMU is late with that timer: then the kernel
+/// takes the counter for too slow, and its clock runs many times too fast.
 pub(crate) fn khz() -> u64 {
     static KHZ: OnceLock<u64> = OnceLock::new();
     *KHZ.get_or_init(|| {

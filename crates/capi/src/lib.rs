@@ -2,7 +2,7 @@
 //! library).
 
 #[cfg(test)]
-mod header;
+mod tests;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};

@@ -29,7 +29,8 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Happening {
-    /// A lender did not answer for as long as I/O waits for it. Pages there cannot be read unless it comes back with them.
+    /// A lender did not answer for as long as I/O waits for it. Pages there cannot be read unless
+    /// it comes back with them.
     LenderLost {
         /// The lease.
         lease: LeaseId,

@@ -58,11 +58,11 @@ pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
     }
 }
 
-/// Where stores can be: `/dev/shm/aquifer`, a tmpfs of its own, which this mounts if none is there. A
-/// user other than root has no such place, and gets `/dev/shm`.
+/// Where stores can be: `/dev/shm/aquifer`, a tmpfs of its own, which this mounts if none is there.
+/// A user other than root has no such place, and gets `/dev/shm`.
 ///
-/// While no process serves a lease nothing locks its pages in RAM. On `/dev/shm` the kernel can swap
-/// them out then, even to the borrower's own device, which waits for this very lender.
+/// While no process serves a lease nothing locks its pages in RAM. On `/dev/shm` the kernel can
+/// swap them out then, even to the borrower's own device, which waits for this very lender.
 ///
 /// # Errors
 /// If the directory is another user's, or the kernel refuses.
@@ -82,8 +82,8 @@ pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Warns root, which can choose another directory, if the kernel can swap out what is in this one. It
-/// is on a tmpfs. Of `/dev/shm/aquifer` the mount itself warns.
+/// Warns root, which can choose another directory, if the kernel can swap out what is in this one.
+/// It is on a tmpfs. Of `/dev/shm/aquifer` the mount itself warns.
 pub(crate) fn warn_of_swap(directory: &Path) {
     let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);
     if chosen && fs::metadata(directory).is_ok_and(|it| can_be_swapped_out(it.dev())) {
@@ -95,7 +95,8 @@ pub(crate) fn warn_of_swap(directory: &Path) {
     }
 }
 
-/// Whether the kernel can swap out the tmpfs with this device number: its options in mountinfo say no.
+/// Whether the kernel can swap out the tmpfs with this device number: its options in mountinfo say
+/// no.
 fn can_be_swapped_out(device: u64) -> bool {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

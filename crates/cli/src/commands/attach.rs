@@ -51,7 +51,8 @@ pub struct Attach {
     backend: BackendKind,
     /// How long I/O waits for a lender that does not answer, in whole seconds, or 'forever'
     ///
-    /// Then it fails. A volume waits for a day at most; with --direct the kernel can wait without end.
+    /// Then it fails. A volume waits for a day at most; with --direct the kernel can wait without
+    /// end.
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = patience::parse)]
     patience: Patience,
     #[command(flatten)]

@@ -58,7 +58,8 @@ pub struct Run {
     /// Swap to this NBD export or NVMe namespace instead of what the agent borrows
     #[arg(long, value_name = "URI")]
     lender: Option<LenderUri>,
-    /// How long a program waits for a --lender that does not answer, in whole seconds, or 'forever' (a day)
+    /// How long a program waits for a --lender that does not answer, in whole seconds, or 'forever'
+    /// (a day)
     ///
     /// Then it gets SIGBUS. With the agent, borrow.patience of its configuration says it.
     #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",

@@ -66,7 +66,8 @@ impl Pool {
         Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
-    /// Swaps to a lender's export at this priority; I/O waits for the lender for as long as `patience`.
+    /// Swaps to a lender's export at this priority; I/O waits for the lender for as long as
+    /// `patience`.
     ///
     /// # Errors
     /// If it cannot be attached.

@@ -156,7 +156,8 @@ fn the_agent_swaps_at_the_priority_that_a_run_chose() {
     assert!(priorities.contains(&"50"), "{said}");
 }
 
-/// Fills memory, most of which is then swapped out, and touches all of it for each line that it reads.
+/// Fills memory, most of which is then swapped out, and touches all of it for each line that it
+/// reads.
 const TOUCHER: &str = "
 import sys
 pages = bytearray(72 << 20)

@@ -425,8 +425,8 @@ impl Engine {
             let cache = lock(&self.cache);
             (cache.limit, cache.frames)
         };
-        // Pages move while they are counted: one that left may count, and the one that came for it, too.
-        // Each that is here has a frame.
+        // Pages move while they are counted: one that left may count, and the one that came for it,
+        // too. Each that is here has a frame.
         let extra = pages[2].saturating_sub(frames);
         pages[2] -= extra;
         pages[3] = pages[3].min(pages[2]);

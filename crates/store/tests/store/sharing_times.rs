@@ -24,7 +24,8 @@ fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
 /// The least nanoseconds that each page of each kind took, of all passes.
 type Times = [Vec<u64>; KINDS as usize];
 
-/// Does `what` with all pages of all kinds, in an order by chance, and keeps what took less than before.
+/// Does `what` with all pages of all kinds, in an order by chance, and keeps what took less than
+/// before.
 fn time(least: &mut Times, seed: u64, mut what: impl FnMut(u64) -> u64) {
     for number in by_chance(PAGES * KINDS, seed) {
         let least = &mut least[(number % KINDS) as usize][(number / KINDS) as usize];

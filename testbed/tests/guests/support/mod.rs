@@ -24,8 +24,8 @@ pub const PATIENCE: Duration = Duration::from_secs(600);
 /// The modules of soft-RoCE, in the order in which it takes them.
 pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 
-/// Where a lender has its pages while its other files are in `dir`: below root's stores, of which the
-/// kernel swaps nothing out while the lender is dead.
+/// Where a lender has its pages while its other files are in `dir`: below root's stores, of which
+/// the kernel swaps nothing out while the lender is dead.
 pub fn pages_of(dir: &Path) -> PathBuf {
     Path::new("/dev/shm/aquifer").join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
 }

@@ -76,8 +76,8 @@ impl Facts {
     }
 }
 
-/// Enables the controller and asks it for all that its queues need to know. Introduces the visitor to a
-/// controller of ours.
+/// Enables the controller and asks it for all that its queues need to know. Introduces the visitor
+/// to a controller of ours.
 pub(super) fn start(
     executor: &mut Executor<'_>,
     target: &Target,

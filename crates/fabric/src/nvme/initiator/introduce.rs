@@ -9,8 +9,8 @@ use crate::nvme::proto::command::{Sgl, admin};
 use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
 use crate::nvme::proto::{Command, Status};
 
-/// Introduces the visitor. Once the controller has accepted it, no command that was sent to controllers
-/// of an earlier epoch is carried out any more.
+/// Introduces the visitor. Once the controller has accepted it, no command that was sent to
+/// controllers of an earlier epoch is carried out any more.
 pub(super) fn introduce(executor: &mut Executor<'_>, visitor: &Visitor) -> Result<(), Failure> {
     let introduction = Introduction::of(visitor);
     let sgl = Sgl::in_capsule(size_of::<Introduction>() as u32);

@@ -11,9 +11,9 @@
 //! swaps.
 //!
 //! The files follow a connection. `session` finds or makes a `controller`, for which `connect` makes a connection a
-//! queue, with `execute` for its commands and `authenticate` where the target asks for that. `introduce` names the
-//! owner, `facts` is what the controller tells, `keeper` keeps it alive. `link` sends and receives PDUs, whose
-//! beginnings are `head`s, and `transmission` moves blocks.
+//! queue, with `execute` for its commands and `authenticate` where the target asks for that.
+//! `introduce` names the owner, `facts` is what the controller tells, `keeper` keeps it alive.
+//! `link` sends and receives PDUs, whose beginnings are `head`s, and `transmission` moves blocks.
 
 mod authenticate;
 mod connect;

@@ -52,9 +52,9 @@ impl Session {
         self.connect_as(None, patience)
     }
 
-    /// As [`connect`](Self::connect), for a visitor that claims the namespace. The queue belongs to a
-    /// controller of the visitor's epoch or a newer one. Once a target of ours admits the visitor, it
-    /// carries out no command of an earlier epoch.
+    /// As [`connect`](Self::connect), for a visitor that claims the namespace. The queue belongs to
+    /// a controller of the visitor's epoch or a newer one. Once a target of ours admits the
+    /// visitor, it carries out no command of an earlier epoch.
     ///
     /// # Errors
     /// As `connect`, and [`Failure::Claimed`] where the namespace is another owner's.

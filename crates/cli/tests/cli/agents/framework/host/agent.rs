@@ -106,7 +106,8 @@ impl Host {
         }
         let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
         if let Some(mut agent) = self.agent().take() {
-            // One that has only lent would wait for its borrowers, which may be gone, to have room elsewhere.
+            // One that has only lent would wait for its borrowers, which may be gone, to have room
+            // elsewhere.
             let signal = if volumes.is_empty() { Signal::TERM } else { Signal::INT };
             let _ = kill_process(Pid::from_child(&agent), signal);
             if !soon(|| !matches!(agent.try_wait(), Ok(None))) {
