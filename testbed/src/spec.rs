@@ -37,7 +37,7 @@ impl Parts {
     }
 }
 
-/// A host to be started. What is not said is: kernel 6.12, 256 MiB, two CPUs, no disk, nothing but busybox.
+/// A host to be started. What is not said is: kernel 6.12, 256 MiB, one CPU, no disk, nothing but busybox.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub(crate) name: String,
@@ -56,7 +56,7 @@ impl Spec {
             name: name.to_owned(),
             kernel: Kernel::V6_12,
             memory: Bytes::mib(256),
-            cpus: 2,
+            cpus: 1,
             disk: Bytes::ZERO,
             contents: Contents::default(),
             live_console: false,
@@ -75,7 +75,8 @@ impl Spec {
         Self { memory, ..self }
     }
 
-    /// Its CPUs.
+    /// Its CPUs. Of several emulated ones, one often waits for a lock of another that this machine
+    /// does not run at that time.
     #[must_use]
     pub fn cpus(self, cpus: u32) -> Self {
         Self { cpus, ..self }

@@ -18,7 +18,7 @@ fn the_target_of_kernel_6_1_serves_our_initiator() -> Result<()> {
 
 #[test]
 fn the_target_of_kernel_6_12_serves_our_initiator() -> Result<()> {
-    serves(Spec::new("new").kernel(Kernel::V6_12), "authenticates")
+    serves(Spec::new("new").kernel(Kernel::V6_12).cpus(2), "authenticates")
 }
 
 fn serves(spec: Spec, authenticates: &str) -> Result<()> {

@@ -19,7 +19,7 @@ fn kernel_6_1_is_content() -> Result<()> {
 
 #[test]
 fn kernel_6_12_is_content() -> Result<()> {
-    is_content(Spec::new("new").kernel(Kernel::V6_12).module("nvme-auth"), "authenticates")
+    is_content(Spec::new("new").kernel(Kernel::V6_12).cpus(2).module("nvme-auth"), "authenticates")
 }
 
 fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
@@ -34,6 +34,7 @@ fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
         spec = spec.file(tool(program), &format!("/bin/{name}"));
     }
     let hosts = Testbed::start([spec])?;
-    hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_target.sh {authenticates}"), LIMIT)?;
+    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_target.sh {authenticates}"), LIMIT)?;
+    eprint!("{said}");
     Ok(())
 }

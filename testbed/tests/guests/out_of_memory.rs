@@ -26,7 +26,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     // Little, but enough to unpack what is to run there, of which there are two copies for a moment: a debug build is large.
     let mut small = member("small").kernel(kernel).memory(Bytes::mib(192));
     if backend == "ublk" {
-        small = small.module("ublk_drv");
+        small = small.module("ublk_drv").cpus(2);
     }
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
@@ -41,8 +41,10 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         small.sh("echo 60 >/proc/sys/kernel/hung_task_timeout_secs")?;
         // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
         small.sh("echo 5 >/proc/sys/vm/page-cluster")?;
+        // How fast an emulated host answers while it runs out of memory is no subject here.
         let attach = format!(
-            "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls --lender-host lender nbds://10.77.0.2:7071/"
+            "aquifer attach --swap --patience forever --backend {backend} --json --tls /etc/aquifer/tls \
+             --lender-host lender nbds://10.77.0.2:7071/"
         );
         let volume: serde_json::Value = serde_json::from_str(&small.sh(&attach)?)?;
 

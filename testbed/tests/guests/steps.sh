@@ -1,6 +1,7 @@
 # What scripts that run in guests are written with.
 fail() { echo "FAILED: $*"; exit 1; }
-step() { echo "-- $*"; }
+# What comes next, and how many seconds after the boot.
+step() { echo "$(cut -d " " -f 1 /proc/uptime) $*"; }
 
 # Waits until "$@" succeeds.
 until_true() {

@@ -33,7 +33,7 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
     let host = Here::new(spec.modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(640))?;
     let disks = [disk(&host, "from", true)?, disk(&host, "to", false)?];
     let (memory, cache, lender) = (MEMORY.0.to_string(), CACHE.0.to_string(), host.lender());
-    let words = ["--memory", &memory, "--cache", &cache, "--lender", &lender];
+    let words = ["--cpus", "2", "--memory", &memory, "--cache", &cache, "--lender", &lender];
     let guest = host.start("one", &words, &disks)?;
     let load = Load::start(&guest, LOAD, 4000)?;
     load.filled()?;

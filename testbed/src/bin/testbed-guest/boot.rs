@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
 
@@ -48,8 +49,11 @@ fn load_modules() -> Result<()> {
         let (name, parameters) = line.split_once(' ').unwrap_or((line, ""));
         let file =
             File::open(format!("{MODULES}/{name}")).with_context(|| format!("module {name} is missing"))?;
-        let loaded = finit_module(file, &CString::new(parameters)?, 0);
-        loaded.with_context(|| format!("cannot load module {name} with '{parameters}'"))?;
+        match finit_module(file, &CString::new(parameters)?, 0) {
+            // It wants what this processor does not have, as those that do checksums faster do.
+            Err(Errno::NODEV) => eprintln!("testbed-guest: module {name} has no device here"),
+            loaded => loaded.with_context(|| format!("cannot load module {name} with '{parameters}'"))?,
+        }
     }
     // They take memory, which some tests count.
     fs::remove_dir_all(MODULES).context("cannot remove the modules' files")

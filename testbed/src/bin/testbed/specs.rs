@@ -17,7 +17,7 @@ pub(crate) struct Hardware {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     memory: Bytes,
     /// CPUs of each host
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: u32,
     /// A disk of each host, /dev/vda once the module virtio_blk is loaded; empty at each boot
     #[arg(long, value_name = "SIZE", default_value = "0")]

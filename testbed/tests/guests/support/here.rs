@@ -66,7 +66,7 @@ impl Here {
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
         let mut words = vec!["vm", "start", name];
         words.extend(memory);
-        words.extend(["--accel", "tcg", "--cpus", "2", "--kernel", &kernel, "--initrd", &initrd]);
+        words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
         words.extend(["--append", &self.parts.append, "--"]);
         // For direct I/O, which must not reach memory that may leave.
         let disks =
