@@ -1,3 +1,4 @@
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -67,14 +68,16 @@ impl Controller {
         Bytes(sectors.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512)
     }
 
-    /// Waits for its block device.
+    /// Waits until its block device can be opened.
     ///
     /// # Errors
     /// If none has come in time: the subsystem has no namespace, or the connection broke.
     pub fn wait_for_device(&self, patience: Duration) -> Result<PathBuf, NvmeError> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(device) = self.device()? {
+            if let Some(device) = self.device()?
+                && opens(&self.root.path(&device))
+            {
                 return Ok(device);
             }
             if Instant::now() > deadline {
@@ -122,6 +125,13 @@ impl Controller {
 }
 
 /// The number of a namespace, and the name of its block device, from its entry at the controller: `nvmeSnN` itself, or
+/// Whether a device can be opened. The kernel makes its file a moment earlier (`device_add_disk`);
+/// what else is wrong with it, its user will hear.
+fn opens(device: &Path) -> bool {
+    let error = File::open(device).err().and_then(|error| error.raw_os_error());
+    !matches!(error, Some(libc::ENOENT | libc::ENXIO))
+}
+
 /// `nvmeScCnN`, which is one path to the block device `nvmeSnN` (native multipathing).
 fn namespace(entry: &str) -> Option<(u32, String)> {
     let (before, number) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
@@ -135,6 +145,7 @@ fn namespace(entry: &str) -> Option<(u32, String)> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -184,6 +195,26 @@ mod tests {
         let controller = find(&root, "nqn.2014-08.org.example:h").remove(0);
         let error = controller.wait_for_device(Duration::ZERO).unwrap_err();
         assert!(error.why.contains("nvme1 (live)") && error.help.is_some(), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_yet_is_waited_for() {
+        let (_dir, root) = host("nvme0n1", 2048);
+        let controller = find(&root, "nqn.2014-08.org.example:h").remove(0);
+        // To open a socket is ENXIO, too.
+        let path = root.path("/dev/nvme0n1");
+        fs::remove_file(&path).unwrap();
+        let socket = UnixListener::bind(&path).unwrap();
+        controller.wait_for_device(Duration::ZERO).unwrap_err();
+
+        let kernel = thread::spawn(move || {
+            thread::sleep(PERIOD * 2);
+            drop(socket);
+            fs::write(path.with_extension("new"), "").unwrap();
+            fs::rename(path.with_extension("new"), path).unwrap();
+        });
+        controller.wait_for_device(PATIENCE).unwrap();
+        kernel.join().unwrap();
     }
 
     #[test]
