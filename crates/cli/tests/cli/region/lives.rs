@@ -239,12 +239,13 @@ fn an_engine_that_panics_in_any_thread_is_followed_by_the_next() {
 #[test]
 fn regions_that_come_and_go_at_once_are_on_one_file_system() {
     let Some(setting) = Setting::new() else { return };
+    let another = setting.another_lender();
     std::thread::scope(|scope| {
-        for name in ["a", "b"] {
+        for (name, lender) in [("a", &setting.lender), ("b", &another)] {
             let setting = &setting;
             scope.spawn(move || {
                 for _ in 0..6 {
-                    setting.create(name, &[]);
+                    setting.create_over(lender, name, &[]);
                     setting.done(&["region", "rm", name]);
                 }
             });
