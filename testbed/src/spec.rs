@@ -37,7 +37,8 @@ impl Parts {
     }
 }
 
-/// A host to be started. What is not said is: kernel 6.12, 256 MiB, one CPU, no disk, nothing but busybox.
+/// A host to be started. What is not said is: kernel 6.12, 256 MiB, one CPU, no disk, nothing but
+/// busybox.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub(crate) name: String,

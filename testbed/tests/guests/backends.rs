@@ -18,7 +18,8 @@ fn of_kernel_6_1_nbd_and_fuse_loop() -> Result<()> {
 
 #[test]
 fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
-    backends_pass(Spec::new("new").kernel(Kernel::V6_12).cpus(2).module("ublk_drv"), "ublk nbd fuse-loop")
+    let spec = Spec::new("new").kernel(Kernel::V6_12).cpus(2);
+    backends_pass(spec.module("ublk_drv"), "ublk nbd fuse-loop")
 }
 
 /// Runs the tests of `device` in a host that must have these backends, the best first.

@@ -34,7 +34,8 @@ fn is_content(spec: Spec, authenticates: &str) -> Result<()> {
         spec = spec.file(tool(program), &format!("/bin/{name}"));
     }
     let hosts = Testbed::start([spec])?;
-    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_target.sh {authenticates}"), LIMIT)?;
+    let script = format!("sh /bin/nvme_target.sh {authenticates}");
+    let said = hosts.hosts()[0].sh_within(&script, LIMIT)?;
     eprint!("{said}");
     Ok(())
 }

@@ -142,7 +142,8 @@ disconnect
 
 step "100 connects and disconnects"
 # By the files that nvme-cli uses: emulated, it takes most of a connection's time.
-options="transport=tcp,traddr=127.0.0.1,trsvcid=$port,nqn=$subsystem,nr_io_queues=2,hostnqn=$(cat /etc/nvme/hostnqn),hostid=$uuid"
+host="hostnqn=$(cat /etc/nvme/hostnqn),hostid=$uuid,nr_io_queues=2,reconnect_delay=1"
+options="transport=tcp,traddr=127.0.0.1,trsvcid=$port,nqn=$subsystem,$host"
 count=0
 while [ $count -lt 100 ]; do
     echo "$options" >/dev/nvme-fabrics

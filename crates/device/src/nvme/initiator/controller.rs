@@ -124,14 +124,14 @@ impl Controller {
     }
 }
 
-/// The number of a namespace, and the name of its block device, from its entry at the controller: `nvmeSnN` itself, or
-/// Whether a device can be opened. The kernel makes its file a moment earlier (`device_add_disk`);
-/// what else is wrong with it, its user will hear.
+/// Whether a device can be opened. The kernel makes its file a moment before that
+/// (`device_add_disk`). Its user hears of all other errors.
 fn opens(device: &Path) -> bool {
     let error = File::open(device).err().and_then(|error| error.raw_os_error());
     !matches!(error, Some(libc::ENOENT | libc::ENXIO))
 }
 
+/// The number of a namespace, and the name of its block device, from its entry at the controller: `nvmeSnN` itself, or
 /// `nvmeScCnN`, which is one path to the block device `nvmeSnN` (native multipathing).
 fn namespace(entry: &str) -> Option<(u32, String)> {
     let (before, number) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
