@@ -24,9 +24,9 @@ fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
 
 fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     // Little, but enough to unpack what is to run there, of which there are two copies for a moment: a debug build is large.
-    let mut small = member("small").kernel(kernel).memory(Bytes::mib(192));
+    let mut small = member("small").kernel(kernel).memory(Bytes::mib(192)).cpus(2);
     if backend == "ublk" {
-        small = small.module("ublk_drv").cpus(2);
+        small = small.module("ublk_drv");
     }
     with_admitted([small, member("lender").memory(Bytes::mib(768))], |hosts| {
         let (small, lender) = (&hosts["small"], &hosts["lender"]);
