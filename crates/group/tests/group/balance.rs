@@ -58,7 +58,7 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     }
     let dir = tempfile::tempdir().unwrap();
     let agreements = agreed(dir.path(), &["blue", "red"]);
-    let _blue = cache(dir.path(), "blue");
+    let blue_cache = cache(dir.path(), "blue");
     // A process that is stopped: nobody takes calls from its queue.
     let red: Group = "red".parse().unwrap();
     let files = GroupFiles::new(&dir.path().join("regions"), &red);
@@ -73,5 +73,10 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     let [blue, red] = &turn.groups[..] else { panic!("{turn:?}") };
     assert!(blue.cache.is_some() && blue.failed.is_empty(), "{blue:?}");
     assert!(red.failed.iter().any(|why| why.contains("no answer to 'status' within")), "{red:?}");
-    drop(queued);
+    drop((queued, listener));
+    // The tmpfs of regions goes with the last of what is in it.
+    fs::remove_dir_all(files.directory()).unwrap();
+    drop(blue_cache);
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!mounts.contains(dir.path().to_str().unwrap()), "{mounts}");
 }
