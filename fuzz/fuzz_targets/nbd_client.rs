@@ -51,7 +51,8 @@ struct Round<'a> {
 fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
     let asked = &asked[..asked.len().min(TOGETHER)];
     let ranges: Vec<_> = asked.iter().map(|asked| asked.range()).collect();
-    let mut buffers: Vec<_> = ranges.iter().map(|range| vec![0; range.1.min(LONGEST) as usize]).collect();
+    let mut buffers: Vec<_> =
+        ranges.iter().map(|range| vec![0; range.1.min(LONGEST) as usize]).collect();
     let mut runs: Vec<Vec<Run>> = vec![Vec::new(); asked.len()];
     let mut operations = Vec::new();
     for (((asked, (offset, length)), buffer), runs) in
@@ -69,7 +70,10 @@ fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
     }
     let result = connection.run(&mut operations).map_err(|error| error.failure);
     drop(operations);
-    assert!(runs.iter().all(|runs| runs.len() < MOST_RUNS), "more runs than a server can tell at once");
+    assert!(
+        runs.iter().all(|runs| runs.len() < MOST_RUNS),
+        "more runs than a server can tell at once"
+    );
     result
 }
 
@@ -110,7 +114,9 @@ fuzz_target!(|input: Input| {
     let target = Arc::new(Target { address, export: "export".to_owned(), tls: None });
     said.say(&input.handshake.bytes());
     let begin = Instant::now();
-    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, PATIENCE) else { return };
+    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, PATIENCE) else {
+        return;
+    };
     let structured = input.handshake.is_structured();
     let mut broken = false;
     for (number, round) in (0..).zip(&input.rounds) {

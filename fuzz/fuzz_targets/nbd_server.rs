@@ -143,7 +143,8 @@ impl Query<'_> {
 }
 
 fn an_option(option: u32, length: u32, payload: &[u8]) -> Vec<u8> {
-    [&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes(), payload].concat()
+    [&OPTION_MAGIC.to_be_bytes()[..], &option.to_be_bytes(), &length.to_be_bytes(), payload]
+        .concat()
 }
 
 fn whole_option(option: u32, payload: &[u8]) -> Vec<u8> {
@@ -214,7 +215,8 @@ impl Request {
             (command::WRITE_ZEROES, flags) => flags & 0b10011,
             (_, flags) => flags & 0b1,
         };
-        let mut bytes = request(number, flags.into(), self.cookie.into(), self.offset.bytes(), length);
+        let mut bytes =
+            request(number, flags.into(), self.cookie.into(), self.offset.bytes(), length);
         if number == command::WRITE {
             bytes.resize(bytes.len() + length.min(CAPACITY.0 as u32) as usize, self.fill);
         }
@@ -225,7 +227,8 @@ impl Request {
 impl Input<'_> {
     fn messages(&self) -> Twisted {
         let mut messages = Twisted::default();
-        let greet = |messages: &mut Twisted, flags: u32| messages.push(flags.to_be_bytes().to_vec());
+        let greet =
+            |messages: &mut Twisted, flags: u32| messages.push(flags.to_be_bytes().to_vec());
         let structured = |messages: &mut Twisted, allocation: bool| {
             messages.push(Opt::StructuredReply.bytes());
             if allocation {
@@ -293,7 +296,8 @@ impl World {
         // From here on they are nobody else's.
         served.shelf.leases.lock().unwrap().retain(|name, _| name.is_empty());
         let exports: Arc<dyn Exports> = served.shelf.clone();
-        let worker = Worker::start(move |stream| server::serve(stream, exports.clone(), Limits::default()));
+        let worker =
+            Worker::start(move |stream| server::serve(stream, exports.clone(), Limits::default()));
         Self { served, worker, bystander, other, content, rounds: 0 }
     }
 
@@ -311,7 +315,10 @@ impl World {
         let at = self.rounds as usize * 512 % GUARDED;
         self.content[at..at + 512].copy_from_slice(&pattern(512, self.rounds));
         self.bystander.write(at as u64, &self.content[at..at + 512]);
-        assert!(self.bystander.read(0, GUARDED as u32) == self.content, "a bystander's bytes have changed");
+        assert!(
+            self.bystander.read(0, GUARDED as u32) == self.content,
+            "a bystander's bytes have changed"
+        );
         let mut there = vec![0; GUARDED];
         self.other.read(0, &mut there).unwrap();
         assert!(there == pattern(GUARDED, 1), "another lease has changed");

@@ -162,7 +162,8 @@ impl World {
         let (returned, [admin, io]) = thread::scope(|scope| {
             let mischiefs = [&input.admin, &input.io];
             let serve = |stream| self.served.target.serve(stream, &self.address);
-            let middle = scope.spawn(move || carry(&self.listener, &stopped, shape, mischiefs, serve));
+            let middle =
+                scope.spawn(move || carry(&self.listener, &stopped, shape, mischiefs, serve));
             let returned = self.ask(target, &input.rounds);
             drop(stop);
             (returned, middle.join().unwrap())
@@ -170,7 +171,10 @@ impl World {
         if admin == Done::default() {
             let proven = input.header_digest && input.data_digest;
             assert!(!returned.strange || io.twisted && !proven, "a read returned what nobody sent");
-            assert!(!returned.foreign || io.said || io.twisted && !proven, "a read returned foreign bytes");
+            assert!(
+                !returned.foreign || io.said || io.twisted && !proven,
+                "a read returned foreign bytes"
+            );
         } else {
             // An initiator that was told of other blocks may have written them.
             self.served.lease.write(0, &self.content).unwrap();
@@ -210,7 +214,8 @@ impl World {
         let mut buffers: Vec<_> = asked.iter().map(|asked| vec![0; asked.range().1]).collect();
         let operation = |(asked, buffer): (&Asked, _)| {
             let (offset, length) = asked.range();
-            let (offset, length, into): (_, _, &mut Vec<u8>) = (offset as u64, length as u32, buffer);
+            let (offset, length, into): (_, _, &mut Vec<u8>) =
+                (offset as u64, length as u32, buffer);
             match asked {
                 Asked::Read { .. } => Operation::Read { offset, into },
                 Asked::Write { .. } => Operation::Write { offset, from: into },
@@ -225,7 +230,8 @@ impl World {
         for (asked, buffer) in asked.iter().zip(&buffers) {
             if let Asked::Read { .. } = asked {
                 let content = self.content.get(asked.range().0..).unwrap_or_default();
-                for (there, _) in buffer.iter().zip(content).filter(|(there, right)| there != right) {
+                for (there, _) in buffer.iter().zip(content).filter(|(there, right)| there != right)
+                {
                     returned.foreign |= *there == FOREIGN;
                     returned.strange |= *there != FOREIGN;
                 }

@@ -128,7 +128,9 @@ impl Proof<'_> {
     fn run(&self, queue: &mut Queue<'_>, subsystem: &Nqn) {
         match *self {
             Self::NotNeeded | Self::Unneeded => {}
-            Self::Honest { mutual, hash, group } => proof::honest(mutual, hash, group, queue, subsystem),
+            Self::Honest { mutual, hash, group } => {
+                proof::honest(mutual, hash, group, queue, subsystem)
+            }
             Self::Steps(ref steps) => proof::run(steps, queue, subsystem),
         }
     }
@@ -165,8 +167,10 @@ impl World {
         let mut bystander = Host::connect(&served.socket(), 0);
         bystander.connect_io(&guarded, controller, 1);
         bystander.write(0, &content);
-        let other =
-            served.store.create(common::record(Bytes(GUARDED as u64), Bytes(GUARDED as u64))).unwrap();
+        let other = served
+            .store
+            .create(common::record(Bytes(GUARDED as u64), Bytes(GUARDED as u64)))
+            .unwrap();
         other.write(0, &content).unwrap();
         // From here on it is nobody else's.
         served.shelf.namespaces.lock().unwrap().remove(&guarded);
@@ -202,7 +206,8 @@ impl World {
         let mut target = admin;
         let mut beside = None;
         if *start == Start::Io {
-            let Ok(io) = Queue::connect(&self.io_worker, form, subsystem, 1, target.controller) else {
+            let Ok(io) = Queue::connect(&self.io_worker, form, subsystem, 1, target.controller)
+            else {
                 return;
             };
             beside = Some(std::mem::replace(&mut target, io));
@@ -222,7 +227,9 @@ impl World {
             command = admin::with_all(command, dwords);
         }
         command.sgl = crooked.place.sgl(data.as_bytes().len());
-        for (field, bytes) in [(&mut data.subsystem, crooked.subsystem), (&mut data.host, crooked.host)] {
+        for (field, bytes) in
+            [(&mut data.subsystem, crooked.subsystem), (&mut data.host, crooked.host)]
+        {
             let bytes = bytes.unwrap_or_default();
             field.iter_mut().zip(bytes).for_each(|(there, byte)| *there = *byte);
         }
@@ -237,7 +244,8 @@ impl World {
     fn dialogue(&self, dialogue: &Dialogue<'_>) {
         let needed = matches!(dialogue.proof, Proof::Honest { .. } | Proof::Steps(_));
         *self.served.shelf.secrets.lock().unwrap() = needed.then(secrets);
-        let subsystem = if dialogue.discovery { Nqn::discovery() } else { self.served.subsystem.clone() };
+        let subsystem =
+            if dialogue.discovery { Nqn::discovery() } else { self.served.subsystem.clone() };
         let Ok(mut admin) = Queue::connect(&self.worker, dialogue.form, &subsystem, 0, 0) else {
             panic!("a host by the rules is not let in");
         };
@@ -250,8 +258,10 @@ impl World {
         dialogue.before.iter().for_each(|step| step.put(&mut before));
         before.messages.twist(&dialogue.twists);
         before.messages.send(&mut admin.peer, dialogue.delivery);
-        let io =
-            dialogue.io.as_ref().and_then(|io| self.io(io, &dialogue.proof, &subsystem, admin.controller));
+        let io = dialogue
+            .io
+            .as_ref()
+            .and_then(|io| self.io(io, &dialogue.proof, &subsystem, admin.controller));
         self.happen(&dialogue.happening);
         let mut after = Script::new(dialogue.form.shape());
         dialogue.after.iter().for_each(|step| step.put(&mut after));
@@ -271,7 +281,8 @@ impl World {
         controller: u16,
     ) -> Option<(Peer<'_>, Delivery)> {
         let number = 1 + u16::from(io.queue % 65);
-        let mut queue = Queue::connect(&self.io_worker, io.form, subsystem, number, controller).ok()?;
+        let mut queue =
+            Queue::connect(&self.io_worker, io.form, subsystem, number, controller).ok()?;
         proof.run(&mut queue, subsystem);
         let mut script = Script::new(io.form.shape());
         io.steps.iter().for_each(|step| step.put(&mut script));

@@ -62,10 +62,16 @@ impl Twisted {
             let length = message.len().max(1);
             match twist {
                 Twist::Flip { at, bits } => {
-                    message.get_mut(usize::from(at) % length).into_iter().for_each(|byte| *byte ^= bits);
+                    message
+                        .get_mut(usize::from(at) % length)
+                        .into_iter()
+                        .for_each(|byte| *byte ^= bits);
                 }
                 Twist::Set { at, to } => {
-                    message.get_mut(usize::from(at) % length).into_iter().for_each(|byte| *byte = to);
+                    message
+                        .get_mut(usize::from(at) % length)
+                        .into_iter()
+                        .for_each(|byte| *byte = to);
                 }
                 Twist::Cut(at) => message.truncate(usize::from(at) % length),
                 Twist::Grow(by, with) => message.resize(message.len() + usize::from(by), with),

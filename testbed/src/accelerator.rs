@@ -28,8 +28,8 @@ pub(crate) fn find(kernel: &Prepared) -> Result<Accelerator> {
         "tcg" => return Ok(Accelerator::Tcg),
         _ => {}
     }
-    let boots =
-        OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok() && boots_under_kvm(kernel)?;
+    let boots = OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok()
+        && boots_under_kvm(kernel)?;
     let (found, name) = if boots { (Accelerator::Kvm, "kvm") } else { (Accelerator::Tcg, "tcg") };
     fs::write(known, name)?;
     Ok(found)

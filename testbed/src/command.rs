@@ -32,8 +32,8 @@ fn finish(command: &mut Command) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let started = command.stderr(Stdio::piped()).spawn();
     let ended = started.and_then(std::process::Child::wait_with_output);
-    let ended =
-        ended.with_context(|| format!("cannot run {name}: scripts/install-packages test installs it"))?;
+    let ended = ended
+        .with_context(|| format!("cannot run {name}: scripts/install-packages test installs it"))?;
     if !ended.status.success() {
         let said = String::from_utf8_lossy(&ended.stderr).trim().to_owned();
         bail!("{command:?} failed ({}): {said}", ended.status);

@@ -79,7 +79,9 @@ impl Console {
         let deadline = Instant::now() + LAST_WORDS;
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
         for key in *b"8mwl" {
-            if let Some(keyboard) = &mut *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(keyboard) =
+                &mut *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner)
+            {
                 let _ = keyboard.write_all(&[1, b'b', key]);
             }
             self.wait_for_silence(deadline);
@@ -106,9 +108,15 @@ impl Console {
     pub(crate) fn tail(&self) -> String {
         let text = self.text();
         let answer = *self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        let (before, answer) = text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
+        let (before, answer) =
+            text.split_at_checked(answer.unwrap_or(text.len())).unwrap_or((&text, ""));
         let lines: Vec<_> = before.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(TAIL)..];
-        format!("---- the end of {}'s console:\n{}\n{}\n----", self.host, last.join("\n"), answer.trim())
+        format!(
+            "---- the end of {}'s console:\n{}\n{}\n----",
+            self.host,
+            last.join("\n"),
+            answer.trim()
+        )
     }
 }

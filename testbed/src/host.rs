@@ -58,7 +58,17 @@ impl Host {
              ip addr add {address}/24 dev eth0\nip link set eth0 up"
         );
         let console = Console::new(&spec.name, spec.live_console);
-        Self { spec, kernel, image, accelerator, switch, port, greeting, console, power: Mutex::default() }
+        Self {
+            spec,
+            kernel,
+            image,
+            accelerator,
+            switch,
+            port,
+            greeting,
+            console,
+            power: Mutex::default(),
+        }
     }
 
     /// Its name, which the other hosts know.

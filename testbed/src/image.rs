@@ -37,7 +37,8 @@ pub(crate) fn build(contents: &Contents, kernel: &Prepared) -> Result<File> {
     }
     let modules = ALWAYS.iter().copied().chain(contents.modules.iter().map(String::as_str));
     initrd.modules(&kernel.modules(), modules)?;
-    let image = memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot make a file in memory")?;
+    let image =
+        memfd_create("initramfs", MemfdFlags::CLOEXEC).context("cannot make a file in memory")?;
     let mut image = File::from(image);
     image.write_all(&initrd.finish()).context("cannot keep the guest's file system in memory")?;
     Ok(image)

@@ -59,6 +59,7 @@ fn cache_dir() -> Result<PathBuf> {
 /// A program of this crate: beside the running one, or, from a test, one folder up.
 fn program(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe().context("cannot find the running program")?;
-    let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.exists());
+    let found =
+        here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.exists());
     found.with_context(|| format!("{name} is not built: cargo build -p aquifer-testbed --bins"))
 }

@@ -55,7 +55,8 @@ impl Running {
                 return Some(found);
             }
             let left = deadline.left()?;
-            progress = self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
+            progress =
+                self.changed.wait_timeout(progress, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -149,7 +150,9 @@ impl Line {
             processes.insert(id, running.clone());
         }
         if command.len() > CHUNK {
-            running.change(|progress| progress.end = Some(End::Failed("the command is too long".to_owned())));
+            running.change(|progress| {
+                progress.end = Some(End::Failed("the command is too long".to_owned()))
+            });
         } else {
             self.say(id, Kind::Start, command);
         }

@@ -88,7 +88,9 @@ impl Process {
             Some(Ok(line)) => Ok(line),
             Some(Err(())) => {
                 let Output { code, stdout, stderr } = self.output(Duration::ZERO)?;
-                bail!(self.failure(&format!("ended with {code} before it said '{text}':\n{stdout}{stderr}")))
+                bail!(self.failure(&format!(
+                    "ended with {code} before it said '{text}':\n{stdout}{stderr}"
+                )))
             }
             None => Err(self.too_late(&format!("has not said '{text}'"), limit)),
         }
@@ -111,22 +113,34 @@ impl Process {
     ///
     /// # Errors
     /// As [`Self::output`], and if `out` or `err` take no more; then it is sent SIGTERM.
-    pub fn pass_on(&self, limit: Duration, mut out: impl Write, mut err: impl Write) -> Result<i32> {
+    pub fn pass_on(
+        &self,
+        limit: Duration,
+        mut out: impl Write,
+        mut err: impl Write,
+    ) -> Result<i32> {
         let deadline = Instant::now() + limit;
         let (mut passed_out, mut passed_err) = (0, 0);
         loop {
-            let news = self.running.wait(deadline.saturating_duration_since(Instant::now()), |progress| {
-                let news = (progress.stdout[passed_out..].to_vec(), progress.stderr[passed_err..].to_vec());
-                (progress.end.is_some() || !news.0.is_empty() || !news.1.is_empty()).then_some(news)
-            });
+            let news =
+                self.running.wait(deadline.saturating_duration_since(Instant::now()), |progress| {
+                    let news = (
+                        progress.stdout[passed_out..].to_vec(),
+                        progress.stderr[passed_err..].to_vec(),
+                    );
+                    (progress.end.is_some() || !news.0.is_empty() || !news.1.is_empty())
+                        .then_some(news)
+                });
             let Some((stdout, stderr)) = news else { break };
             if stdout.is_empty() && stderr.is_empty() {
                 break;
             }
             passed_out += stdout.len();
             passed_err += stderr.len();
-            let passed =
-                out.write_all(&stdout).and_then(|()| out.flush()).and_then(|()| err.write_all(&stderr));
+            let passed = out
+                .write_all(&stdout)
+                .and_then(|()| out.flush())
+                .and_then(|()| err.write_all(&stderr));
             if let Err(error) = passed {
                 self.signal(Signal::TERM);
                 return Err(error).context(format!("cannot pass on what '{}' says", self.command));

@@ -64,7 +64,15 @@ impl Machine<'_> {
         let image = self.image.try_clone()?;
         let mut line_to_kernel = KERNEL_LINE.to_owned();
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args(["-M", "q35", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        qemu.args([
+            "-M",
+            "q35",
+            "-nodefaults",
+            "-no-user-config",
+            "-no-reboot",
+            "-display",
+            "none",
+        ]);
         let [arguments @ .., cpu] = self.accelerator.arguments();
         let mut cpu = cpu.to_owned();
         if self.accelerator == Accelerator::Tcg {
@@ -83,7 +91,10 @@ impl Machine<'_> {
         let mut handed_down: Vec<OwnedFd> = vec![serial.into(), port.into(), image.into()];
         if let Some((wire, mac)) = self.network {
             let wire = OwnedFd::from(wire);
-            qemu.args(["-netdev", &format!("dgram,id=net,local.type=fd,local.str={}", wire.as_raw_fd())]);
+            qemu.args([
+                "-netdev",
+                &format!("dgram,id=net,local.type=fd,local.str={}", wire.as_raw_fd()),
+            ]);
             qemu.args(["-device", &format!("virtio-net-pci,netdev=net,mac={mac},romfile=")]);
             handed_down.push(wire);
         }
@@ -95,11 +106,14 @@ impl Machine<'_> {
             handed_down.push(disk.into());
         }
         // A group of its own: ctrl-C is for who runs the testbed.
-        qemu.stdin(Stdio::null()).stdout(Stdio::null()).stderr(OwnedFd::from(stderr)).process_group(0);
+        qemu.stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(OwnedFd::from(stderr))
+            .process_group(0);
         sys::bind(&mut qemu, handed_down);
         let started = spawner::spawn(qemu);
-        let qemu =
-            started.context("cannot run qemu-system-x86_64: scripts/install-packages test installs it")?;
+        let qemu = started
+            .context("cannot run qemu-system-x86_64: scripts/install-packages test installs it")?;
         console.connect(screen.try_clone()?);
         console.show(screen);
         console.show(complaints);

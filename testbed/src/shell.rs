@@ -80,7 +80,8 @@ pub trait Shell {
     /// If it cannot be read here or written there.
     fn push(&self, here: &Path, there: &str) -> Result<()> {
         if !here.is_dir() {
-            let content = std::fs::read(here).with_context(|| format!("cannot read {}", here.display()))?;
+            let content =
+                std::fs::read(here).with_context(|| format!("cannot read {}", here.display()))?;
             return self.write(there, content);
         }
         let mut tar = std::process::Command::new("tar");
@@ -97,7 +98,8 @@ pub trait Shell {
     /// # Errors
     /// If it cannot be read there or written here.
     fn pull(&self, there: &str, here: &Path) -> Result<()> {
-        std::fs::write(here, self.read(there)?).with_context(|| format!("cannot write {}", here.display()))
+        std::fs::write(here, self.read(there)?)
+            .with_context(|| format!("cannot write {}", here.display()))
     }
 }
 

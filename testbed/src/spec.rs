@@ -127,7 +127,8 @@ impl Spec {
         let mut image = image::build(&self.contents, &kernel)?;
         image.rewind()?;
         let initrd = dir.join("initrd");
-        let mut file = File::create(&initrd).with_context(|| format!("cannot make {}", initrd.display()))?;
+        let mut file =
+            File::create(&initrd).with_context(|| format!("cannot make {}", initrd.display()))?;
         io::copy(&mut image, &mut file)?;
         Ok(Parts {
             kernel: kernel.vmlinux().to_owned(),
@@ -150,7 +151,11 @@ impl Spec {
             "host {name} cannot boot in {}: give it 96MiB or more",
             self.memory
         );
-        ensure!((1..=64).contains(&self.cpus), "host {name} cannot have {} CPUs: give it 1 to 64", self.cpus);
+        ensure!(
+            (1..=64).contains(&self.cpus),
+            "host {name} cannot have {} CPUs: give it 1 to 64",
+            self.cpus
+        );
         Ok(())
     }
 }

@@ -41,7 +41,10 @@ impl Port {
     }
 
     fn replace(&self, socket: Option<Arc<UnixDatagram>>) {
-        let old = std::mem::replace(&mut *self.socket.lock().unwrap_or_else(PoisonError::into_inner), socket);
+        let old = std::mem::replace(
+            &mut *self.socket.lock().unwrap_or_else(PoisonError::into_inner),
+            socket,
+        );
         // Wakes the thread that waits for its frames.
         old.map(|old| old.shutdown(std::net::Shutdown::Both));
     }
@@ -163,8 +166,11 @@ mod tests {
         let [a, _deaf, c] = [0, 1, 2].map(|port| switch.plug(port).unwrap());
         a.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
         // Its queue is full after the first ones; then each waits for its patience.
-        let queue: usize =
-            std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
+        let queue: usize = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         for _ in 0..queue + 3 {
             a.send(&frame(address(1), 1)).unwrap();
         }

@@ -43,6 +43,7 @@ pub(crate) fn time_stamp() -> u64 {
 /// What mlockall(2) says.
 pub fn lock_memory() -> io::Result<()> {
     // SAFETY: mlockall takes plain flags and changes only whether pages of this process may be swapped out.
-    let result = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
+    let result =
+        unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

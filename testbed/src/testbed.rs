@@ -32,7 +32,11 @@ impl Testbed {
     /// If a kernel, a module or a file cannot be had, or a host does not boot.
     pub fn start(specs: impl IntoIterator<Item = Spec>) -> Result<Self> {
         let specs: Vec<_> = specs.into_iter().collect();
-        ensure!((1..=MOST).contains(&specs.len()), "a testbed has 1 to {MOST} hosts, not {}", specs.len());
+        ensure!(
+            (1..=MOST).contains(&specs.len()),
+            "a testbed has 1 to {MOST} hosts, not {}",
+            specs.len()
+        );
         specs.iter().try_for_each(Spec::check)?;
         for (index, spec) in specs.iter().enumerate() {
             let twice = specs[..index].iter().any(|other| other.name == spec.name);
@@ -111,8 +115,14 @@ fn set_up(specs: Vec<Spec>) -> Result<Vec<Host>> {
     let with_ground = |(port, spec): (usize, Spec)| {
         let (kernel, image) = images.of(&spec)?;
         let accelerator = accelerator::find(&kernel)?;
-        let ground =
-            Ground { kernel, image, accelerator, switch: switch.clone(), port, hosts: hosts.clone() };
+        let ground = Ground {
+            kernel,
+            image,
+            accelerator,
+            switch: switch.clone(),
+            port,
+            hosts: hosts.clone(),
+        };
         Ok(Host::new(spec, ground))
     };
     specs.into_iter().enumerate().map(with_ground).collect()
@@ -135,8 +145,9 @@ impl Images {
         }
         let prepared = spec.kernel.prepare()?;
         let made = image::build(&spec.contents, &prepared);
-        let image =
-            Arc::new(made.with_context(|| format!("cannot make the file system of host {}", spec.name))?);
+        let image = Arc::new(
+            made.with_context(|| format!("cannot make the file system of host {}", spec.name))?,
+        );
         self.made.push((spec.kernel, spec.contents.clone(), prepared.clone(), image.clone()));
         Ok((prepared, image))
     }

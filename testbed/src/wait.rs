@@ -35,7 +35,11 @@ impl Deadline {
 ///
 /// # Errors
 /// If it does not within `limit`, naming `what` it is; what `condition` fails with.
-pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<bool>) -> Result<()> {
+pub fn wait_until(
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Result<bool>,
+) -> Result<()> {
     wait_for(what, limit, || Ok(condition()?.then_some(())))
 }
 

@@ -72,7 +72,10 @@ impl Frame {
     /// If the stream refuses it, or the data is longer than [`CHUNK`].
     pub fn send(&self, mut stream: impl Write) -> io::Result<()> {
         if self.data.len() > CHUNK {
-            return Err(io::Error::other(format!("{} bytes are too many for a frame", self.data.len())));
+            return Err(io::Error::other(format!(
+                "{} bytes are too many for a frame",
+                self.data.len()
+            )));
         }
         let mut bytes = Vec::with_capacity(HEADER + self.data.len());
         bytes.extend_from_slice(&u32::try_from(self.data.len()).unwrap_or(u32::MAX).to_le_bytes());
@@ -89,8 +92,9 @@ impl Frame {
     pub fn receive(mut stream: impl Read) -> io::Result<Self> {
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
-        let number =
-            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let number = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
         let kind = KINDS.get(usize::from(header[8]));
         let len = number(0) as usize;
         let (Some(&kind), true) = (kind, len <= CHUNK) else {

@@ -267,7 +267,9 @@ impl Config {
             ));
         }
         if self.memory.gate_swap && self.memory.cgroup.is_none() {
-            return Err("[memory] gate_swap = true needs a cgroup: name one, or leave it out".to_owned());
+            return Err(
+                "[memory] gate_swap = true needs a cgroup: name one, or leave it out".to_owned()
+            );
         }
         if !(0.0..1.0).contains(&pressure) {
             return Err(format!(
@@ -306,7 +308,8 @@ impl Config {
         }
         if backend == LeaseBackend::Kernel && nvme.is_none_or(|address| address.port() == 0) {
             return Err(
-                "[lend] backend = \"kernel\" serves NVMe: say where, by nvme = \"IP:4420\"".to_owned()
+                "[lend] backend = \"kernel\" serves NVMe: say where, by nvme = \"IP:4420\""
+                    .to_owned(),
             );
         }
         if rdma && backend != LeaseBackend::Kernel {
@@ -315,11 +318,14 @@ impl Config {
         match (self.borrow.attach, self.borrow.protocol) {
             (Attach::Direct, PageProtocol::Nbd) => {
                 return Err(
-                    "[borrow] attach = \"direct\" needs protocol = \"nvme-tcp\" or \"nvme-rdma\"".to_owned()
+                    "[borrow] attach = \"direct\" needs protocol = \"nvme-tcp\" or \"nvme-rdma\""
+                        .to_owned(),
                 );
             }
             (Attach::Pool, PageProtocol::NvmeRdma) => {
-                return Err("[borrow] protocol = \"nvme-rdma\" needs attach = \"direct\"".to_owned());
+                return Err(
+                    "[borrow] protocol = \"nvme-rdma\" needs attach = \"direct\"".to_owned()
+                );
             }
             _ => {}
         }
@@ -327,11 +333,15 @@ impl Config {
         for peer in &self.peers {
             if !seen.insert(&peer.name) {
                 let name = &peer.name;
-                let what = if *name == self.host { "is this host itself" } else { "is listed twice" };
+                let what =
+                    if *name == self.host { "is this host itself" } else { "is listed twice" };
                 return Err(format!("[[peer]] {name} {what}"));
             }
             if peer.address.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
-                return Err(format!("[[peer]] {}: address '{}' must be HOST:PORT", peer.name, peer.address));
+                return Err(format!(
+                    "[[peer]] {}: address '{}' must be HOST:PORT",
+                    peer.name, peer.address
+                ));
             }
         }
         Ok(())
@@ -431,7 +441,10 @@ mod tests {
     #[test]
     fn a_host_name_is_all_that_is_needed() {
         let Ok(config) = Config::parse("host = 'a'") else { panic!("refused") };
-        assert!(config.listen.ip().is_loopback() && config.pages.ip().is_loopback(), "loopback by default");
+        assert!(
+            config.listen.ip().is_loopback() && config.pages.ip().is_loopback(),
+            "loopback by default"
+        );
         assert_eq!(config.store_dir(), Path::new("/dev/shm/aquifer/a"));
     }
 

@@ -18,7 +18,10 @@ impl Events {
     pub fn note(&self, kind: EventKind, who: impl ToString, what: impl Into<String>) {
         let (who, what) = (who.to_string(), what.into());
         match kind {
-            EventKind::LenderBack | EventKind::SpillBack | EventKind::VmEnded | EventKind::Drain => {
+            EventKind::LenderBack
+            | EventKind::SpillBack
+            | EventKind::VmEnded
+            | EventKind::Drain => {
                 tracing::info!(event = %kind, who, "{what}");
             }
             _ => tracing::warn!(event = %kind, who, "{what}"),

@@ -62,14 +62,18 @@ impl Groups {
     /// # Errors
     /// What is wrong with an agreement.
     pub(crate) fn all(&self) -> Result<Vec<Group>, Problem> {
-        let problem = |error: &dyn std::fmt::Display| Problem { error: error.to_string(), help: None };
+        let problem =
+            |error: &dyn std::fmt::Display| Problem { error: error.to_string(), help: None };
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let shown = |agreement: Agreement| {
             let balanced = last.iter().find(|one| one.account.group == agreement.name);
             Ok(Group {
                 key_id: agreement.key.id(),
                 terms: agreement.public().map_err(|error| problem(&error))?,
-                balanced: balanced.map(serde_json::to_value).transpose().map_err(|error| problem(&error))?,
+                balanced: balanced
+                    .map(serde_json::to_value)
+                    .transpose()
+                    .map_err(|error| problem(&error))?,
                 name: agreement.name,
             })
         };

@@ -57,7 +57,9 @@ pub enum AgentError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The certificate is another host's.
-    #[error("{dir} holds the certificate of '{certificate}', but the configuration is for '{configured}'")]
+    #[error(
+        "{dir} holds the certificate of '{certificate}', but the configuration is for '{configured}'"
+    )]
     OtherHost {
         /// Where the certificate is.
         dir: String,
@@ -89,7 +91,10 @@ fn start_error(error: impl std::fmt::Display) -> AgentError {
 pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     for rule in &aquifer_device::safety::protect_agent().0 {
         if let Some(failed) = &rule.failed {
-            tracing::warn!("a rule for when memory is short does not hold ('{}'): {failed}", rule.rule);
+            tracing::warn!(
+                "a rule for when memory is short does not hold ('{}'): {failed}",
+                rule.rule
+            );
         }
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -114,16 +119,25 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let cgroup = config.memory.cgroup.as_deref();
     let source = Source::open(cgroup).map_err(start_error)?;
     let pressure = Pressure::open(cgroup, config.memory.pressure);
-    let gate =
-        cgroup.filter(|_| config.memory.gate_swap).map(SwapGate::new).transpose().map_err(start_error)?;
+    let gate = cgroup
+        .filter(|_| config.memory.gate_swap)
+        .map(SwapGate::new)
+        .transpose()
+        .map_err(start_error)?;
     // The socket first: it is what keeps a second agent from taking the first one's leases.
-    let endpoints =
-        http::bind(&config.socket, config.listen, identity.server_config()).await.map_err(start_error)?;
+    let endpoints = http::bind(&config.socket, config.listen, identity.server_config())
+        .await
+        .map_err(start_error)?;
     let lender = Arc::new(Lender::open(&config, &identity).map_err(AgentError::Start)?);
     let events = Events::default();
     let mut former = contacts::former(&config.state, &config.peers);
-    let peers =
-        Peers::new(&config.host, &config.peers, former.clone(), &identity.client_config(), events.clone());
+    let peers = Peers::new(
+        &config.host,
+        &config.peers,
+        former.clone(),
+        &identity.client_config(),
+        events.clone(),
+    );
     let vms = Vms::new(config.clone(), exe.clone(), peers.clone());
     let balances = config.vms.balance;
     let balancer = balances.then(|| balancing::start(&config.state, &exe, &config.vms.balancer));
@@ -131,7 +145,8 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     let groups = Groups::new(&config.groups);
     let hands_out = config.groups.balance.then(|| groups.balance(&config.state));
     let _hands_out = hands_out.transpose().map_err(start_error)?;
-    let borrower = Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
+    let borrower =
+        Arc::new(Borrower::open(&config, exe, peers.clone()).map_err(AgentError::Start)?);
     let mut signals = Signals::new()?;
     let lenders = borrower.leases_by_lender();
     former.retain(|host, _| lender.borrowers().contains(host) || lenders.contains_key(host));
@@ -152,9 +167,11 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         let peers = peers.clone();
         async move { peers.keep_in_contact().await }
     });
-    let driver = Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers, events });
+    let driver =
+        Driver::new(Parts { config, source, pressure, gate, lender, borrower, peers, events });
     let driver = tokio::spawn(driver.run(inbox));
-    let server = tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
+    let server =
+        tokio::spawn(endpoints.serve(http::Served { handle: handle.clone(), vms, groups }));
     let stopped = signals.wait(&handle).await;
     contact.abort();
     server.abort();

@@ -177,7 +177,11 @@ impl Peers {
     ///
     /// # Errors
     /// If the lender does not answer, or the lease is not this host's.
-    pub async fn access(&self, lender: &HostName, lease: LeaseId) -> Result<message::Access, String> {
+    pub async fn access(
+        &self,
+        lender: &HostName,
+        lease: LeaseId,
+    ) -> Result<message::Access, String> {
         let peer = self.0.peers.get(lender).ok_or_else(|| unknown(lender))?;
         let answer = peer.client.get(&path::access(lease)).await;
         self.remember(lender, &answer, |_, _| ());
@@ -195,7 +199,8 @@ impl Peers {
         what: &impl Serialize,
     ) -> Result<T, Problem> {
         let problem = |error| Problem { error, help: None };
-        let peer = self.0.peers.get(to).filter(|peer| peer.listed).ok_or_else(|| problem(unknown(to)))?;
+        let peer =
+            self.0.peers.get(to).filter(|peer| peer.listed).ok_or_else(|| problem(unknown(to)))?;
         let answer = peer.client.clone().with_timeout(ASK_PATIENCE).post(path, what).await;
         answer.map_err(|error| match error {
             CallError::Refused { problem, .. } => problem,
@@ -236,7 +241,12 @@ impl Peers {
         self.status_with(|_| false)
     }
 
-    fn remember<T>(&self, host: &HostName, answer: &Result<T, CallError>, note: impl FnOnce(&mut Last, &T)) {
+    fn remember<T>(
+        &self,
+        host: &HostName,
+        answer: &Result<T, CallError>,
+        note: impl FnOnce(&mut Last, &T),
+    ) {
         let Some(peer) = self.0.peers.get(host) else { return };
         let mut last = peer.last();
         // Said once, however often the same is tried again.
@@ -289,5 +299,7 @@ fn with_help(problem: &Problem) -> String {
 }
 
 fn unknown(host: &HostName) -> String {
-    format!("{host} is no peer of this host: add a [[peer]] with its name and address to the configuration")
+    format!(
+        "{host} is no peer of this host: add a [[peer]] with its name and address to the configuration"
+    )
 }

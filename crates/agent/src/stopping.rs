@@ -143,8 +143,9 @@ async fn ask(handle: &Handle, order: Option<Drain>) -> Result<Draining, Problem>
 
 /// One line about what is left.
 fn progress(left: &[Left]) -> String {
-    let one =
-        |left: &Left| format!("{} in lease {} of {} ({})", left.bytes, left.lease, left.borrower, left.why);
+    let one = |left: &Left| {
+        format!("{} in lease {} of {} ({})", left.bytes, left.lease, left.borrower, left.why)
+    };
     left.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
@@ -159,12 +160,17 @@ fn by_borrower(left: &[Left]) -> String {
         let sum = sums.entry(borrower).or_default();
         *sum = sum.saturating_add(*bytes);
     }
-    sums.iter().map(|(borrower, bytes)| format!("{bytes} of {borrower}")).collect::<Vec<_>>().join(", ")
+    sums.iter()
+        .map(|(borrower, bytes)| format!("{bytes} of {borrower}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn patience(left: &Left) -> String {
     match left.patience_ms {
-        Some(millis) => format!("for {}", humantime::format_duration(Duration::from_millis(millis))),
+        Some(millis) => {
+            format!("for {}", humantime::format_duration(Duration::from_millis(millis)))
+        }
         None => "as long as its [borrow] patience says".to_owned(),
     }
 }

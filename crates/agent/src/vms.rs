@@ -47,7 +47,8 @@ impl Vms {
             return Err(Problem {
                 error: format!("host {} takes no VMs of other hosts", config.host),
                 help: Some(
-                    "set 'accept = true' under [vms] in its configuration, and restart its agent".to_owned(),
+                    "set 'accept = true' under [vms] in its configuration, and restart its agent"
+                        .to_owned(),
                 ),
             });
         }
@@ -82,7 +83,9 @@ impl Inner {
     fn receive(&self, from: HostName, mut arrival: Arrival) -> Result<Awaits, Problem> {
         let Config { listen, state, tls, vms, groups, .. } = &self.config;
         let memory = &arrival.memory;
-        if let Some(agreement) = Agreements::of(&groups.agreements).find(&memory.group).map_err(problem)? {
+        if let Some(agreement) =
+            Agreements::of(&groups.agreements).find(&memory.group).map_err(problem)?
+        {
             agreement.join(&state.join("regions"), &memory.name, memory.size).map_err(problem)?;
         }
         arrival.vm.shim = shim(&self.exe).map_err(problem)?;

@@ -35,7 +35,8 @@ impl TryFrom<Heard> for Message {
             }
             Heard::Rej(MemBorRej { request, spare, reason }) => {
                 let named: StrDeserializer<'_, Error> = reason.as_str().into_deserializer();
-                let reason = Reason::deserialize(named).map_err(|error| format!("bad reason: {error}"))?;
+                let reason =
+                    Reason::deserialize(named).map_err(|error| format!("bad reason: {error}"))?;
                 Self::MemBorRej { request: id(request)?, spare, reason }
             }
             Heard::BorFin(MemBorFin { lease }) => Self::MemBorFin { lease },
@@ -57,12 +58,15 @@ pub async fn say(client: &Client, message: &Message) -> Result<Option<String>, C
             client.post(path::MEM_BOR_ACK, &ack).await.map(done)
         }
         Message::MemBorRej { request, spare, reason } => {
-            let reason = serde_json::to_value(reason).ok().and_then(|v| v.as_str().map(str::to_owned));
+            let reason =
+                serde_json::to_value(reason).ok().and_then(|v| v.as_str().map(str::to_owned));
             let reason = reason.unwrap_or_default();
             let rej = MemBorRej { request: request.into(), spare, reason };
             client.post(path::MEM_BOR_REJ, &rej).await.map(done)
         }
-        Message::MemBorFin { lease } => client.post(path::MEM_BOR_FIN, &MemBorFin { lease }).await.map(done),
+        Message::MemBorFin { lease } => {
+            client.post(path::MEM_BOR_FIN, &MemBorFin { lease }).await.map(done)
+        }
         Message::MemLenFin { lease } => {
             let leaving: Leaving = client.post(path::MEM_LEN_FIN, &MemLenFin { lease }).await?;
             Ok(leaving.failed)
@@ -82,13 +86,20 @@ mod tests {
             reason: reason.to_owned(),
         };
         let message = Message::try_from(Heard::Rej(rej("no_room")));
-        assert!(matches!(message, Ok(Message::MemBorRej { reason: Reason::NoRoom, .. })), "{message:?}");
+        assert!(
+            matches!(message, Ok(Message::MemBorRej { reason: Reason::NoRoom, .. })),
+            "{message:?}"
+        );
         assert!(Message::try_from(Heard::Rej(rej("mood"))).unwrap_err().contains("mood"));
     }
 
     #[test]
     fn a_malformed_request_id_is_told_to_the_sender() {
-        let req = MemBorReq { request: "1".to_owned(), bytes: Default::default(), group: Default::default() };
+        let req = MemBorReq {
+            request: "1".to_owned(),
+            bytes: Default::default(),
+            group: Default::default(),
+        };
         assert!(Message::try_from(Heard::Req(req)).unwrap_err().contains("request id"));
     }
 }

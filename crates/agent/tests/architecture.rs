@@ -13,8 +13,11 @@ fn root() -> PathBuf {
 /// What each room may use, read from the table; "all above" means every room of an earlier line.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let rows =
-        text.lines().skip_while(|line| !line.starts_with("|---")).skip(1).take_while(|l| l.starts_with('|'));
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .take_while(|l| l.starts_with('|'));
     let mut rooms = BTreeMap::new();
     let mut above = BTreeSet::new();
     for row in rows {
@@ -22,9 +25,12 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
         let [room, _, uses] = cells[..] else { panic!("not three cells: {row}") };
         let uses = match uses {
             "all above" => above.clone(),
-            list => {
-                list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
-            }
+            list => list
+                .split(',')
+                .map(str::trim)
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+                .collect(),
         };
         for used in &uses {
             assert!(above.contains(used), "the arrow from {room} to {used} does not point upwards");
@@ -58,7 +64,10 @@ fn every_crate_uses_only_the_rooms_that_the_architecture_gives_it() {
         };
         let uses = used(&dir.join("Cargo.toml"));
         let surplus: Vec<_> = uses.difference(may_use).collect();
-        assert!(surplus.is_empty(), "crates/{room} uses {surplus:?}, which ARCHITECTURE.md does not give it");
+        assert!(
+            surplus.is_empty(),
+            "crates/{room} uses {surplus:?}, which ARCHITECTURE.md does not give it"
+        );
         crates.insert(room);
     }
     let rooms: BTreeSet<_> = allowed.into_keys().collect();

@@ -184,19 +184,27 @@ impl Client {
         let call = async {
             match &self.route {
                 Route::Unix(socket) => {
-                    let stream = UnixStream::connect(socket).await.map_err(|error| match error.kind() {
-                        ErrorKind::PermissionDenied => self.denied(error),
-                        _ => self.unreachable(error),
-                    })?;
+                    let stream =
+                        UnixStream::connect(socket).await.map_err(|error| match error.kind() {
+                            ErrorKind::PermissionDenied => self.denied(error),
+                            _ => self.unreachable(error),
+                        })?;
                     self.exchange(stream, method, path, body).await
                 }
                 Route::Tls { address, host, config } => {
-                    let stream =
-                        TcpStream::connect(address).await.map_err(|error| self.unreachable(error))?;
-                    let name =
-                        ServerName::try_from(host.to_string()).map_err(|error| self.unreachable(error))?;
+                    let stream = TcpStream::connect(address)
+                        .await
+                        .map_err(|error| self.unreachable(error))?;
+                    let name = ServerName::try_from(host.to_string())
+                        .map_err(|error| self.unreachable(error))?;
                     let stream = TlsConnector::from(config.clone()).connect(name, stream).await;
-                    self.exchange(stream.map_err(|error| self.unreachable(error))?, method, path, body).await
+                    self.exchange(
+                        stream.map_err(|error| self.unreachable(error))?,
+                        method,
+                        path,
+                        body,
+                    )
+                    .await
                 }
             }
         };
@@ -204,7 +212,13 @@ impl Client {
         tokio::time::timeout(self.timeout, call).await.map_err(|_| timed_out())?
     }
 
-    async fn exchange<S, T>(&self, stream: S, method: Method, path: &str, body: Body) -> Result<T, CallError>
+    async fn exchange<S, T>(
+        &self,
+        stream: S,
+        method: Method,
+        path: &str,
+        body: Body,
+    ) -> Result<T, CallError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
         T: DeserializeOwned,
@@ -219,15 +233,25 @@ impl Client {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|error| self.malformed(error))?;
-        let response = sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
+        let response =
+            sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
         let status = response.status();
-        let body = response.into_body().collect().await.map_err(|error| self.unreachable(error))?.to_bytes();
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| self.unreachable(error))?
+            .to_bytes();
         driver.abort();
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(|error| self.malformed(error));
         }
         let problem = serde_json::from_slice(&body).unwrap_or_else(|_| Problem {
-            error: format!("{} answered {status}: {}", self.agent(), String::from_utf8_lossy(&body)),
+            error: format!(
+                "{} answered {status}: {}",
+                self.agent(),
+                String::from_utf8_lossy(&body)
+            ),
             help: None,
         });
         Err(CallError::Refused { status, problem })

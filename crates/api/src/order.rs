@@ -131,8 +131,10 @@ pub struct Awaited {
 /// A priority that the kernel takes. JSON does not tell 5 from 5.0.
 fn swap_priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
     let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
-    let value = number.as_f64().filter(|value| value.fract() == 0.0 && (0.0..=32_767.0).contains(value));
-    let value = value.ok_or_else(|| D::Error::custom("a swap priority is a whole number from 0 to 32767"))?;
+    let value =
+        number.as_f64().filter(|value| value.fract() == 0.0 && (0.0..=32_767.0).contains(value));
+    let value = value
+        .ok_or_else(|| D::Error::custom("a swap priority is a whole number from 0 to 32767"))?;
     Ok(Some(value as u16))
 }
 
@@ -142,19 +144,26 @@ mod tests {
 
     #[test]
     fn a_size_may_be_any_whole_number_that_json_can_write() {
-        for (text, bytes) in [("4096", 4096), ("4096.0", 4096), ("4.096e3", 4096), ("\"4K\"", 4096)] {
+        for (text, bytes) in [("4096", 4096), ("4096.0", 4096), ("4.096e3", 4096), ("\"4K\"", 4096)]
+        {
             let order: Borrow = serde_json::from_str(&format!("{{\"bytes\":{text}}}")).unwrap();
             assert_eq!(order.bytes, Bytes(bytes), "{text}");
         }
         for text in ["-1", "0.5", "1e300", "-4096.0"] {
-            assert!(serde_json::from_str::<Borrow>(&format!("{{\"bytes\":{text}}}")).is_err(), "{text}");
+            assert!(
+                serde_json::from_str::<Borrow>(&format!("{{\"bytes\":{text}}}")).is_err(),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn a_swap_priority_is_one_that_the_kernel_takes() {
-        let order = |text| serde_json::from_str::<Borrow>(&format!("{{\"bytes\":1,\"priority\":{text}}}"));
-        for (text, priority) in [("0", Some(0)), ("5.0", Some(5)), ("32767", Some(32_767)), ("null", None)] {
+        let order =
+            |text| serde_json::from_str::<Borrow>(&format!("{{\"bytes\":1,\"priority\":{text}}}"));
+        for (text, priority) in
+            [("0", Some(0)), ("5.0", Some(5)), ("32767", Some(32_767)), ("null", None)]
+        {
             assert_eq!(order(text).unwrap().priority, priority, "{text}");
         }
         for text in ["-1", "32768", "0.5", "1e300", "\"5\"", "true"] {

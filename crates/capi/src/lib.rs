@@ -79,7 +79,10 @@ fn open(file: &CStr, map: bool) -> Result<Region> {
     let path = Path::new(OsStr::from_bytes(file.to_bytes()));
     let name = path.file_name().and_then(OsStr::to_str).and_then(|name| name.parse().ok());
     let (Some(directory), Some(name)) = (path.parent(), name) else {
-        return Err(format!("{} is not the file of a region: that is RUN_DIR/regions/NAME", path.display()));
+        return Err(format!(
+            "{} is not the file of a region: that is RUN_DIR/regions/NAME",
+            path.display()
+        ));
     };
     let files = Files::new(directory, &name);
     client::record(&files).map_err(text)?;
@@ -124,7 +127,12 @@ impl Region {
         let name = found.lease.address.to_string();
         let room = address.get_mut(..name.len()).ok_or("the lender's address is too long")?;
         room.copy_from_slice(name.as_bytes());
-        Ok(Extent { from: found.from.0, at: found.at.0, lease: found.lease.lease.0.to_be_bytes(), address })
+        Ok(Extent {
+            from: found.from.0,
+            at: found.at.0,
+            lease: found.lease.lease.0.to_be_bytes(),
+            address,
+        })
     }
 }
 
@@ -150,7 +158,10 @@ pub unsafe extern "C" fn aquifer_map(file: *const c_char) -> *mut Region {
 pub unsafe extern "C" fn aquifer_memory(region: *const Region) -> *mut c_void {
     // SAFETY: the caller's promise.
     let region = unsafe { &*region };
-    region.mapped.as_ref().map_or(ptr::null_mut(), |mapped| mapped.bytes().as_ptr().cast_mut().cast())
+    region
+        .mapped
+        .as_ref()
+        .map_or(ptr::null_mut(), |mapped| mapped.bytes().as_ptr().cast_mut().cast())
 }
 
 /// # Safety
@@ -212,7 +223,10 @@ pub unsafe extern "C" fn aquifer_drop(region: *const Region, first: u64, count: 
 /// # Safety
 /// `region` must be open, and `metadata` have room for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aquifer_get_metadata(region: *const Region, metadata: *mut Metadata) -> c_int {
+pub unsafe extern "C" fn aquifer_get_metadata(
+    region: *const Region,
+    metadata: *mut Metadata,
+) -> c_int {
     // SAFETY: the caller's promise.
     let region = unsafe { &*region };
     // SAFETY: the caller's promise.
@@ -222,7 +236,11 @@ pub unsafe extern "C" fn aquifer_get_metadata(region: *const Region, metadata: *
 /// # Safety
 /// `region` must be open, and `extent` have room for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aquifer_extent(region: *const Region, index: u64, extent: *mut Extent) -> c_int {
+pub unsafe extern "C" fn aquifer_extent(
+    region: *const Region,
+    index: u64,
+    extent: *mut Extent,
+) -> c_int {
     // SAFETY: the caller's promise.
     let region = unsafe { &*region };
     // SAFETY: the caller's promise.

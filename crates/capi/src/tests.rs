@@ -16,8 +16,10 @@ const HEADER: &str = include_str!("../include/aquifer.h");
 
 /// The page states that the header names, with their numbers.
 fn states() -> BTreeMap<&'static str, u8> {
-    let body = HEADER.split_once("enum aquifer_page_state {").unwrap().1.split_once("};").unwrap().0;
-    let entries = body.lines().filter_map(|line| line.trim().strip_prefix("AQUIFER_")?.split_once(" = "));
+    let body =
+        HEADER.split_once("enum aquifer_page_state {").unwrap().1.split_once("};").unwrap().0;
+    let entries =
+        body.lines().filter_map(|line| line.trim().strip_prefix("AQUIFER_")?.split_once(" = "));
     let number = |rest: &str| rest.split([',', ' ']).next().unwrap().parse().unwrap();
     entries.map(|(name, rest)| (name, number(rest))).collect()
 }
@@ -60,11 +62,13 @@ fn structures_are_in_c_as_they_are_here() {
     offsets!("aquifer_extent", Extent: from at lease address);
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("facts.c");
-    let asserts: String = facts.iter().map(|fact| format!("_Static_assert({fact}, \"{fact}\");\n")).collect();
+    let asserts: String =
+        facts.iter().map(|fact| format!("_Static_assert({fact}, \"{fact}\");\n")).collect();
     std::fs::write(&source, format!("#include <aquifer.h>\n{asserts}")).unwrap();
     let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
     let mut cc = Command::new("cc");
-    let cc = cc.args(["-std=c11", "-Wall", "-Werror", "-fsyntax-only", "-I"]).args([&include, &source]);
+    let cc =
+        cc.args(["-std=c11", "-Wall", "-Werror", "-fsyntax-only", "-I"]).args([&include, &source]);
     let output = cc.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -6,7 +6,8 @@ use std::io::{self, Write as _};
 use aquifer_cli::demo::churn::{Load, run};
 
 fn main() -> io::Result<()> {
-    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let numbers: Vec<usize> =
+        std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
     let ([mib, hot, rate] | [mib, hot, rate, _]) = numbers[..] else {
         return Err(io::Error::other("usage: churn MIB HOT RATE [SEED]"));
     };

@@ -97,13 +97,17 @@ fn main() -> io::Result<()> {
     let number = |word: &String| word.parse::<u64>().map_err(io::Error::other);
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["memory", ..] if words.len() == 4 => {
-            let [pages, rate, seed] = [number(&words[1])? * 256, number(&words[2])?, number(&words[3])?];
+            let [pages, rate, seed] =
+                [number(&words[1])? * 256, number(&words[2])?, number(&words[3])?];
             run(Memory::new(pages as usize, seed), pages as usize, rate as u32, seed)
         }
         ["reads", file, ..] if words.len() == 5 => {
-            let [pages, rate, seed] = [number(&words[2])? * 256, number(&words[3])?, number(&words[4])?];
+            let [pages, rate, seed] =
+                [number(&words[2])? * 256, number(&words[3])?, number(&words[4])?];
             run(File::open(file)?, pages as usize, rate as u32, seed)
         }
-        _ => Err(io::Error::other("usage: worker memory MIB RATE SEED | worker reads FILE MIB RATE SEED")),
+        _ => Err(io::Error::other(
+            "usage: worker memory MIB RATE SEED | worker reads FILE MIB RATE SEED",
+        )),
     }
 }

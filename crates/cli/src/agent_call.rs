@@ -36,7 +36,8 @@ impl Socket {
     /// If this process cannot have a reactor.
     pub fn agent(self, common: &Common) -> Result<Agent> {
         let path = self.socket.unwrap_or_else(|| common.run_dir.join("agent.sock"));
-        let runtime = Builder::new_current_thread().enable_all().build().or_fail(|| "calling the agent")?;
+        let runtime =
+            Builder::new_current_thread().enable_all().build().or_fail(|| "calling the agent")?;
         Ok(Agent { runtime, client: Client::local(&path), path })
     }
 }
@@ -51,7 +52,12 @@ impl Agent {
     ///
     /// # Errors
     /// If it does not answer, or refuses.
-    pub fn call<T, F>(&self, what: &str, limit: Duration, call: impl FnOnce(Client) -> F) -> Result<T>
+    pub fn call<T, F>(
+        &self,
+        what: &str,
+        limit: Duration,
+        call: impl FnOnce(Client) -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T, CallError>>,
     {

@@ -32,7 +32,12 @@ impl Instance {
         let path = dir.join(format!("{name}.lock"));
         // Locked before it gets its name: a mark that can be seen and is not locked belongs to a dead process.
         let unnamed = dir.join(format!("{name}.new"));
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unnamed)?;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&unnamed)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         if let Err(error) = renameat_with(CWD, &unnamed, CWD, &path, RenameFlags::NOREPLACE) {
             let _ = fs::remove_file(&unnamed);

@@ -71,7 +71,10 @@ impl Purpose<'_> {
         match self {
             Self::Volume(command) => {
                 let process = std::process::id();
-                Claim::new(format!("a volume of 'aquifer {command}' on {host} (process {process})"), false)
+                Claim::new(
+                    format!("a volume of 'aquifer {command}' on {host} (process {process})"),
+                    false,
+                )
             }
             Self::Region(name) => Claim::new(format!("region '{name}' on {host}"), true),
         }
@@ -101,7 +104,12 @@ impl Lender {
     ///
     /// # Errors
     /// If the lender cannot be reached or trusted, or what it serves is another owner's or of no use.
-    pub fn find(uri: &LenderUri, trust: &Trust, size: Option<Bytes>, purpose: Purpose<'_>) -> Result<Self> {
+    pub fn find(
+        uri: &LenderUri,
+        trust: &Trust,
+        size: Option<Bytes>,
+        purpose: Purpose<'_>,
+    ) -> Result<Self> {
         let what = || format!("using {uri}");
         trust.check(uri)?;
         let (identity, protocol) = match uri {
@@ -123,7 +131,8 @@ impl Lender {
         let (lease, address) = (LeaseId::random(), uri.address().clone());
         let mut claim = purpose.claim();
         let (capacity, seal) = (Bytes::ZERO, None);
-        let mut lease = LeaseTarget { lease, lender, address, protocol, capacity, seal, claim: None };
+        let mut lease =
+            LeaseTarget { lease, lender, address, protocol, capacity, seal, claim: None };
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let source = source.claimed(claim.clone(), trust.take_over);
         let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| {
@@ -140,7 +149,8 @@ impl Lender {
         if read_only {
             return Err(Failure::new(what(), "it is read-only").help("serve it writable"));
         }
-        lease.capacity = usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
+        lease.capacity =
+            usable(there, size).map_err(|failure| Failure { what: what(), ..failure })?;
         let lease = if trust.unsealed { lease } else { lease.sealed() };
         Ok(Self { lease, identity })
     }
@@ -184,8 +194,11 @@ impl Certified {
     /// What the URI and the certificate have that does not fit.
     pub fn target(&self, uri: &Uri) -> Result<Target> {
         let identity = self.identity(uri)?;
-        let identity =
-            identity.as_deref().map(Identity::load).transpose().or_fail(|| format!("using {uri}"))?;
+        let identity = identity
+            .as_deref()
+            .map(Identity::load)
+            .transpose()
+            .or_fail(|| format!("using {uri}"))?;
         let host = self.name(&LenderUri::Nbd(uri.clone()))?;
         Ok(Target {
             address: uri.address.clone(),
@@ -196,12 +209,16 @@ impl Certified {
 
     /// Where the certificate is, for a URI that wants one.
     fn identity(&self, uri: &Uri) -> Result<Option<PathBuf>> {
-        let misfit = |why: &str, help: &str| Err(Failure::new(format!("using {uri}"), why).help(help));
+        let misfit =
+            |why: &str, help: &str| Err(Failure::new(format!("using {uri}"), why).help(help));
         match (uri.secure, &self.tls) {
-            (true, None) => misfit("nbds is mutual TLS, which takes a certificate", "give --tls DIR"),
-            (false, Some(_)) => {
-                misfit("--tls is for nbds, this would be in the clear", "write nbds:// instead of nbd://")
+            (true, None) => {
+                misfit("nbds is mutual TLS, which takes a certificate", "give --tls DIR")
             }
+            (false, Some(_)) => misfit(
+                "--tls is for nbds, this would be in the clear",
+                "write nbds:// instead of nbd://",
+            ),
             (true, Some(dir)) => Ok(Some(absolute(dir)?)),
             (false, None) => Ok(None),
         }
@@ -219,10 +236,11 @@ impl Certified {
         let is_name = host.parse::<std::net::IpAddr>().is_err();
         match host.parse() {
             Ok(name) if is_name || !uri.is_secure() => Ok(name),
-            _ if uri.is_secure() => {
-                Err(Failure::new(format!("using {uri}"), format!("{host} does not tell who the lender is"))
-                    .help("give its name, as its certificate has it, by --lender-host"))
-            }
+            _ if uri.is_secure() => Err(Failure::new(
+                format!("using {uri}"),
+                format!("{host} does not tell who the lender is"),
+            )
+            .help("give its name, as its certificate has it, by --lender-host")),
             // Brackets and colons of IPv6 cannot stand in a name.
             _ => HostName::try_from("lender".to_owned()).or_fail(|| format!("using {uri}")),
         }
@@ -240,7 +258,8 @@ fn usable(size: Bytes, wanted: Option<Bytes>) -> Result<Bytes> {
     }
     let whole = Bytes(wanted.unwrap_or(size).0 / EXTENT_SIZE * EXTENT_SIZE);
     if whole == Bytes::ZERO {
-        let why = format!("{} is less than one extent, {}", wanted.unwrap_or(size), Bytes(EXTENT_SIZE));
+        let why =
+            format!("{} is less than one extent, {}", wanted.unwrap_or(size), Bytes(EXTENT_SIZE));
         return Err(Failure::new("", why).help("use at least one extent"));
     }
     Ok(whole)
@@ -252,8 +271,9 @@ fn host_nqn(linux: &Path, machine: &Path) -> Result<Nqn> {
         return name.trim().parse().or_fail(|| format!("reading {}", linux.display()));
     }
     let what = || "finding this host's NVMe name";
-    let machine =
-        fs::read_to_string(machine).or_fail(what).map_err(|failure| failure.help("give it by --host-nqn"))?;
+    let machine = fs::read_to_string(machine)
+        .or_fail(what)
+        .map_err(|failure| failure.help("give it by --host-nqn"))?;
     let id = u128::from_str_radix(machine.trim(), 16).or_fail(what)?;
     Ok(Nqn::of_lease(LeaseId(id)))
 }
@@ -294,7 +314,14 @@ mod tests {
     #[test]
     fn tls_and_the_uri_must_agree() {
         let trust = Certified { tls: Some("/".into()), ..Certified::default() };
-        assert!(trust.identity(&"nbd://b/".parse().unwrap()).unwrap_err().help.unwrap().contains("nbds://"));
+        assert!(
+            trust
+                .identity(&"nbd://b/".parse().unwrap())
+                .unwrap_err()
+                .help
+                .unwrap()
+                .contains("nbds://")
+        );
         assert!(
             Certified::default()
                 .identity(&"nbds://b/".parse().unwrap())

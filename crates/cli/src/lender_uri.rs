@@ -42,6 +42,10 @@ impl FromStr for LenderUri {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        if text.starts_with("nvme") { text.parse().map(Self::Nvme) } else { text.parse().map(Self::Nbd) }
+        if text.starts_with("nvme") {
+            text.parse().map(Self::Nvme)
+        } else {
+            text.parse().map(Self::Nbd)
+        }
     }
 }

@@ -12,12 +12,14 @@ use crate::failure::{Failure, OrFail as _, Result};
 ///
 /// # Errors
 /// The first one that is refused.
-pub fn check<'a>(addresses: impl IntoIterator<Item = &'a Address>, tls: Option<&Path>) -> Result<()> {
+pub fn check<'a>(
+    addresses: impl IntoIterator<Item = &'a Address>,
+    tls: Option<&Path>,
+) -> Result<()> {
     match addresses.into_iter().find(|address| tls.is_none() && !address.is_local()) {
         Some(address) => {
             let why = "other hosts could reach it, and without TLS everybody on them";
-            let help =
-                "give --tls DIR with a certificate made by 'aquifer init', or a loopback or unix address";
+            let help = "give --tls DIR with a certificate made by 'aquifer init', or a loopback or unix address";
             Err(Failure::new(format!("listening on {address}"), why).help(help))
         }
         None => Ok(()),

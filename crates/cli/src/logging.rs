@@ -65,16 +65,20 @@ mod tests {
 
     #[test]
     fn levels_and_levels_of_modules_are_understood() {
-        for text in ["debug", "INFO", "info,aquifer_agent=debug", "off", "warn, aquifer_pool::mover=trace"] {
+        for text in
+            ["debug", "INFO", "info,aquifer_agent=debug", "off", "warn, aquifer_pool::mover=trace"]
+        {
             assert!(filter(text).is_ok(), "{text}");
         }
     }
 
     #[test]
     fn what_is_no_level_is_refused_by_name() {
-        for (text, named) in
-            [("loud", "'loud'"), ("info,lout", "'lout'"), ("aquifer_agent=loud", "aquifer_agent=loud")]
-        {
+        for (text, named) in [
+            ("loud", "'loud'"),
+            ("info,lout", "'lout'"),
+            ("aquifer_agent=loud", "aquifer_agent=loud"),
+        ] {
             assert!(filter(text).unwrap_err().to_string().contains(named), "{text}");
         }
     }

@@ -74,7 +74,8 @@ impl Manual {
 
     fn sections(&self) -> Vec<Section> {
         let mut sections = Vec::new();
-        let mut add = |heading: &str, body| sections.push(Section { heading: heading.to_owned(), body });
+        let mut add =
+            |heading: &str, body| sections.push(Section { heading: heading.to_owned(), body });
         if !self.examples.is_empty() {
             add("Examples", Body::Examples(self.examples));
         }
@@ -107,7 +108,9 @@ impl Section {
     fn write_text(&self, out: &mut String) {
         let _ = writeln!(out, "{}:", self.heading);
         match &self.body {
-            Body::Paragraph(text) => out.extend(fold(text, TEXT_WIDTH).map(|line| format!("  {line}\n"))),
+            Body::Paragraph(text) => {
+                out.extend(fold(text, TEXT_WIDTH).map(|line| format!("  {line}\n")))
+            }
             Body::Examples(examples) => {
                 for (command, what) in *examples {
                     let _ = writeln!(out, "  {what}:\n      {command}");
@@ -129,9 +132,9 @@ impl Section {
             Body::Examples(examples) => examples.iter().try_for_each(|(command, what)| {
                 writeln!(out, ".PP\n{}:\n.PP\n.RS 4\n.EX\n{}\n.EE\n.RE", roff(what), roff(command))
             }),
-            Body::List(items) => items
-                .iter()
-                .try_for_each(|(term, what)| writeln!(out, ".TP\n\\fB{}\\fR\n{}", roff(term), roff(what))),
+            Body::List(items) => items.iter().try_for_each(|(term, what)| {
+                writeln!(out, ".TP\n\\fB{}\\fR\n{}", roff(term), roff(what))
+            }),
         }
     }
 }
@@ -144,8 +147,9 @@ fn about(command: &Command) -> String {
 /// `text` with everything escaped that troff would take for its own: backslashes, dashes, control lines.
 fn roff(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
-    let guard =
-        |line: &str| if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line.to_owned() };
+    let guard = |line: &str| {
+        if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line.to_owned() }
+    };
     escaped.lines().map(guard).collect::<Vec<_>>().join("\n")
 }
 
@@ -153,7 +157,9 @@ fn roff(text: &str) -> String {
 fn fold(text: &str, width: usize) -> impl Iterator<Item = String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
-        let fits = lines.last().is_some_and(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
+        let fits = lines
+            .last()
+            .is_some_and(|line| line.is_empty() || line.len() + 1 + word.len() <= width);
         if !fits {
             lines.push(String::new());
         }

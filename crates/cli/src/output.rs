@@ -39,7 +39,11 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 ///
 /// # Errors
 /// If it cannot be written; see [`line()`].
-pub fn answer<T: Serialize>(as_json: bool, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+pub fn answer<T: Serialize>(
+    as_json: bool,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> Result<()> {
     if as_json { json(value) } else { line(text(value)) }
 }
 

@@ -32,10 +32,14 @@ pub fn parse(text: &str) -> Result<Patience, String> {
     if text == "forever" {
         return Ok(Patience(None));
     }
-    let time =
-        humantime::parse_duration(text).map_err(|error| format!("{error}; write 8s, 2m or forever"))?;
+    let time = humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write 8s, 2m or forever"))?;
     let is_whole = time.subsec_nanos() == 0 && (1..=MOST.as_secs()).contains(&time.as_secs());
-    if is_whole { Ok(Patience(Some(time))) } else { Err("write whole seconds, from 1s to 1day".to_owned()) }
+    if is_whole {
+        Ok(Patience(Some(time)))
+    } else {
+        Err("write whole seconds, from 1s to 1day".to_owned())
+    }
 }
 
 #[cfg(test)]

@@ -24,8 +24,11 @@ pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
     // it neither allocates nor takes locks.
     unsafe {
         command.pre_exec(move || {
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                .map_err(io::Error::from)
+            rustix::thread::move_into_link_name_space(
+                namespace.as_fd(),
+                Some(LinkNameSpaceType::Network),
+            )
+            .map_err(io::Error::from)
         });
     }
 }

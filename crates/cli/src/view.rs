@@ -31,7 +31,10 @@ fn head(status: &Status) -> String {
     let memory = &status.memory;
     let pressure = if memory.pressure { ", tasks wait for memory" } else { "" };
     let lines = [
-        format!("{} is {} (agent {}, process {})", status.host, status.role, status.version, status.pid),
+        format!(
+            "{} is {} (agent {}, process {})",
+            status.host, status.role, status.version, status.pid
+        ),
         format!(
             "memory of {}: {} of {} used{pressure}; borrows above {}, returns below {}",
             memory.source, memory.used, memory.total, memory.upper, memory.lower
@@ -49,7 +52,8 @@ fn head(status: &Status) -> String {
 /// Where what is swapped out is.
 fn whereto(volumes: &[Volume]) -> &'static str {
     let spilled = volumes.iter().any(|volume| volume.spilled > Bytes::ZERO);
-    let lent = volumes.iter().any(|volume| volume.leases.iter().any(|held| held.placed > Bytes::ZERO));
+    let lent =
+        volumes.iter().any(|volume| volume.leases.iter().any(|held| held.placed > Bytes::ZERO));
     match (spilled, lent) {
         (false, _) => " to other hosts",
         (true, true) => " to other hosts and to a local file",
@@ -77,8 +81,11 @@ fn lent(leases: &[Lent]) -> Vec<Vec<String>> {
 
 fn borrowed(volumes: &[Volume]) -> Vec<Vec<String>> {
     let row = |volume: &Volume| {
-        let error =
-            volume.last_error.as_deref().map(|error| format!("; last error: {error}")).unwrap_or_default();
+        let error = volume
+            .last_error
+            .as_deref()
+            .map(|error| format!("; last error: {error}"))
+            .unwrap_or_default();
         let spilled = match volume.spilled {
             Bytes::ZERO => None,
             spilled => Some(format!("{spilled} in the local spill file")),
@@ -121,14 +128,19 @@ fn peers(peers: &[Peer]) -> Vec<Vec<String>> {
 
 fn events(events: &[Event]) -> String {
     let latest = &events[events.len().saturating_sub(LATEST)..];
-    let line =
-        |event: &Event| format!("  {}  {}  {}: {}", clock(event.at), event.kind, event.who, event.what);
-    std::iter::once("Events".to_owned()).chain(latest.iter().map(line)).collect::<Vec<_>>().join("\n")
+    let line = |event: &Event| {
+        format!("  {}  {}  {}: {}", clock(event.at), event.kind, event.who, event.what)
+    };
+    std::iter::once("Events".to_owned())
+        .chain(latest.iter().map(line))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn decisions(decisions: &[Decision]) -> String {
     let latest = &decisions[decisions.len().saturating_sub(LATEST)..];
-    let lines = latest.iter().map(|decision| format!("  {}  {}", clock(decision.at), decision.what));
+    let lines =
+        latest.iter().map(|decision| format!("  {}  {}", clock(decision.at), decision.what));
     std::iter::once("Decisions".to_owned()).chain(lines).collect::<Vec<_>>().join("\n")
 }
 
@@ -138,15 +150,19 @@ fn clock(since_epoch: f64) -> String {
     format!("{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-fn table<const N: usize>(names: [&str; N], rows: impl Iterator<Item = Vec<String>>) -> Vec<Vec<String>> {
+fn table<const N: usize>(
+    names: [&str; N],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> Vec<Vec<String>> {
     std::iter::once(names.map(str::to_owned).to_vec()).chain(rows).collect()
 }
 
 /// Rows as aligned columns.
 fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
     let widths: Vec<_> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));

@@ -65,7 +65,8 @@ impl Volumes {
     /// # Errors
     /// If there is no working directory from which to find it.
     pub fn under(state: &Path) -> Result<Self> {
-        let state = std::path::absolute(state).or_fail(|| format!("finding {}", state.display()))?;
+        let state =
+            std::path::absolute(state).or_fail(|| format!("finding {}", state.display()))?;
         Ok(Self { state })
     }
 
@@ -90,7 +91,9 @@ impl Volumes {
                 "volume {id} ({}) is over it already, and two would ruin each other's pages",
                 device.display()
             );
-            return Err(Failure::new(what(), why).help("use another export, or 'aquifer detach' first"));
+            return Err(
+                Failure::new(what(), why).help("use another export, or 'aquifer detach' first")
+            );
         }
         let spec = VolumeSpec {
             volume: VolumeId::random(),

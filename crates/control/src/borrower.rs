@@ -110,7 +110,8 @@ impl Borrower {
         self.skipped.retain(|_, until| *until > turn.now());
         self.fins.tick(turn);
         let overload_gone = !turn.memory().needs_borrowed(turn.config());
-        if overload_gone && self.round.as_ref().is_some_and(|r| r.purpose == Purpose::Volume(Cause::Overload))
+        if overload_gone
+            && self.round.as_ref().is_some_and(|r| r.purpose == Purpose::Volume(Cause::Overload))
         {
             self.abandon(turn);
         }
@@ -125,12 +126,15 @@ impl Borrower {
     /// Algorithm 3 for a monitoring period.
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
         let needed = turn.memory().needs_borrowed(turn.config());
-        let idle = |volume: &Volume| volume.state == VolumeState::Active && volume.retry_at <= turn.now();
-        let goes = |volume: &Volume| volume.returned || (!needed && volume.cause == Cause::Overload);
+        let idle =
+            |volume: &Volume| volume.state == VolumeState::Active && volume.retry_at <= turn.now();
+        let goes =
+            |volume: &Volume| volume.returned || (!needed && volume.cause == Cause::Overload);
         let going: Vec<_> =
             self.volumes.iter().filter(|(_, v)| idle(v) && goes(v)).map(|(id, _)| *id).collect();
         going.into_iter().for_each(|volume| self.deactivate(volume, turn));
-        if turn.memory().overloaded(turn.config()) && self.nearly_full(turn) && self.may_start(turn) {
+        if turn.memory().overloaded(turn.config()) && self.nearly_full(turn) && self.may_start(turn)
+        {
             let (group, bytes) = (turn.config().group.clone(), turn.config().request);
             if let Err(refusal) = self.borrow(Cause::Overload, bytes, group, turn) {
                 self.pause(turn.config().cooldown, turn);
@@ -163,7 +167,8 @@ impl Borrower {
 
     pub(crate) fn candidates(&self, without_skipped: bool, turn: &Turn<'_>) -> Candidates {
         let asked = |offer: &&Offer| {
-            offer.host != turn.facts.host && !(without_skipped && self.skipped.contains_key(&offer.host))
+            offer.host != turn.facts.host
+                && !(without_skipped && self.skipped.contains_key(&offer.host))
         };
         Candidates::new(self.offers.iter().filter(asked).cloned())
     }
@@ -186,7 +191,8 @@ impl Borrower {
         cause: Cause,
         state: VolumeState,
     ) {
-        let volume = Volume { bytes, group, cause, state, returned: false, retry_at: Duration::ZERO };
+        let volume =
+            Volume { bytes, group, cause, state, returned: false, retry_at: Duration::ZERO };
         self.volumes.insert(id, volume);
     }
 
@@ -252,7 +258,8 @@ impl Borrower {
     /// The operator gives back one volume or all, and stops what is being asked for.
     pub(crate) fn give_back_by_hand(&mut self, which: Option<VolumeId>, turn: &mut Turn<'_>) {
         if which.is_none() {
-            if self.round.as_ref().is_some_and(|round| matches!(round.purpose, Purpose::Volume(_))) {
+            if self.round.as_ref().is_some_and(|round| matches!(round.purpose, Purpose::Volume(_)))
+            {
                 self.abandon(turn);
             }
             self.pause(turn.config().cooldown, turn);
@@ -273,8 +280,12 @@ impl Borrower {
     fn drop_volume(&mut self, volume: VolumeId, turn: &mut Turn<'_>) {
         self.abandon_replacement(volume, turn);
         self.volumes.remove(&volume);
-        let over: Vec<_> =
-            self.holdings.iter().filter(|(_, holding)| holding.volume == volume).map(|(id, _)| *id).collect();
+        let over: Vec<_> = self
+            .holdings
+            .iter()
+            .filter(|(_, holding)| holding.volume == volume)
+            .map(|(id, _)| *id)
+            .collect();
         over.into_iter().for_each(|lease| self.finish(lease, turn));
     }
 

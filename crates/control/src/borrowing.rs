@@ -26,7 +26,10 @@ impl Borrower {
         }
         let room = self.room(turn);
         if room == Bytes::ZERO || (cause == Cause::ByHand && bytes > room) {
-            return Err(Refusal::OverMax { borrowed: self.borrowed(), max: turn.config().max_borrowed });
+            return Err(Refusal::OverMax {
+                borrowed: self.borrowed(),
+                max: turn.config().max_borrowed,
+            });
         }
         let wanted = bytes.min(room).round_up_to_extents();
         let candidates = self.candidates(cause == Cause::Overload, turn);
@@ -59,9 +62,15 @@ impl Borrower {
 
     /// `mem_bor_ack` (Algorithm 2 lines 6-8): takes the lease if it is wanted. It may also be a repetition, or the lender's
     /// question whether the lease is still held: what is held needs no answer, what is not is finished.
-    pub(crate) fn acknowledged(&mut self, request: RequestId, lease: BorrowedLease, turn: &mut Turn<'_>) {
+    pub(crate) fn acknowledged(
+        &mut self,
+        request: RequestId,
+        lease: BorrowedLease,
+        turn: &mut Turn<'_>,
+    ) {
         let in_volumes = self.holdings.get(&lease.lease).map(|holding| &holding.borrowed);
-        let in_round = self.round.iter().flat_map(|round| &round.got).find(|got| got.lease == lease.lease);
+        let in_round =
+            self.round.iter().flat_map(|round| &round.got).find(|got| got.lease == lease.lease);
         if let Some(held) = in_volumes.or(in_round) {
             if held.lender != lease.lender {
                 turn.decide(What::Stranger { from: lease.lender, lease: lease.lease });
@@ -92,7 +101,9 @@ impl Borrower {
         reason: Reason,
         turn: &mut Turn<'_>,
     ) {
-        let Some(round) = self.round.as_mut().filter(|round| round.awaits(from, request)) else { return };
+        let Some(round) = self.round.as_mut().filter(|round| round.awaits(from, request)) else {
+            return;
+        };
         if round.rejected(spare, reason, turn) {
             self.skip(from, turn);
         }
@@ -100,8 +111,16 @@ impl Borrower {
     }
 
     /// The lender does not even hear `mem_bor_req`: asks the next one.
-    pub(crate) fn refused(&mut self, by: &HostName, request: RequestId, why: String, turn: &mut Turn<'_>) {
-        let Some(round) = self.round.as_mut().filter(|round| round.awaits(by, request)) else { return };
+    pub(crate) fn refused(
+        &mut self,
+        by: &HostName,
+        request: RequestId,
+        why: String,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(round) = self.round.as_mut().filter(|round| round.awaits(by, request)) else {
+            return;
+        };
         round.refused(why, turn);
         self.skip(by, turn);
         self.proceed(turn);

@@ -6,8 +6,9 @@ use crate::borrower::Borrower;
 use crate::lender::Lender;
 use crate::turn::{Facts, Ids, Turn};
 use crate::{
-    AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease, LentStatus,
-    LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What, neutral,
+    AskingStatus, Because, BorrowedLease, BorrowedStatus, Cause, Config, Event, LentLease,
+    LentStatus, LiveVolume, Memory, Message, Reason, Refusal, Role, Step, VolumeStatus, What,
+    neutral,
 };
 
 /// What a restarted agent finds on its host.
@@ -42,7 +43,13 @@ impl Controller {
     ///
     /// It holds nothing else: requests that were in flight are forgotten, and leases that were being given back are asked
     /// for again by their lenders.
-    pub fn restore(host: HostName, config: Config, seed: u128, now: Duration, found: Restored) -> Self {
+    pub fn restore(
+        host: HostName,
+        config: Config,
+        seed: u128,
+        now: Duration,
+        found: Restored,
+    ) -> Self {
         let facts = Facts { host, config, memory: Memory::default(), now };
         let borrower = Borrower::restore(found.volumes);
         let lender = Lender::restore(found.lent, facts.config.lends, now);
@@ -137,7 +144,13 @@ fn next_role(role: Role, borrows: bool, lender: &Lender) -> Role {
     }
 }
 
-fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
+fn handle(
+    event: Event,
+    role: Role,
+    borrower: &mut Borrower,
+    lender: &mut Lender,
+    turn: &mut Turn<'_>,
+) {
     match event {
         Event::Tick { stored, lenders, .. } => {
             lender.read(&stored);
@@ -153,7 +166,9 @@ fn handle(event: Event, role: Role, borrower: &mut Borrower, lender: &mut Lender
         Event::Activated { volume } => borrower.activated(volume, turn),
         Event::ActivationFailed { volume, why } => borrower.activation_failed(volume, why, turn),
         Event::Deactivated { volume } => borrower.deactivated(volume, turn),
-        Event::DeactivationFailed { volume, why } => borrower.deactivation_failed(volume, why, turn),
+        Event::DeactivationFailed { volume, why } => {
+            borrower.deactivation_failed(volume, why, turn)
+        }
         Event::Evacuated { lease, unused } => borrower.evacuated(lease, unused, turn),
         Event::EvacuationFailed { lease, unused, why } => {
             borrower.evacuation_failed(lease, unused, why, turn);

@@ -119,16 +119,21 @@ pub enum What {
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::RoleChanged { from, to } => write!(f, "was {from}, is {to} now: {}", self.state()),
-            What::Frees { .. } | What::Expires { .. } | What::Recalls { .. } | What::OpenFailed { .. } => {
-                self.lender(f)
+            What::RoleChanged { from, to } => {
+                write!(f, "was {from}, is {to} now: {}", self.state())
             }
+            What::Frees { .. }
+            | What::Expires { .. }
+            | What::Recalls { .. }
+            | What::OpenFailed { .. } => self.lender(f),
             What::Grants { .. } | What::Rejects { .. } | What::Stranger { .. } => self.lender(f),
             What::Asks { .. } | What::GivesUp { .. } | What::Rejected { .. } | What::Got { .. } => {
                 self.asking(f)
             }
             What::Refused { .. } => self.asking(f),
-            What::NobodyLends { .. } | What::Abandons { .. } | What::BorrowRefused { .. } => self.asking(f),
+            What::NobodyLends { .. } | What::Abandons { .. } | What::BorrowRefused { .. } => {
+                self.asking(f)
+            }
             _ => self.borrower(f),
         }
     }
@@ -154,7 +159,9 @@ impl Decision {
             What::Recalls { borrower, lease, stored, expected, because } => {
                 write!(f, "asks {borrower} to leave lease {lease}, which holds {stored}: ")?;
                 match because {
-                    Because::Overload => write!(f, "{}, {expected} expected afterwards", self.overload()),
+                    Because::Overload => {
+                        write!(f, "{}, {expected} expected afterwards", self.overload())
+                    }
                     Because::Drain => f.write_str("this host lends nothing now"),
                     Because::Parted => write!(f, "{borrower} is no peer of this host any more"),
                 }
@@ -166,7 +173,9 @@ impl Decision {
                 f,
                 "frees lease {lease} with {stored} although it was not given back: no sign of {borrower} for {silent:?}"
             ),
-            What::Stranger { from, lease } => write!(f, "ignores {from}: it has no part in lease {lease}"),
+            What::Stranger { from, lease } => {
+                write!(f, "ignores {from}: it has no part in lease {lease}")
+            }
             _ => Ok(()),
         }
     }
@@ -187,7 +196,9 @@ impl Decision {
             What::Rejected { lender, bytes, spare, reason } => {
                 write!(f, "is not lent {bytes} by {lender}: {reason}, and could spare {spare}")
             }
-            What::Refused { lender, bytes, why } => write!(f, "is refused {bytes} by {lender}: {why}"),
+            What::Refused { lender, bytes, why } => {
+                write!(f, "is refused {bytes} by {lender}: {why}")
+            }
             What::Got { lender, lease, bytes, missing } => {
                 write!(f, "is lent {bytes} by {lender} as lease {lease}: {missing} still missing")
             }
@@ -207,9 +218,15 @@ impl Decision {
                 self.state()
             ),
             What::BorrowRefused { bytes, refusal } => match refusal {
-                Refusal::Lending => write!(f, "does not borrow {bytes}: it lends, and no host does both"),
-                Refusal::Asking => write!(f, "does not borrow {bytes}: it is asking for memory already"),
-                Refusal::Nothing => write!(f, "does not borrow: at least one byte must be asked for"),
+                Refusal::Lending => {
+                    write!(f, "does not borrow {bytes}: it lends, and no host does both")
+                }
+                Refusal::Asking => {
+                    write!(f, "does not borrow {bytes}: it is asking for memory already")
+                }
+                Refusal::Nothing => {
+                    write!(f, "does not borrow: at least one byte must be asked for")
+                }
                 Refusal::OverMax { borrowed, max } => write!(
                     f,
                     "does not borrow {bytes}: {borrowed} are borrowed or asked for already, and borrow.max is {max}"
@@ -222,9 +239,14 @@ impl Decision {
     fn borrower(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
             What::Activates { volume, leases, bytes, wanted, .. } => {
-                write!(f, "makes volume {volume} of {bytes} over {leases} lease(s), {wanted} were wanted")
+                write!(
+                    f,
+                    "makes volume {volume} of {bytes} over {leases} lease(s), {wanted} were wanted"
+                )
             }
-            What::ActivationFailed { volume, why } => write!(f, "cannot make volume {volume}: {why}"),
+            What::ActivationFailed { volume, why } => {
+                write!(f, "cannot make volume {volume}: {why}")
+            }
             What::Unwanted { lender, lease } => {
                 write!(f, "gives lease {lease} back to {lender}: it is not wanted or not held")
             }
@@ -240,7 +262,9 @@ impl Decision {
                 self.memory.total,
                 self.memory.total.scaled(self.lower)
             ),
-            What::DeactivationFailed { volume, why } => write!(f, "cannot give back volume {volume}: {why}"),
+            What::DeactivationFailed { volume, why } => {
+                write!(f, "cannot give back volume {volume}: {why}")
+            }
             What::Deactivated { volume, leases } => {
                 write!(f, "has no volume {volume} any more, {leases} lease(s) go back")
             }
@@ -280,7 +304,9 @@ impl Decision {
         if used > limit {
             format!("used {used} of {total} is above {upper} ({limit})")
         } else if pressure {
-            format!("programs wait for memory at used {used} of {total}, although below {upper} ({limit})")
+            format!(
+                "programs wait for memory at used {used} of {total}, although below {upper} ({limit})"
+            )
         } else {
             self.state()
         }
@@ -316,24 +342,35 @@ mod tests {
     #[test]
     fn a_decision_says_its_numbers() {
         let memory = Memory { total: Bytes::mib(256), used: Bytes::mib(213), ..Memory::default() };
-        let what =
-            What::Asks { lender: "b".parse().unwrap(), bytes: Bytes::mib(512), cause: Some(Cause::Overload) };
+        let what = What::Asks {
+            lender: "b".parse().unwrap(),
+            bytes: Bytes::mib(512),
+            cause: Some(Cause::Overload),
+        };
         let decision = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what };
-        assert_eq!(decision.to_string(), "asks b for 512MiB: used 213MiB of 256MiB is above 80 % (204.8MiB)");
+        assert_eq!(
+            decision.to_string(),
+            "asks b for 512MiB: used 213MiB of 256MiB is above 80 % (204.8MiB)"
+        );
         let json = serde_json::to_value(&decision).unwrap();
         assert_eq!((&json["what"], &json["lender"]), (&"asks".into(), &"b".into()));
     }
 
     #[test]
     fn an_early_signal_is_told_apart_from_use_above_the_threshold() {
-        let memory =
-            Memory { total: Bytes::mib(256), used: Bytes::mib(100), pressure: true, ..Memory::default() };
+        let memory = Memory {
+            total: Bytes::mib(256),
+            used: Bytes::mib(100),
+            pressure: true,
+            ..Memory::default()
+        };
         let what = What::NobodyLends {
             wanted: Bytes::gib(1),
             cause: Cause::Overload,
             retry: Some(Duration::from_secs(30)),
         };
-        let text = Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what }.to_string();
+        let text =
+            Decision { at: Duration::ZERO, memory, upper: 0.8, lower: 0.6, what }.to_string();
         assert!(text.contains("programs wait for memory at used 100MiB of 256MiB"), "{text}");
     }
 }

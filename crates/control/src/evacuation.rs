@@ -46,7 +46,9 @@ impl Borrower {
 
     /// This host and `lender` no longer know each other: leaves all of its leases, as if it had asked for them.
     pub(crate) fn part(&mut self, lender: &HostName, turn: &mut Turn<'_>) {
-        let of_it = |holding: &&Holding| holding.borrowed.lender == *lender && holding.leaving == Leaving::No;
+        let of_it = |holding: &&Holding| {
+            holding.borrowed.lender == *lender && holding.leaving == Leaving::No
+        };
         let leases: Vec<_> =
             self.holdings.values().filter(of_it).map(|holding| holding.borrowed.lease).collect();
         leases.into_iter().for_each(|lease| self.recalled(lender, lease, turn));
@@ -67,7 +69,8 @@ impl Borrower {
             let wanted = missing.min(self.room(turn));
             let group = self.volumes[&volume].group.clone();
             let candidates = self.candidates(true, turn);
-            self.round = Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
+            self.round =
+                Some(Round::new(Purpose::Replace { volume, lease }, group, wanted, candidates));
             self.proceed(turn);
         }
     }
@@ -75,7 +78,9 @@ impl Borrower {
     /// The round for a replacement is over: moves the lease onto whatever it brought.
     pub(crate) fn evacuate(&mut self, round: Round, turn: &mut Turn<'_>) {
         let Purpose::Replace { volume, lease } = round.purpose else { return };
-        let Some(holding) = self.holdings.get_mut(&lease) else { return self.give_back(&round, turn) };
+        let Some(holding) = self.holdings.get_mut(&lease) else {
+            return self.give_back(&round, turn);
+        };
         holding.leaving = Leaving::Evacuating;
         holding.replaced = holding.replaced.saturating_add(round.got_bytes());
         let BorrowedLease { lender, bytes, .. } = holding.borrowed.clone();

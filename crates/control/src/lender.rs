@@ -8,7 +8,9 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId};
 use crate::loan::{Loan, LoanState};
 use crate::placement::in_whole_extents;
 use crate::turn::Turn;
-use crate::{Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall};
+use crate::{
+    Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall,
+};
 
 /// How many requests whose leases have come and gone are remembered. They only keep a straggling copy of a request from
 /// being granted again for nothing; it would be given back at once.
@@ -103,7 +105,9 @@ impl Lender {
                 LoanState::Recalled => {
                     return self.reject(from, request, bytes, busy, Reason::Recalling, turn);
                 }
-                LoanState::Freeing => return self.reject(from, request, bytes, busy, Reason::Settled, turn),
+                LoanState::Freeing => {
+                    return self.reject(from, request, bytes, busy, Reason::Settled, turn);
+                }
             }
         }
         if self.settled.iter().any(|(host, settled)| host == from && *settled == request) {
@@ -120,8 +124,15 @@ impl Lender {
             return self.reject(from, request, bytes, busy, Reason::NoRoom, turn);
         }
         let shareable = turn.memory().shareable(turn.config());
-        let lease = LentLease { lease: turn.ids.lease(), borrower: from.clone(), group, bytes, request };
-        turn.decide(What::Grants { borrower: from.clone(), lease: lease.lease, bytes, spare, shareable });
+        let lease =
+            LentLease { lease: turn.ids.lease(), borrower: from.clone(), group, bytes, request };
+        turn.decide(What::Grants {
+            borrower: from.clone(),
+            lease: lease.lease,
+            bytes,
+            spare,
+            shareable,
+        });
         turn.act(Action::OpenLease(lease.clone()));
         let loan = Loan {
             lease,
@@ -209,7 +220,9 @@ impl Lender {
 
     /// A borrower's agent that has taken a message about a lease knows of it; if it did not hold it, it would finish it.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message, now: Duration) {
-        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease }) = message else { return };
+        let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease }) = message else {
+            return;
+        };
         if let Some(loan) = self.loans.get_mut(lease)
             && loan.lease.borrower == *to
         {
@@ -258,7 +271,8 @@ impl Lender {
     fn recall(&mut self, turn: &mut Turn<'_>) {
         let (used, config) = (turn.memory().used, turn.config());
         let (upper, lower) = (turn.memory().upper(config), turn.memory().lower(config));
-        let is_leaving = |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
+        let is_leaving =
+            |loan: &Loan| matches!(loan.state, LoanState::Recalled | LoanState::Freeing);
         let leaving: Bytes =
             self.loans.values().filter(|loan| is_leaving(loan)).map(|loan| loan.stored).sum();
         let expected = used.saturating_sub(leaving);
@@ -281,7 +295,13 @@ impl Lender {
         }
     }
 
-    fn recall_one(&mut self, lease: LeaseId, expected: Bytes, because: Because, turn: &mut Turn<'_>) {
+    fn recall_one(
+        &mut self,
+        lease: LeaseId,
+        expected: Bytes,
+        because: Because,
+        turn: &mut Turn<'_>,
+    ) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.state = LoanState::Recalled;
             let (borrower, stored) = (loan.lease.borrower.clone(), loan.stored);
@@ -295,8 +315,15 @@ impl Lender {
         self.recall_held(because, |_| true, turn);
     }
 
-    fn recall_held(&mut self, because: Because, which: impl Fn(&Loan) -> bool, turn: &mut Turn<'_>) {
-        let held = |loan: &&Loan| matches!(loan.state, LoanState::Offered | LoanState::Held) && which(loan);
+    fn recall_held(
+        &mut self,
+        because: Because,
+        which: impl Fn(&Loan) -> bool,
+        turn: &mut Turn<'_>,
+    ) {
+        let held = |loan: &&Loan| {
+            matches!(loan.state, LoanState::Offered | LoanState::Held) && which(loan)
+        };
         let all: Vec<_> = self.loans.values().filter(held).map(|loan| loan.lease.lease).collect();
         let expected = turn.memory().used;
         all.into_iter().for_each(|lease| self.recall_one(lease, expected, because, turn));

@@ -81,7 +81,10 @@ mod tests {
     }
 
     fn preconfigured(reserved: u64) -> Config {
-        Config { shareable: Shareable::Preconfigured { reserved: Bytes::gib(reserved) }, ..Config::default() }
+        Config {
+            shareable: Shareable::Preconfigured { reserved: Bytes::gib(reserved) },
+            ..Config::default()
+        }
     }
 
     #[test]
@@ -117,7 +120,8 @@ mod tests {
 
     #[test]
     fn spare_keeps_room_for_what_is_promised_and_counts_what_is_stored_once() {
-        let lent = |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
+        let lent =
+            |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
         let dynamic = Config::default();
         // 8 GiB is T_upper M_t, 3 GiB are used (1 of them stored), 2 are promised still.
         assert_eq!(memory(3).spare(&dynamic, lent(3, 1)), Bytes::gib(3));

@@ -156,8 +156,11 @@ mod tests {
 
     #[test]
     fn messages_are_written_under_the_names_of_the_paper() {
-        let message =
-            Message::MemBorReq { request: RequestId(7), bytes: Bytes::mib(64), group: Group::default() };
+        let message = Message::MemBorReq {
+            request: RequestId(7),
+            bytes: Bytes::mib(64),
+            group: Group::default(),
+        };
         let text = serde_json::to_string(&message).unwrap();
         assert_eq!(
             text,

@@ -78,8 +78,8 @@ mod tests {
     fn the_lender_with_most_spare_is_asked_first_and_ties_go_by_name() {
         let mut candidates =
             Candidates::new([offer("c", 128), offer("b", 640), offer("a", 128), offer("d", 256)]);
-        let expected =
-            [("b", 512), ("d", 256), ("a", 128), ("c", 128)].map(|(host, mib)| (host.to_owned(), mib));
+        let expected = [("b", 512), ("d", 256), ("a", 128), ("c", 128)]
+            .map(|(host, mib)| (host.to_owned(), mib));
         assert_eq!(order(&mut candidates, 512), expected);
     }
 

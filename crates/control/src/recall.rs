@@ -34,7 +34,8 @@ mod tests {
     use super::*;
 
     fn chosen(used: u64, leaving: u64, target: u64, stored: &[u64]) -> Vec<(u128, u64)> {
-        let stored = stored.iter().enumerate().map(|(id, &mib)| (LeaseId(id as u128), Bytes::mib(mib)));
+        let stored =
+            stored.iter().enumerate().map(|(id, &mib)| (LeaseId(id as u128), Bytes::mib(mib)));
         let picked = fewest(Bytes::mib(used), Bytes::mib(leaving), Bytes::mib(target), stored);
         picked.into_iter().map(|(lease, expected)| (lease.0, expected.0 >> 20)).collect()
     }

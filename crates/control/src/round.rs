@@ -74,7 +74,12 @@ pub(crate) enum Wait {
 }
 
 impl Round {
-    pub(crate) fn new(purpose: Purpose, group: Group, wanted: Bytes, candidates: Candidates) -> Self {
+    pub(crate) fn new(
+        purpose: Purpose,
+        group: Group,
+        wanted: Bytes,
+        candidates: Candidates,
+    ) -> Self {
         Self { purpose, group, wanted, got: Vec::new(), candidates, ask: None, yields: false }
     }
 

@@ -72,7 +72,8 @@ impl Turn<'_> {
 
     pub(crate) fn decide(&mut self, what: What) {
         let Facts { config, memory, now, .. } = self.facts;
-        let decision = Decision { at: *now, memory: *memory, upper: config.upper, lower: config.lower, what };
+        let decision =
+            Decision { at: *now, memory: *memory, upper: config.upper, lower: config.lower, what };
         self.step.decisions.push(decision);
     }
 }

@@ -22,7 +22,8 @@ struct Load {
 impl Load {
     fn fill(size: Bytes) -> Self {
         let pages = size.0 as usize / PAGE_SIZE;
-        let mut load = Self { words: vec![0; pages * WORDS], generations: vec![0; pages], wrong: 0 };
+        let mut load =
+            Self { words: vec![0; pages * WORDS], generations: vec![0; pages], wrong: 0 };
         (0..pages).for_each(|page| load.write(page));
         load
     }
@@ -37,12 +38,16 @@ impl Load {
 
     fn write(&mut self, page: usize) {
         let first = self.expected(page);
-        self.page(page).iter_mut().zip(0..).for_each(|(word, index)| *word = first.wrapping_add(index));
+        self.page(page)
+            .iter_mut()
+            .zip(0..)
+            .for_each(|(word, index)| *word = first.wrapping_add(index));
     }
 
     fn check(&mut self, page: usize) {
         let first = self.expected(page);
-        let good = self.page(page).iter().zip(0..).all(|(word, index)| *word == first.wrapping_add(index));
+        let good =
+            self.page(page).iter().zip(0..).all(|(word, index)| *word == first.wrapping_add(index));
         self.wrong += u64::from(!good);
     }
 
@@ -66,7 +71,8 @@ impl Load {
         }
         let seconds = start.elapsed().as_secs_f64();
         times.sort_unstable();
-        let percentile = |share: usize| f64::from(times.get(count * share / 100).copied().unwrap_or(0)) / 1e3;
+        let percentile =
+            |share: usize| f64::from(times.get(count * share / 100).copied().unwrap_or(0)) / 1e3;
         writeln!(
             out,
             r#"{{"accesses":{count},"seconds":{seconds:.3},"us_per_access":{:.2},"p50_us":{:.2},"p99_us":{:.2},"wrong":{}}}"#,

@@ -56,8 +56,9 @@ fn run() -> Result<(), Box<dyn Error>> {
                 })
             })
             .collect();
-        let passed =
-            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err("a worker failed".into())));
+        let passed = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|_| Err("a worker failed".into())));
         passed.collect::<Result<Vec<u64>, _>>()
     });
     let passed = passed.map_err(|error| -> Box<dyn Error> { error })?;
@@ -75,7 +76,9 @@ fn connect_often(target: &Arc<Target>, times: u32) -> Result<(), Box<dyn Error>>
     let deadline = Instant::now() + PATIENCE;
     while kept()? != before {
         if Instant::now() > deadline {
-            return Err(format!("descriptors and threads: first {before:?}, then {:?}", kept()?).into());
+            return Err(
+                format!("descriptors and threads: first {before:?}, then {:?}", kept()?).into()
+            );
         }
         thread::sleep(Duration::from_millis(10));
     }
@@ -97,7 +100,11 @@ struct Worker {
     passed: u64,
 }
 
-fn work(session: &Session, number: u64, time: Duration) -> Result<u64, Box<dyn Error + Send + Sync>> {
+fn work(
+    session: &Session,
+    number: u64,
+    time: Duration,
+) -> Result<u64, Box<dyn Error + Send + Sync>> {
     let mut connection = session.connect(PATIENCE)?;
     let pieces = connection.size().0 / PIECE as u64 / WORKERS;
     let base = number * pieces * PIECE as u64;
@@ -193,7 +200,11 @@ impl Worker {
         for (piece, (one, two)) in (first..).zip(data.chunks(PIECE).zip(again.chunks(PIECE))) {
             let wanted = content(piece, self.written[piece as usize]);
             if one != wanted || two != wanted {
-                return Err(format!("piece {piece} from {:#x} on is not as it was written", self.base).into());
+                return Err(format!(
+                    "piece {piece} from {:#x} on is not as it was written",
+                    self.base
+                )
+                .into());
             }
         }
         self.passed += count;
@@ -204,7 +215,9 @@ impl Worker {
 /// Linux's target promises Write Zeroes for files on whose file system it then turns out not to work.
 fn zero(connection: &mut Connection, offset: u64, length: u32) -> Result<(), NvmeError> {
     match connection.write_zeroes(offset, length) {
-        Err(error) if !error.ends_connection() => connection.write(offset, &vec![0; length as usize]),
+        Err(error) if !error.ends_connection() => {
+            connection.write(offset, &vec![0; length as usize])
+        }
         done => done,
     }
 }

@@ -46,7 +46,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let mut args = env::args().skip(1);
     let (Some(address), Some(size)) = (args.next(), args.next()) else {
-        return Err("usage: nvme_memory ADDRESS SIZE [STORE_DIR [SECRET [CONTROLLER_SECRET]]]".into());
+        return Err(
+            "usage: nvme_memory ADDRESS SIZE [STORE_DIR [SECRET [CONTROLLER_SECRET]]]".into()
+        );
     };
     let address: Address = address.parse()?;
     let lease = memory::lease(size.parse()?, args.next())?;
@@ -62,7 +64,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Err(_) => Nqn::of_lease(lease.id()),
     };
     let namespace = Arc::new(Namespace::new(lease));
-    let only_one = OnlyOne { subsystem: subsystem.clone(), namespace: Arc::clone(&namespace), secrets };
+    let only_one =
+        OnlyOne { subsystem: subsystem.clone(), namespace: Arc::clone(&namespace), secrets };
     let target = Target::new(Arc::new(only_one), Limits::default());
     let address = target.listen(&address, None)?;
     println!("listening on {address} as {subsystem}");

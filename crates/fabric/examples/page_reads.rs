@@ -33,7 +33,9 @@ enum Source {
 impl Source {
     fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Bare(socket, room) => ping(socket, &mut room[..operations.len() * PAGE_SIZE], operations),
+            Self::Bare(socket, room) => {
+                ping(socket, &mut room[..operations.len() * PAGE_SIZE], operations)
+            }
             Self::Nbd(connection) => Ok(connection.run(operations)?),
             Self::Nvme(connection) => Ok(connection.run(operations)?),
         }
@@ -41,7 +43,11 @@ impl Source {
 }
 
 /// Asks for all pages, and takes them as they come: where each belongs is known without a look at it.
-fn ping(socket: &mut Socket, into: &mut [u8], operations: &[Operation<'_>]) -> Result<(), Box<dyn Error>> {
+fn ping(
+    socket: &mut Socket,
+    into: &mut [u8],
+    operations: &[Operation<'_>],
+) -> Result<(), Box<dyn Error>> {
     let mut requests = [0; MOST * REQUEST];
     for (request, operation) in requests.chunks_mut(REQUEST).zip(operations) {
         if let Operation::Read { offset, .. } = operation {
@@ -86,7 +92,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let data = content(page);
         source.run(&mut [Operation::Write { offset: page * PAGE_SIZE as u64, from: &data }])?;
     }
-    let (rate, median) = measure(&mut source, depth, Duration::from_secs_f64(seconds.parse()?), is_bare)?;
+    let (rate, median) =
+        measure(&mut source, depth, Duration::from_secs_f64(seconds.parse()?), is_bare)?;
     println!("{rate:.0} {median:.2}");
     Ok(())
 }

@@ -44,8 +44,14 @@ mod tests {
 
     #[test]
     fn failures_end_nothing() {
-        let results =
-            [Ok(1), Err(rustix::io::Errno::MFILE), Ok(2), Ok(3), Err(rustix::io::Errno::MFILE), Ok(4)];
+        let results = [
+            Ok(1),
+            Err(rustix::io::Errno::MFILE),
+            Ok(2),
+            Ok(3),
+            Err(rustix::io::Errno::MFILE),
+            Ok(4),
+        ];
         let mut results = results.into_iter();
         let begun = RefCell::new(Vec::new());
         let accept = || results.next().expect("over by now").map_err(io::Error::from);

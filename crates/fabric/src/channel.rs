@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
-    SocketType, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix,
+    SocketFlags, SocketType, socket_with, sockopt,
 };
 
 use crate::Address;
@@ -92,7 +92,8 @@ impl Socket {
             Address::Unix(path) => connect_unix(path, timeout),
             Address::Tcp { host, port } => {
                 let deadline = Instant::now() + timeout;
-                let mut last = io::Error::new(io::ErrorKind::NotFound, format!("'{host}' has no address"));
+                let mut last =
+                    io::Error::new(io::ErrorKind::NotFound, format!("'{host}' has no address"));
                 for candidate in names::addresses(host, *port)? {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {

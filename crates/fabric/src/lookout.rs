@@ -101,7 +101,11 @@ impl Drop for Looking {
 }
 
 /// Sleeps until the socket is ready, or until the deadline, which is the error `WouldBlock`.
-pub(crate) fn sleep(socket: BorrowedFd<'_>, ready: PollFlags, deadline: Option<Instant>) -> io::Result<()> {
+pub(crate) fn sleep(
+    socket: BorrowedFd<'_>,
+    ready: PollFlags,
+    deadline: Option<Instant>,
+) -> io::Result<()> {
     let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     let left = left.map(|left| Timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),

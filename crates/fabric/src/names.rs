@@ -52,7 +52,10 @@ mod tests {
         let moved: Vec<SocketAddr> = vec!["192.0.2.1:4711".parse().unwrap()];
         KNOWN.write().unwrap().insert(("localhost".to_owned(), 4711), moved.clone());
         assert_eq!(from_memory(|| addresses("localhost", 4711)).unwrap(), moved);
-        assert!(from_memory(|| addresses("127.0.0.1", 4712)).is_ok(), "one that is not known is looked up");
+        assert!(
+            from_memory(|| addresses("127.0.0.1", 4712)).is_ok(),
+            "one that is not known is looked up"
+        );
         assert_eq!(addresses("localhost", 4711).unwrap(), found, "and so is one that may be");
         assert_eq!(from_memory(|| addresses("localhost", 4711)).unwrap(), found);
     }

@@ -133,7 +133,9 @@ impl Agreement {
     /// By what to seal the pages of a new lease of the group.
     pub fn seal(&self) -> Option<Seal> {
         match self.sealed {
-            Sealed::Deterministic => Some(Seal { key: self.key.clone(), sealing: Sealing::Deterministic }),
+            Sealed::Deterministic => {
+                Some(Seal { key: self.key.clone(), sealing: Sealing::Deterministic })
+            }
             Sealed::Random => Some(Seal::own()),
             Sealed::Off => None,
         }
@@ -231,10 +233,11 @@ impl Agreements {
             Err(source) => return Err(GroupError::Io { what: "reading", path, source }),
             Ok(text) => text,
         };
-        let malformed = |why: String| GroupError::Malformed { name: name.clone(), path: path.clone(), why };
+        let malformed =
+            |why: String| GroupError::Malformed { name: name.clone(), path: path.clone(), why };
         // (An error of the parser would show the line that it is about, and the key may be in it.)
-        let agreement: Agreement =
-            toml::from_str(&text).map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
+        let agreement: Agreement = toml::from_str(&text)
+            .map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
         if agreement.name != *name {
             return Err(malformed(format!("it is that of '{}'", agreement.name)));
         }
@@ -270,7 +273,8 @@ impl Agreements {
         let mut each = Vec::new();
         for entry in entries {
             let file = entry.map_err(fail)?.file_name();
-            let name: Option<Group> = file.to_str().and_then(|file| file.strip_suffix(".toml")?.parse().ok());
+            let name: Option<Group> =
+                file.to_str().and_then(|file| file.strip_suffix(".toml")?.parse().ok());
             let Some(name) = name else { continue };
             let found = self.find(&name).transpose();
             each.extend(found.map(|found| (name, found)));
@@ -306,7 +310,9 @@ impl Agreements {
     pub fn remove(&self, name: &Group) -> Result<(), GroupError> {
         let path = self.file(name);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(GroupError::Unknown(name.clone())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(GroupError::Unknown(name.clone()))
+            }
             removed => removed.map_err(|source| GroupError::Io { what: "removing", path, source }),
         }
     }
@@ -372,7 +378,11 @@ mod tests {
             assert_eq!(says(&blue, name(who), mib), Ok(()));
         }
         assert!(says(&blue, name("db2"), 1).unwrap_err().contains("which are: db, web-*"));
-        assert!(says(&blue, name("web-1"), 425).unwrap_err().contains("may have 1GiB here, and have 600MiB"));
+        assert!(
+            says(&blue, name("web-1"), 425)
+                .unwrap_err()
+                .contains("may have 1GiB here, and have 600MiB")
+        );
         blue.limits.members = Some(1);
         assert!(says(&blue, name("web-1"), 1).unwrap_err().contains("may have 1 members here"));
     }
@@ -393,7 +403,11 @@ mod tests {
             lends: true,
             cgroup: Some("/sys/fs/cgroup/cpu/blue".into()),
             members: vec!["web-*".to_owned()],
-            limits: Limits { members: Some(4), memory: Some(Bytes::gib(4)), cache: Some(Bytes::gib(1)) },
+            limits: Limits {
+                members: Some(4),
+                memory: Some(Bytes::gib(4)),
+                cache: Some(Bytes::gib(1)),
+            },
             ..made
         };
         all.change(&full).unwrap();
@@ -406,7 +420,8 @@ mod tests {
         let all = Agreements::of(dir.path());
         let blue: Group = "blue".parse().unwrap();
         let good = toml::to_string(&Agreement::new(blue.clone(), Sealed::Random)).unwrap();
-        let key = good.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
+        let key =
+            good.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
         let cases = [
             (good.replace(key, &key[..40]), "64 hexadecimal digits"),
             (good.replace("random", "maybe"), "unknown variant `maybe`"),

@@ -153,7 +153,8 @@ impl Member {
         let end = self.pages().min(from + 16 * most.max(1));
         let is_meant = |page: &u64| self.view.is_here(*page) && self.seen.is_due(*page, pass);
         let first = (from..end).find(is_meant);
-        let shared = (from..first.unwrap_or(end)).filter(|page| self.view.is_shared(*page)).count() as u64;
+        let shared =
+            (from..first.unwrap_or(end)).filter(|page| self.view.is_shared(*page)).count() as u64;
         let Some(first) = first else { return (0..0, end, shared) };
         let last = end.min(first + most);
         let run = first..(first..last).find(|page| !is_meant(page)).unwrap_or(last);
@@ -196,7 +197,8 @@ impl Member {
     pub(crate) fn activity(&self) -> (f64, Bytes) {
         let Ok(status) = client::status(&self.files) else { return (0.0, Bytes::ZERO) };
         let processes = status.processes.iter().chain([&status.pid]);
-        let pages = status.counts.remote_faults + status.counts.prefetched + status.counts.written_back;
+        let pages =
+            status.counts.remote_faults + status.counts.prefetched + status.counts.written_back;
         let guest = self.vm().and_then(|vm| vms::balloon(&vm, None).ok()?.figures);
         let swapped = guest.map_or(0, |guest| guest.swap_in + guest.swap_out);
         (processes.map(|pid| cpu_seconds(*pid)).sum(), Bytes(pages * PAGE_SIZE as u64 + swapped))
@@ -221,7 +223,11 @@ fn room(processes: &[u32]) -> u64 {
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-    let ticks: u64 =
-        fields.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let ticks: u64 = fields
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }

@@ -49,7 +49,8 @@ impl Qmp {
                 return Ok(message["return"].take());
             }
             if !message["error"].is_null() {
-                let why = message["error"]["desc"].as_str().unwrap_or("it does not say why").to_owned();
+                let why =
+                    message["error"]["desc"].as_str().unwrap_or("it does not say why").to_owned();
                 return Err(GuestError::Refused { command: command.to_owned(), why });
             }
             // What is left is an event.
@@ -90,7 +91,10 @@ mod tests {
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let mut say = |text: &str| writeln!(stream, "{text}").unwrap();
             say(r#"{"QMP": {"version": {}, "capabilities": []}}"#);
-            assert_eq!(lines.next().unwrap().unwrap(), r#"{"arguments":{},"execute":"qmp_capabilities"}"#);
+            assert_eq!(
+                lines.next().unwrap().unwrap(),
+                r#"{"arguments":{},"execute":"qmp_capabilities"}"#
+            );
             say(r#"{"return": {}}"#);
             lines.next();
             say(r#"{"event": "STOP", "timestamp": {}}"#);

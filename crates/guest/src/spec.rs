@@ -57,10 +57,24 @@ impl Accelerator {
     /// How long a machine's firmware takes until it finds nothing to boot from, if at most this long.
     fn firmware_time(self, qemu: &Path, machine: &str, bound: Duration) -> Option<Duration> {
         let mut probe = Command::new(qemu);
-        probe.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", machine, "-m", "64"]);
+        probe.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            machine,
+            "-m",
+            "64",
+        ]);
         probe.args(self.arguments());
         // Where SeaBIOS says what it does.
-        probe.args(["-chardev", "stdio,id=said", "-device", "isa-debugcon,iobase=0x402,chardev=said"]);
+        probe.args([
+            "-chardev",
+            "stdio,id=said",
+            "-device",
+            "isa-debugcon,iobase=0x402,chardev=said",
+        ]);
         probe.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let started = Instant::now();
         let mut probe = probe.spawn().ok()?;
@@ -169,7 +183,10 @@ const UNFIT: [(&str, &str); 11] = [
     ("-M", "the machine is given by its own option, and has the region as its memory"),
     ("-machine", "the machine is given by its own option, and has the region as its memory"),
     ("-accel", "the accelerator is given by its own option"),
-    ("-cpu", "the processor is given by its own option, so that it is known where the VM can move to"),
+    (
+        "-cpu",
+        "the processor is given by its own option, so that it is known where the VM can move to",
+    ),
     ("-incoming", "a VM comes to a host by 'aquifer vm migrate'"),
     ("-daemonize", "a VM is in the background always"),
     ("mem-lock=on", "locked memory cannot leave for the pool"),
@@ -226,7 +243,9 @@ impl VmSpec {
         }
         for argument in &self.extra {
             if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(argument, what)) {
-                return Err(GuestError::Misuse(format!("QEMU cannot be given '{argument}': {why}")));
+                return Err(GuestError::Misuse(format!(
+                    "QEMU cannot be given '{argument}': {why}"
+                )));
             }
         }
         Ok(())
@@ -234,7 +253,13 @@ impl VmSpec {
 
     /// QEMU with this guest, whose memory is the file `region`, and whose group has its disks cached at the socket `cache`; one that waits for the guest to
     /// come from another host, if that is so.
-    pub(crate) fn command(&self, files: &Files, region: &Path, cache: &Path, comes: bool) -> Command {
+    pub(crate) fn command(
+        &self,
+        files: &Files,
+        region: &Path,
+        cache: &Path,
+        comes: bool,
+    ) -> Command {
         let Self { name, memory, .. } = self;
         let mut qemu = Command::new(&self.qemu);
         if self.backing == Backing::Region {
@@ -273,7 +298,9 @@ impl VmSpec {
         // What QEMU appends to can be emptied under it: the guest says as much as it likes.
         qemu.arg("-chardev").arg(with(socket("serial") + ",logappend=on", &serial));
         qemu.args(["-serial", "chardev:aquifer-serial"]);
-        for (id, path) in [("control", files.control()), ("mover", files.mover()), ("qmp", files.qmp())] {
+        for (id, path) in
+            [("control", files.control()), ("mover", files.mover()), ("qmp", files.qmp())]
+        {
             qemu.arg("-chardev").arg(with(socket(id), &[("path", &path)]));
             qemu.args(["-mon", &format!("chardev=aquifer-{id},mode=control")]);
         }
@@ -283,8 +310,9 @@ impl VmSpec {
         // What the guest does not need any more goes back to lenders, or the host. Not where others could take it: nothing is promised of huge pages
         // but what is there.
         let reports = if self.huge().is_some() { "off" } else { "on" };
-        let balloon =
-            format!("virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on");
+        let balloon = format!(
+            "virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on"
+        );
         qemu.args(["-device", &balloon]);
         for disk in &self.disks {
             let format = if is_qcow2(disk) { "qcow2" } else { "raw" };
@@ -327,9 +355,12 @@ impl VmSpec {
     fn backend(&self, id: &str, size: Bytes, region: &Path) -> OsString {
         let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
         match self.backing {
-            Backing::Region => with(format!("memory-backend-file,{common}"), &[("mem-path", region)]),
+            Backing::Region => {
+                with(format!("memory-backend-file,{common}"), &[("mem-path", region)])
+            }
             Backing::Local { huge } => {
-                let huge = huge.map_or(String::new(), |page| format!(",hugetlb=on,hugetlbsize={}", page.0));
+                let huge = huge
+                    .map_or(String::new(), |page| format!(",hugetlb=on,hugetlbsize={}", page.0));
                 // What it may grow by is no promise of the kernel's; what it boots with is.
                 let reserve = if id == GROWN { "off" } else { "on" };
                 format!("memory-backend-memfd,{common},reserve={reserve}{huge}").into()
@@ -366,7 +397,10 @@ fn is(argument: &str, what: &str) -> bool {
         (Some(option), Some(given)) => given.trim_start_matches('-') == option,
         (Some(_), None) => false,
         (None, _) => argument.split(',').any(|value| {
-            let value = ["type=", "driver="].iter().find_map(|key| value.strip_prefix(key)).unwrap_or(value);
+            let value = ["type=", "driver="]
+                .iter()
+                .find_map(|key| value.strip_prefix(key))
+                .unwrap_or(value);
             value.starts_with(what)
         }),
     }
@@ -434,8 +468,12 @@ mod tests {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
         let arguments = |spec: &VmSpec| {
             spec.check().unwrap();
-            let command = spec.command(&files, Path::new("/run/regions/one"), Path::new("/run/nbd"), false);
-            command.get_args().map(|argument| argument.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+            let command =
+                spec.command(&files, Path::new("/run/regions/one"), Path::new("/run/nbd"), false);
+            command
+                .get_args()
+                .map(|argument| argument.to_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
         };
         assert!(!arguments(&spec(&[])).iter().any(|argument| argument.contains("virtio-mem")));
         let large = VmSpec { max_memory: Bytes::mib(192), ..spec(&[]) };
@@ -459,7 +497,8 @@ mod tests {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
         let values = |spec: &VmSpec, option: &str| {
             let command = spec.command(&files, Path::new("/r"), Path::new("/c"), false);
-            let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
+            let words: Vec<_> =
+                command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
             let given = words.iter().zip(&words[1..]).filter(|(word, _)| *word == option);
             given.map(|(_, value)| value.clone()).collect::<Vec<_>>()
         };
@@ -480,14 +519,22 @@ mod tests {
     #[test]
     fn a_comma_in_a_path_does_not_end_it() {
         let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
-        let command =
-            spec(&[]).command(&files, Path::new("/run/re,gions/one"), Path::new("/run/n,bd"), false);
-        let arguments: Vec<_> = command.get_args().map(|argument| argument.to_str().unwrap()).collect();
+        let command = spec(&[]).command(
+            &files,
+            Path::new("/run/re,gions/one"),
+            Path::new("/run/n,bd"),
+            false,
+        );
+        let arguments: Vec<_> =
+            command.get_args().map(|argument| argument.to_str().unwrap()).collect();
         assert!(arguments.contains(&"if=virtio,format=qcow2,file=/a,,b.qcow2"), "{arguments:?}");
         assert!(arguments.contains(&"if=virtio,format=raw,file=/c"), "{arguments:?}");
         let ends = |end: &str| arguments.iter().any(|argument| argument.ends_with(end));
         assert!(ends("server.path=/run/n,,bd,export=/d,,e.qcow2"), "{arguments:?}");
-        assert!(ends("file=aquifer-cached-0-file") && ends("drive=aquifer-cached-1"), "{arguments:?}");
+        assert!(
+            ends("file=aquifer-cached-0-file") && ends("drive=aquifer-cached-1"),
+            "{arguments:?}"
+        );
         assert!(
             arguments.iter().any(|argument| argument.ends_with("mem-path=/run/re,,gions/one")),
             "{arguments:?}"

@@ -92,7 +92,12 @@ impl Client {
     ///
     /// # Errors
     /// As that.
-    pub fn request(&self, bytes: Bytes, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+    pub fn request(
+        &self,
+        bytes: Bytes,
+        patience: Duration,
+        why: &str,
+    ) -> Result<Granted, RequestError> {
         self.resize(i64::try_from(bytes.0).unwrap_or(i64::MAX), patience, why)
     }
 
@@ -100,7 +105,12 @@ impl Client {
     ///
     /// # Errors
     /// As that.
-    pub fn give_back(&self, bytes: Bytes, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+    pub fn give_back(
+        &self,
+        bytes: Bytes,
+        patience: Duration,
+        why: &str,
+    ) -> Result<Granted, RequestError> {
         self.resize(i64::try_from(bytes.0).map_or(i64::MIN, |bytes| -bytes), patience, why)
     }
 
@@ -117,7 +127,8 @@ impl Client {
 
     fn resize(&self, bytes: i64, patience: Duration, why: &str) -> Result<Granted, RequestError> {
         let patience = patience.min(MOST_PATIENCE);
-        let ask = Ask::Resize { bytes, patience_ms: patience.as_millis() as u64, why: why.to_owned() };
+        let ask =
+            Ask::Resize { bytes, patience_ms: patience.as_millis() as u64, why: why.to_owned() };
         match self.ask(&ask, patience + 2 * LENIENCE)? {
             Tell::Granted(granted) => Ok(granted),
             other => Err(self.unexpected(&other)),
@@ -136,7 +147,9 @@ impl Client {
             _ => gone(source),
         };
         let mut stream = connect(&self.socket, within).map_err(|source| match source.kind() {
-            io::ErrorKind::PermissionDenied => RequestError::NotAllowed { socket: self.socket.clone() },
+            io::ErrorKind::PermissionDenied => {
+                RequestError::NotAllowed { socket: self.socket.clone() }
+            }
             io::ErrorKind::WouldBlock => gone(source),
             _ => RequestError::NoAgent { socket: self.socket.clone(), source },
         })?;

@@ -237,7 +237,8 @@ mod tests {
 
     #[test]
     fn every_message_of_a_guest_is_read_as_it_was_written() {
-        let report = Report { total: Bytes::gib(1), pressure_some: Some(1.25), ..Report::default() };
+        let report =
+            Report { total: Bytes::gib(1), pressure_some: Some(1.25), ..Report::default() };
         for message in [
             ToHost::Hello { version: VERSION, kernel: "6.12".to_owned() },
             ToHost::Report(report.clone()),
@@ -251,7 +252,11 @@ mod tests {
             },
             ToHost::Stages {
                 id: 3,
-                stages: vec![Stage { name: "section_init".to_owned(), took_us: 32_472.0, count: 4 }],
+                stages: vec![Stage {
+                    name: "section_init".to_owned(),
+                    took_us: 32_472.0,
+                    count: 4,
+                }],
                 missing: vec!["section_clean_up".to_owned()],
             },
         ] {
@@ -261,8 +266,13 @@ mod tests {
 
     #[test]
     fn a_message_of_a_host_looks_like_this_on_the_wire() {
-        let answer =
-            ToGuest::Answer { id: 7, granted: 1 << 20, size: Bytes::gib(1), missing: Bytes(0), why: None };
+        let answer = ToGuest::Answer {
+            id: 7,
+            granted: 1 << 20,
+            size: Bytes::gib(1),
+            missing: Bytes(0),
+            why: None,
+        };
         let line = "{\"say\":\"answer\",\"id\":7,\"granted\":1048576,\"size\":1073741824,\"missing\":0,\"why\":null}\n";
         assert_eq!(String::from_utf8(encode(&answer).unwrap()).unwrap(), line);
         assert_eq!(decode(&[line.as_bytes()]), [Line::Message(answer)]);
@@ -286,7 +296,11 @@ mod tests {
         .concat();
         for size in [1, 2, 7, text.len()] {
             let pieces: Vec<_> = text.chunks(size).collect();
-            assert_eq!(decode(&pieces), [Line::Empty, Line::Message(check.clone())], "in pieces of {size}");
+            assert_eq!(
+                decode(&pieces),
+                [Line::Empty, Line::Message(check.clone())],
+                "in pieces of {size}"
+            );
         }
     }
 

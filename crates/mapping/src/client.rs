@@ -143,13 +143,17 @@ impl Mapping {
     pub fn has_part_of(&self, range: &Range<usize>) -> bool {
         let shared = &self.0;
         shared.is_mine()
-            && shared.pages_in(range).is_some_and(|pages| lock(&shared.live).parts(&pages).next().is_some())
+            && shared
+                .pages_in(range)
+                .is_some_and(|pages| lock(&shared.live).parts(&pages).next().is_some())
     }
 
     /// The parts of the range of addresses that belong to this mapping still.
     pub fn parts_of(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let shared = &self.0;
-        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else { return Vec::new() };
+        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else {
+            return Vec::new();
+        };
         let part = |pages: Range<u64>| {
             let [from, to] = [pages.start, pages.end].map(|page| shared.address_of(page));
             from.max(range.start)..to.min(range.end)
@@ -211,9 +215,15 @@ impl Mapping {
     ///
     /// # Errors
     /// Those of `unmap`; all is as it was then.
-    pub fn release<T>(&self, range: &Range<usize>, unmap: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    pub fn release<T>(
+        &self,
+        range: &Range<usize>,
+        unmap: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
         let shared = &self.0;
-        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else { return unmap() };
+        let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else {
+            return unmap();
+        };
         let mut live = lock(&shared.live);
         shared.tell_release(&pages);
         match unmap() {
@@ -242,7 +252,8 @@ impl Shared {
         // Not by the connection by which others ask: the engine may need this mapping before it answers them. What breaks is an engine
         // that has ended; the next one may know of this mapping already.
         while let Ok(connection) = Connection::to(&self.socket) {
-            let answered = connection.send(&request, &[]).and_then(|()| connection.receive::<Reply>());
+            let answered =
+                connection.send(&request, &[]).and_then(|()| connection.receive::<Reply>());
             if matches!(answered, Ok(Some(_))) {
                 return;
             }
@@ -256,7 +267,10 @@ impl Shared {
             None => asking.insert(Connection::to(&self.socket)?),
         };
         connection.send(request, &[])?;
-        connection.receive()?.map(|(reply, _)| reply).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        connection
+            .receive()?
+            .map(|(reply, _)| reply)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Does what the engine orders, and finds the next one when it is gone, until nothing is mapped any more.
@@ -265,8 +279,9 @@ impl Shared {
         loop {
             match orders.receive() {
                 Ok(Some((order, files))) => {
-                    let reply =
-                        self.obey(&order, &files).unwrap_or_else(|error| Reply::Refused(error.to_string()));
+                    let reply = self
+                        .obey(&order, &files)
+                        .unwrap_or_else(|error| Reply::Refused(error.to_string()));
                     // Who is gone needs no answer.
                     let _ = orders.send(&reply, &[]);
                 }
@@ -296,7 +311,9 @@ impl Shared {
                     return Some(orders);
                 }
                 Err(AdoptError::Refused(why)) if !told => {
-                    tell(format_args!("the new engine refuses this mapping: {why}; this program waits"));
+                    tell(format_args!(
+                        "the new engine refuses this mapping: {why}; this program waits"
+                    ));
                     told = true;
                 }
                 Err(_) => {}
@@ -311,7 +328,9 @@ impl Shared {
             move |error: io::Error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
         };
         match order {
-            Order::Unmap(runs) => runs.iter().try_for_each(|run| self.unmap(run)).map_err(failed("unmap"))?,
+            Order::Unmap(runs) => {
+                runs.iter().try_for_each(|run| self.unmap(run)).map_err(failed("unmap"))?
+            }
             Order::Restore(runs) => {
                 let [region] = files else { return Err(missing()) };
                 let restored = runs.iter().try_for_each(|run| self.restore(run, region));
@@ -320,7 +339,9 @@ impl Shared {
             Order::Share(all) => {
                 let [file, region] = files else { return Err(missing()) };
                 let mut written = Vec::new();
-                let shared = all.iter().try_for_each(|shared| self.share(shared, file, region, &mut written));
+                let shared = all
+                    .iter()
+                    .try_for_each(|shared| self.share(shared, file, region, &mut written));
                 shared.map_err(failed("map shared pages"))?;
                 if !written.is_empty() {
                     return Ok(Reply::DoneBut(written));
@@ -331,7 +352,11 @@ impl Shared {
     }
 
     /// Does something with those parts of these pages that are still mapped; no other thread lets go of one meanwhile.
-    fn each_part(&self, run: &Run, mut what: impl FnMut(&Range<usize>) -> io::Result<()>) -> io::Result<()> {
+    fn each_part(
+        &self,
+        run: &Run,
+        mut what: impl FnMut(&Range<usize>) -> io::Result<()>,
+    ) -> io::Result<()> {
         for part in lock(&self.live).parts(&(run.first..run.end())) {
             what(&(self.address_of(part.start)..self.address_of(part.end)))?;
         }
@@ -340,7 +365,8 @@ impl Shared {
 
     fn address_of(&self, page: u64) -> usize {
         self.address
-            + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize * PAGE_SIZE
+            + (page.clamp(self.pages.first, self.pages.end()) - self.pages.first) as usize
+                * PAGE_SIZE
     }
 
     /// The page of the region at an address of this mapping.
@@ -371,7 +397,11 @@ impl Shared {
         // SAFETY: it is still part of the mapping; the engine has put the pages there, or this has.
         unsafe {
             sharing::restore(part, region.as_fd(), offset, &self.userfault)?;
-            if self.is_locked { sys::refuse_removal(part.start, part.end - part.start) } else { Ok(()) }
+            if self.is_locked {
+                sys::refuse_removal(part.start, part.end - part.start)
+            } else {
+                Ok(())
+            }
         }
     }
 
@@ -383,12 +413,16 @@ impl Shared {
         written: &mut Vec<Run>,
     ) -> io::Result<()> {
         self.each_part(&shared.pages, |part| {
-            let offset = (shared.frame + self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
+            let offset =
+                (shared.frame + self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
             // SAFETY: it is still part of the mapping, and the engine has compared the pages, which are in no page table.
             for address in unsafe { self.sharing.share(part, file.as_fd(), offset) }? {
                 let page = self.page_at(address);
                 // Until it is there nobody else has what was written. SAFETY: it is mapped, and writes to it are held.
-                while unsafe { sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64) }.is_err()
+                while unsafe {
+                    sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64)
+                }
+                .is_err()
                 {
                     thread::sleep(RETRY);
                 }
@@ -401,7 +435,11 @@ impl Shared {
 }
 
 /// Hands a mapping to the engine.
-fn hand_over(attach: &Attach, userfaults: [&Userfault; 2], socket: &Path) -> Result<Connection, AdoptError> {
+fn hand_over(
+    attach: &Attach,
+    userfaults: [&Userfault; 2],
+    socket: &Path,
+) -> Result<Connection, AdoptError> {
     let engine = |source| AdoptError::Engine { path: socket.to_owned(), source };
     let connection = Connection::to(socket).map_err(engine)?;
     let request = Request::Attach(attach.clone());

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, recvmsg, sendmsg, socket_with, sockopt,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with, sockopt,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -79,7 +79,8 @@ impl Connection {
         let bytes = postcard::to_stdvec(message).map_err(invalid)?;
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut room);
-        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors))
+        {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let sent = rustix::io::retry_on_intr(|| {
@@ -94,7 +95,12 @@ impl Connection {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut room);
         let received = rustix::io::retry_on_intr(|| {
-            recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+            recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            )
         });
         let length = match received {
             Ok(received) => received.bytes,

@@ -46,8 +46,11 @@ impl Live {
 
     /// All of them, for a message. (Where there are more runs than fit one, the last covers the rest, with what lies between.)
     pub fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<_> =
-            self.0.iter().map(|part| Run { first: part.start, count: part.end - part.start }).collect();
+        let mut runs: Vec<_> = self
+            .0
+            .iter()
+            .map(|part| Run { first: part.start, count: part.end - part.start })
+            .collect();
         if let (true, Some(last)) = (runs.len() > TOLD, runs.last().copied()) {
             runs.truncate(TOLD);
             let rest = &mut runs[TOLD - 1];

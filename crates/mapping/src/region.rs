@@ -43,7 +43,8 @@ pub struct Opened {
 impl Opened {
     /// None where the path is no region's and no window's.
     pub fn of(path: &Path) -> Option<Self> {
-        let offset = path.file_name()?.to_str()?.strip_prefix(WINDOW).and_then(|offset| offset.parse().ok());
+        let offset =
+            path.file_name()?.to_str()?.strip_prefix(WINDOW).and_then(|offset| offset.parse().ok());
         let is_window = offset.map(|offset| Self { socket: path.with_file_name(PROGRAMS), offset });
         let is = [is_window, socket_of(path).map(|socket| Self { socket, offset: 0 })];
         is.into_iter().flatten().find(|opened| opened.socket.exists())
@@ -75,12 +76,16 @@ impl Region {
     /// [`AdoptError`].
     pub fn map(path: &Path) -> Result<Self, AdoptError> {
         let system = |what| move |source| AdoptError::System { what, source };
-        let file =
-            OpenOptions::new().read(true).write(true).open(path).map_err(system("cannot open the region"))?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(system("cannot open the region"))?;
         let length = file.metadata().map_err(system("cannot look at the region"))?.len() as usize;
         let memory = FileMap::closed(&file, length).map_err(system("cannot map the region"))?;
-        let socket =
-            socket_of(path).ok_or(io::ErrorKind::InvalidInput.into()).map_err(system("this is no region"))?;
+        let socket = socket_of(path)
+            .ok_or(io::ErrorKind::InvalidInput.into())
+            .map_err(system("this is no region"))?;
         // SAFETY: it is a shared mapping of all of the file, and nobody else has it yet.
         let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket, true) }?;
         let region = Self { memory: ManuallyDrop::new(memory), mapping };
@@ -103,7 +108,8 @@ impl Region {
     /// # Errors
     /// Where they are not in the region.
     pub fn discard(&self, pages: Range<u64>) -> io::Result<()> {
-        self.mapping.discard(Run { first: pages.start, count: pages.end.saturating_sub(pages.start) })
+        self.mapping
+            .discard(Run { first: pages.start, count: pages.end.saturating_sub(pages.start) })
     }
 }
 

@@ -105,7 +105,11 @@ pub(crate) unsafe fn restore(
 ///
 /// # Safety
 /// It must be mapped, and writes to it held. (Where the kernel had no memory to hold them, one that comes just now is lost, or torn.)
-pub(crate) unsafe fn take_back(address: usize, region: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+pub(crate) unsafe fn take_back(
+    address: usize,
+    region: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
     // SAFETY: the caller's promise.
     let page = unsafe { sys::held(address, PAGE_SIZE) };
     let mut done = 0;

@@ -11,7 +11,8 @@ use linux_raw_sys::general as raw;
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags, UserfaultfdFlags};
 
 pub(crate) use linux_raw_sys::general::{
-    uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage,
+    uffd_msg, uffdio_api, uffdio_continue, uffdio_copy, uffdio_range, uffdio_register,
+    uffdio_zeropage,
 };
 
 /// `UFFDIO_CONTINUE_MODE_WP` of `linux/userfaultfd.h`: map the page so that a write is noticed.
@@ -48,7 +49,8 @@ pub(crate) struct UffdioPoison {
 }
 
 impl Argument for UffdioPoison {
-    const REQUEST: libc::Ioctl = libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_POISON) as libc::Ioctl;
+    const REQUEST: libc::Ioctl =
+        libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_POISON) as libc::Ioctl;
 }
 
 /// `struct uffdio_writeprotect` of `linux/userfaultfd.h`.
@@ -59,7 +61,8 @@ pub(crate) struct UffdioWriteprotect {
 }
 
 impl Argument for UffdioWriteprotect {
-    const REQUEST: libc::Ioctl = libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_WRITEPROTECT) as libc::Ioctl;
+    const REQUEST: libc::Ioctl =
+        libc::_IOWR::<Self>(raw::UFFDIO, raw::_UFFDIO_WRITEPROTECT) as libc::Ioctl;
 }
 
 /// `UFFDIO_WRITEPROTECT_MODE_WP` of `linux/userfaultfd.h`.
@@ -79,7 +82,10 @@ pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
 /// # Safety
 /// `uffdio_copy` must name memory of at least that length to read from. `uffdio_copy`, `uffdio_zeropage` and
 /// `uffdio_continue` must be for a mapping in whose memory pages may appear, which is what registering it said.
-pub(crate) unsafe fn userfault<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A) -> io::Result<()> {
+pub(crate) unsafe fn userfault<A: Argument>(
+    fd: BorrowedFd<'_>,
+    argument: &mut A,
+) -> io::Result<()> {
     // SAFETY: the request is the one that takes a pointer to this structure; the rest is the caller's promise.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), A::REQUEST, ptr::from_mut(argument)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -89,11 +95,14 @@ pub(crate) unsafe fn userfault<A: Argument>(fd: BorrowedFd<'_>, argument: &mut A
 pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
     let mut message = std::mem::MaybeUninit::<uffd_msg>::uninit();
     // SAFETY: there is room for one message, of which the kernel writes all or nothing.
-    let length =
-        unsafe { libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast::<c_void>(), size_of::<uffd_msg>()) };
+    let length = unsafe {
+        libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast::<c_void>(), size_of::<uffd_msg>())
+    };
     match length {
         // SAFETY: the kernel has filled all of it.
-        length if length == size_of::<uffd_msg>() as isize => Ok(Some(unsafe { message.assume_init() })),
+        length if length == size_of::<uffd_msg>() as isize => {
+            Ok(Some(unsafe { message.assume_init() }))
+        }
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         _ => match io::Error::last_os_error() {
             error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -253,8 +262,9 @@ impl FileMap {
 
     fn with(file: impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
-        let start =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
+        let start = unsafe {
+            rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
+        }?;
         Ok(Self { start: NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?, length })
     }
 

@@ -126,7 +126,8 @@ impl Userfault {
     pub fn fill(&self, address: u64, pages: &[u8], clean: bool) -> io::Result<Filled> {
         let mode = if clean { u64::from(raw::UFFDIO_COPY_MODE_WP) } else { 0 };
         let src = pages.as_ptr().expose_provenance() as u64;
-        let mut copy = sys::uffdio_copy { dst: address, src, len: pages.len() as u64, mode, copy: 0 };
+        let mut copy =
+            sys::uffdio_copy { dst: address, src, len: pages.len() as u64, mode, copy: 0 };
         // SAFETY: the source is borrowed; the mapping was registered to have pages appear.
         filled(unsafe { sys::userfault(self.as_fd(), &mut copy) })
     }

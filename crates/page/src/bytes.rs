@@ -123,7 +123,8 @@ impl FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, ParseBytesError> {
         let err = |why| ParseBytesError { text: text.to_owned(), why };
         let trimmed = text.trim();
-        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
+        let split =
+            trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(split);
         let shift = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" => 0,
@@ -227,9 +228,13 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_in_the_largest_unit_that_fits() {
-        for (bytes, text) in
-            [(0, "0B"), (1000, "1000B"), (64 << 20, "64MiB"), (3 << 29, "1.5GiB"), (1 << 40, "1TiB")]
-        {
+        for (bytes, text) in [
+            (0, "0B"),
+            (1000, "1000B"),
+            (64 << 20, "64MiB"),
+            (3 << 29, "1.5GiB"),
+            (1 << 40, "1TiB"),
+        ] {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
     }

@@ -48,7 +48,8 @@ pub fn replace_with(
         }
         file => file?,
     };
-    let done = file.write_all(data).and_then(|()| prepare(&file)).and_then(|()| fs::rename(&draft, path));
+    let done =
+        file.write_all(data).and_then(|()| prepare(&file)).and_then(|()| fs::rename(&draft, path));
     if let Err(error) = done {
         // What cannot be removed is removed by the next draft.
         let _ = fs::remove_file(&draft);

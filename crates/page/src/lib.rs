@@ -8,7 +8,8 @@ mod name;
 
 pub use bytes::{Bytes, ParseBytesError};
 pub use name::{
-    ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName, VolumeId,
+    ClientId, Group, HostName, Incarnation, LeaseId, MigrationId, NameError, OwnerId, RegionName,
+    VolumeId,
 };
 
 /// Bytes in a page, the unit of transfer.

@@ -76,7 +76,9 @@ impl Bitmap {
             (found != 0).then_some((word as u64 * 64, found))
         };
         let pages = touched(bytes);
-        let Some((base, first)) = words(pages.clone()).find_map(set) else { return bytes.start..bytes.start };
+        let Some((base, first)) = words(pages.clone()).find_map(set) else {
+            return bytes.start..bytes.start;
+        };
         let start = base + u64::from(first.trailing_zeros());
         let end = words(pages)
             .filter_map(set)

@@ -58,8 +58,10 @@ impl Identity {
     pub(crate) fn new(claim: Claim, takes_over: bool) -> Self {
         // The clock has later processes, and later volumes of one process, begin above earlier ones; a process that is
         // new to the lender is known by its own random number.
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let (epoch, incarnation) = (AtomicU64::new(now.as_nanos() as u64), Mutex::new(claim.incarnation));
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let (epoch, incarnation) =
+            (AtomicU64::new(now.as_nanos() as u64), Mutex::new(claim.incarnation));
         Self { claim, takes_over, ends_older: AtomicBool::new(false), epoch, incarnation }
     }
 

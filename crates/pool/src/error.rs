@@ -119,7 +119,9 @@ impl From<PoolError> for io::Error {
             PoolError::NoRoom(_) | PoolError::Holder { source: HolderError::Full(_), .. } => {
                 io::ErrorKind::StorageFull
             }
-            PoolError::Holder { source: HolderError::Unreachable { .. }, .. } => io::ErrorKind::TimedOut,
+            PoolError::Holder { source: HolderError::Unreachable { .. }, .. } => {
+                io::ErrorKind::TimedOut
+            }
             PoolError::OutOfRange { .. } => io::ErrorKind::InvalidInput,
             _ => io::ErrorKind::Other,
         };

@@ -130,7 +130,10 @@ impl Events {
         let mut rung = match most {
             None => self.bell.wait_while(rung, is_silent).unwrap_or_else(PoisonError::into_inner),
             Some(most) => {
-                self.bell.wait_timeout_while(rung, most, is_silent).unwrap_or_else(PoisonError::into_inner).0
+                self.bell
+                    .wait_timeout_while(rung, most, is_silent)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
             }
         };
         *rung = false;

@@ -219,7 +219,9 @@ impl Extent {
         let written = match &*place {
             Place::Nowhere => return Err(Fault::Nowhere),
             Place::At(slot) => slot.write_many(worker, pieces),
-            Place::Moving(moving) => pieces.iter().try_for_each(|(at, data)| moving.write(worker, *at, data)),
+            Place::Moving(moving) => {
+                pieces.iter().try_for_each(|(at, data)| moving.write(worker, *at, data))
+            }
         };
         written.map_err(|error| place.fault(error))?;
         // What was added to the offsets is whole extents.

@@ -24,15 +24,21 @@ impl Volume {
         if self.leases.find(target.lease).is_some() {
             return Err(PoolError::LeaseInUse(self.id(), target.lease));
         }
-        let unusable =
-            |why: String| PoolError::Unusable { lease: target.lease, lender: target.lender.to_string(), why };
+        let unusable = |why: String| PoolError::Unusable {
+            lease: target.lease,
+            lender: target.lender.to_string(),
+            why,
+        };
         let holder = self.connect(&target)?;
         let (size, read_only) = holder.facts().map_err(|error| unusable(error.to_string()))?;
         if read_only {
             return Err(unusable("its export is read-only".to_owned()));
         }
         if size < target.capacity {
-            return Err(unusable(format!("its export has {size}, the lease says {}", target.capacity)));
+            return Err(unusable(format!(
+                "its export has {size}, the lease says {}",
+                target.capacity
+            )));
         }
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
         if total == 0 {
@@ -46,7 +52,9 @@ impl Volume {
         for index in 0..total {
             let offset = u64::from(index) * EXTENT_SIZE;
             clean.push(
-                holder.is_hole(offset, EXTENT_SIZE as u32).map_err(|error| unusable(error.to_string()))?,
+                holder
+                    .is_hole(offset, EXTENT_SIZE as u32)
+                    .map_err(|error| unusable(error.to_string()))?,
             );
         }
         self.lay_over(target, holder, total, |index| clean[index as usize]);
@@ -64,7 +72,8 @@ impl Volume {
             return Err(PoolError::LeaseInUse(self.id(), target.lease));
         }
         let source = target.source(self.config.tls.as_ref())?;
-        let holder = RemoteHolder::unconnected(source, self.config.workers + 1, self.config.patience);
+        let holder =
+            RemoteHolder::unconnected(source, self.config.workers + 1, self.config.patience);
         let total = u32::try_from(target.capacity.0 / EXTENT_SIZE).unwrap_or(u32::MAX);
         self.lay_over(target, holder, total, |_| false);
         Ok(())
@@ -102,9 +111,11 @@ impl Volume {
 
     fn connect(&self, target: &LeaseTarget) -> Result<RemoteHolder, PoolError> {
         let source = target.source(self.config.tls.as_ref())?;
-        RemoteHolder::connect(source, self.config.workers + 1, self.config.patience).map_err(|source| {
-            let (lease, lender) = (target.lease, target.lender.to_string());
-            PoolError::Connect { lease, lender, source: Box::new(source) }
-        })
+        RemoteHolder::connect(source, self.config.workers + 1, self.config.patience).map_err(
+            |source| {
+                let (lease, lender) = (target.lease, target.lender.to_string());
+                PoolError::Connect { lease, lender, source: Box::new(source) }
+            },
+        )
     }
 }

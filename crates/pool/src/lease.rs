@@ -216,7 +216,11 @@ impl Slot {
     }
 
     /// Writes runs, whose offsets are made absolute in place.
-    pub(crate) fn write_many(&self, worker: usize, pieces: &mut [Piece<'_>]) -> Result<(), HolderError> {
+    pub(crate) fn write_many(
+        &self,
+        worker: usize,
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), HolderError> {
         for (offset, _) in &mut *pieces {
             *offset += self.offset();
         }

@@ -114,7 +114,11 @@ impl Volume {
         Bytes(here.map(|extent| extent.written.count()).sum::<u64>() * PAGE)
     }
 
-    fn empty(&self, source: &Arc<Lease>, progress: &mut dyn FnMut(Progress)) -> Result<Evacuated, PoolError> {
+    fn empty(
+        &self,
+        source: &Arc<Lease>,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Evacuated, PoolError> {
         let total = source.taken();
         let (of, done) = &source.leaving;
         of.store(total, Ordering::Relaxed);
@@ -167,7 +171,8 @@ impl Volume {
                 }
                 Err(Halt::Source(error)) => return Err(self.holder_error(index, 0, source, error)),
                 Err(Halt::Destination(error)) => {
-                    last = error.map(|error| self.holder_error(index, 0, &to.lease, error)).or(last);
+                    last =
+                        error.map(|error| self.holder_error(index, 0, &to.lease, error)).or(last);
                     tried.push(to.lease);
                 }
             }
@@ -352,16 +357,19 @@ fn copy_chunk(
             continue;
         }
         let next = at + page.len();
-        let goes_on = data
-            .get(next..data.len().min(next + PAGE_SIZE))
-            .is_some_and(|page| !page.is_empty() && holds(page, (chunk.start + next as u64) / PAGE));
+        let goes_on = data.get(next..data.len().min(next + PAGE_SIZE)).is_some_and(|page| {
+            !page.is_empty() && holds(page, (chunk.start + next as u64) / PAGE)
+        });
         if !goes_on {
             pieces[used] = (chunk.start + start as u64, &data[start..next]);
             used += 1;
             start = next;
         }
     }
-    moving.to.write_many(worker, &mut pieces[..used]).map_err(|error| Halt::Destination(Some(error)))
+    moving
+        .to
+        .write_many(worker, &mut pieces[..used])
+        .map_err(|error| Halt::Destination(Some(error)))
 }
 
 /// The buffer that a move needs.

@@ -26,7 +26,9 @@ impl NonZero {
 
     /// These bytes have been written.
     pub(crate) fn remember(&self, at: u64, data: &[u8]) {
-        pages(at, data).filter(|(_, part)| !is_zero(part)).for_each(|(at, _)| self.0.set(&(at..at + 1)));
+        pages(at, data)
+            .filter(|(_, part)| !is_zero(part))
+            .for_each(|(at, _)| self.0.set(&(at..at + 1)));
     }
 
     /// These bytes are known to hold something in every page.
@@ -36,8 +38,9 @@ impl NonZero {
 
     /// Whether what was read cannot be what was stored. Only of whole pages can that be said.
     pub(crate) fn disproves(&self, at: u64, data: &[u8]) -> bool {
-        let is_bad =
-            |(at, page): (u64, &[u8])| page.len() == PAGE_SIZE && self.0.is_set(at / PAGE) && is_zero(page);
+        let is_bad = |(at, page): (u64, &[u8])| {
+            page.len() == PAGE_SIZE && self.0.is_set(at / PAGE) && is_zero(page)
+        };
         pages(at, data).any(is_bad)
     }
 }

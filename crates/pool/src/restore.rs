@@ -24,7 +24,8 @@ impl Volume {
         unsure: impl IntoIterator<Item = Range<u64>>,
     ) -> Result<(), PoolError> {
         let unknown = || PoolError::UnknownLease(self.id(), lease);
-        let slot = self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
+        let slot =
+            self.leases.find(lease).and_then(|lease| lease.take_slot(slot)).ok_or_else(unknown)?;
         let extent = self.extents.get(extent).ok_or_else(unknown)?;
         for bytes in stored {
             extent.written.set(&bytes);

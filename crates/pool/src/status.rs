@@ -106,12 +106,16 @@ impl fmt::Display for LeaseState {
         match self {
             Self::Ok => f.write_str("ok"),
             Self::Full => f.write_str("its lender is full"),
-            Self::Lost => f.write_str("lost: its lender does not have what was stored there any more"),
+            Self::Lost => {
+                f.write_str("lost: its lender does not have what was stored there any more")
+            }
             Self::Unreachable { for_ms: ms @ ..10_000 } => {
                 write!(f, "unreachable for {:.1} s", *ms as f64 / 1000.0)
             }
             Self::Unreachable { for_ms } => write!(f, "unreachable for {} s", for_ms / 1000),
-            Self::Evacuating { moved, total } => write!(f, "moving, {moved} of {total} extents done"),
+            Self::Evacuating { moved, total } => {
+                write!(f, "moving, {moved} of {total} extents done")
+            }
         }
     }
 }
@@ -133,7 +137,10 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
     let state = if lease.is_lost() {
         LeaseState::Lost
     } else if !lease.is_open() {
-        LeaseState::Evacuating { moved: moved.load(Ordering::Relaxed), total: total.load(Ordering::Relaxed) }
+        LeaseState::Evacuating {
+            moved: moved.load(Ordering::Relaxed),
+            total: total.load(Ordering::Relaxed),
+        }
     } else if let Some(away) = lease.holder.unreachable_for() {
         LeaseState::Unreachable { for_ms: away.as_millis() as u64 }
     } else if lease.full.load(Ordering::Relaxed) {
@@ -213,7 +220,11 @@ impl Counters {
 
     pub(crate) fn traffic(&self) -> Traffic {
         let bytes = |counter: &AtomicU64| Bytes(counter.load(Ordering::Relaxed));
-        Traffic { read: bytes(&self.read), written: bytes(&self.written), discarded: bytes(&self.discarded) }
+        Traffic {
+            read: bytes(&self.read),
+            written: bytes(&self.written),
+            discarded: bytes(&self.discarded),
+        }
     }
 
     /// How many operations failed, how many of them were reads, and the last.

@@ -117,7 +117,9 @@ impl LeaseTarget {
             Protocol::Nbd { export, secure } => {
                 Uri { secure: *secure, address, export: export.clone() }.to_string()
             }
-            Protocol::Nvme(access) => NvmeUri { address, subsystem: access.subsystem.clone() }.to_string(),
+            Protocol::Nvme(access) => {
+                NvmeUri { address, subsystem: access.subsystem.clone() }.to_string()
+            }
         }
     }
 
@@ -134,7 +136,9 @@ impl LeaseTarget {
     pub fn is_same_place(&self, other: &Self) -> bool {
         self.address == other.address
             && match (&self.protocol, &other.protocol) {
-                (Protocol::Nbd { export: one, .. }, Protocol::Nbd { export: two, .. }) => one == two,
+                (Protocol::Nbd { export: one, .. }, Protocol::Nbd { export: two, .. }) => {
+                    one == two
+                }
                 (Protocol::Nvme(one), Protocol::Nvme(two)) => one.subsystem == two.subsystem,
                 _ => false,
             }
@@ -160,7 +164,8 @@ impl LeaseTarget {
                     (_, false) => None,
                     (Some(identity), true) => Some((identity.client_config(), self.lender.clone())),
                     (None, true) => {
-                        let why = "it demands TLS and this host has no certificate: see 'aquifer init'";
+                        let why =
+                            "it demands TLS and this host has no certificate: see 'aquifer init'";
                         let (lease, lender) = (self.lease, self.lender.to_string());
                         return Err(PoolError::Unusable { lease, lender, why: why.to_owned() });
                     }
@@ -168,7 +173,8 @@ impl LeaseTarget {
                 Ok(nbd::Target { address, export: export.clone(), tls }.into())
             }
             Protocol::Nvme(access) => {
-                let target = nvme::Target::new(address, access.subsystem.clone(), access.host.clone());
+                let target =
+                    nvme::Target::new(address, access.subsystem.clone(), access.host.clone());
                 Ok(nvme::Target { secrets: self.secrets(access)?, ..target }.into())
             }
         }
@@ -219,7 +225,10 @@ mod tests {
     #[test]
     fn a_claim_survives_being_recorded() {
         let target: LeaseTarget = serde_json::from_str(NBD).unwrap();
-        let claim = Claim { incarnation: Some(Incarnation(7)), ..Claim::new("region web".to_owned(), true) };
+        let claim = Claim {
+            incarnation: Some(Incarnation(7)),
+            ..Claim::new("region web".to_owned(), true)
+        };
         let target = LeaseTarget { claim: Some(claim), ..target };
         let text = serde_json::to_string(&target).unwrap();
         assert_eq!(serde_json::from_str::<LeaseTarget>(&text).unwrap(), target);

@@ -37,7 +37,10 @@ impl Upkeep {
     ///
     /// # Errors
     /// If the system has no room for a thread.
-    pub fn start(volume: &Arc<Volume>, tell: impl FnMut(&Event) + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        volume: &Arc<Volume>,
+        tell: impl FnMut(&Event) + Send + 'static,
+    ) -> io::Result<Self> {
         Self::start_while(volume, || true, tell)
     }
 
@@ -91,7 +94,8 @@ impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
     /// One look, and whether all is well; nothing where the volume is gone.
     fn round(&mut self) -> Option<bool> {
         let volume = self.volume.upgrade()?;
-        let is_well = (self.may_act)() && volume.try_lost_lenders() & self.homecoming.round(&volume);
+        let is_well =
+            (self.may_act)() && volume.try_lost_lenders() & self.homecoming.round(&volume);
         for event in self.events.after(self.told) {
             self.told = event.number;
             (self.tell)(&event);
@@ -134,7 +138,8 @@ impl Homecoming {
 
     /// The lease with the most room of those that have been well for a while.
     fn choose(&mut self, leases: &[Arc<Lease>], now: Instant) -> Option<Arc<Lease>> {
-        let well: Vec<_> = leases.iter().filter(|lease| lease.is_healthy() && lease.free() > 0).collect();
+        let well: Vec<_> =
+            leases.iter().filter(|lease| lease.is_healthy() && lease.free() > 0).collect();
         let ids: Vec<_> = well.iter().filter_map(|lease| lease_id(lease)).collect();
         self.well.retain(|id, _| ids.contains(id));
         ids.iter().for_each(|id| _ = self.well.entry(*id).or_insert(now));
@@ -142,7 +147,8 @@ impl Homecoming {
             return None;
         }
         let since = |lease: &Lease| lease_id(lease).and_then(|id| self.well.get(&id));
-        let settled = |lease: &Lease| since(lease).is_some_and(|since| now.duration_since(*since) >= SETTLED);
+        let settled =
+            |lease: &Lease| since(lease).is_some_and(|since| now.duration_since(*since) >= SETTLED);
         well.into_iter().filter(|lease| settled(lease)).max_by_key(|lease| lease.free()).cloned()
     }
 }

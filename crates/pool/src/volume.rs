@@ -166,20 +166,30 @@ impl Volume {
         Ok(())
     }
 
-    fn write_piece(&self, worker: usize, index: usize, at: u64, data: &[u8]) -> Result<(), PoolError> {
+    fn write_piece(
+        &self,
+        worker: usize,
+        index: usize,
+        at: u64,
+        data: &[u8],
+    ) -> Result<(), PoolError> {
         let mut relocations = 0;
         loop {
             match self.extents[index].write(worker, at, data) {
                 Ok(()) => return Ok(()),
                 Err(Fault::Nowhere) => self.place(worker, index)?,
-                Err(Fault::Holder(lease, error @ HolderError::Full(_))) if relocations < MOST_RELOCATIONS => {
+                Err(Fault::Holder(lease, error @ HolderError::Full(_)))
+                    if relocations < MOST_RELOCATIONS =>
+                {
                     relocations += 1;
                     // Without room elsewhere, that the lender is full says more.
                     if self.relocate(index, &lease).is_err() {
                         return Err(self.holder_error(index, at, &lease, error));
                     }
                 }
-                Err(Fault::Holder(lease, error)) => return Err(self.holder_error(index, at, &lease, error)),
+                Err(Fault::Holder(lease, error)) => {
+                    return Err(self.holder_error(index, at, &lease, error));
+                }
             }
         }
     }
@@ -269,11 +279,15 @@ impl Volume {
             capacity: self.capacity(),
             placed_extents: self.extents.iter().filter(|extent| extent.is_placed()).count() as u64,
             written: Bytes(
-                self.extents.iter().map(|extent| extent.written.count()).sum::<u64>() * PAGE_SIZE as u64,
+                self.extents.iter().map(|extent| extent.written.count()).sum::<u64>()
+                    * PAGE_SIZE as u64,
             ),
             traffic: self.counters.traffic(),
             leases: states,
-            spill: spill.map(|spill| SpillStatus { used_extents: spill.taken(), held: self.held_by(spill) }),
+            spill: spill.map(|spill| SpillStatus {
+                used_extents: spill.taken(),
+                held: self.held_by(spill),
+            }),
             errors,
             failed_reads,
             last_error_at_ms: last_error.as_ref().map(|error| error.at_ms),
@@ -291,7 +305,12 @@ impl Volume {
         if offset.checked_add(length).is_some_and(|end| end <= self.config.capacity.0) {
             return Ok(());
         }
-        Err(PoolError::OutOfRange { volume: self.id(), offset, length, capacity: self.config.capacity })
+        Err(PoolError::OutOfRange {
+            volume: self.id(),
+            offset,
+            length,
+            capacity: self.config.capacity,
+        })
     }
 
     /// The owner of the volume has moved to this host for good. Before lenders do anything more for this volume, they end
@@ -397,7 +416,10 @@ impl Volume {
             self.events.happened(Happening::LenderLost { lease, lender, why });
         }
         let id = target.map(|target| target.lease);
-        self.failed(id, PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source })
+        self.failed(
+            id,
+            PoolError::Holder { volume: self.id(), page, place: lease.to_string(), source },
+        )
     }
 }
 

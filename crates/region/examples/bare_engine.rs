@@ -52,7 +52,8 @@ fn serve(userfault: &Userfault, start: u64, lender: &mut Connection) -> Result<(
     loop {
         poll(&mut [PollFd::new(&userfault.as_fd(), PollFlags::IN)], None)?;
         while let Some(fault) = userfault.next()? {
-            lender.run(&mut [Operation::Read { offset: fault.address - start, into: &mut page }])?;
+            lender
+                .run(&mut [Operation::Read { offset: fault.address - start, into: &mut page }])?;
             userfault.fill(fault.address, &page, false)?;
         }
     }

@@ -79,9 +79,9 @@ fn touched(order: &str, pages: usize, count: usize) -> Vec<usize> {
     let mut half: Vec<_> = (0..pages / 2).collect();
     match order {
         "uniform" => (0..count).map(|_| below(pages)).collect(),
-        "hot" => {
-            (0..count).map(|_| if below(10) < 9 { hot(below(pages / 8)) } else { below(pages) }).collect()
-        }
+        "hot" => (0..count)
+            .map(|_| if below(10) < 9 { hot(below(pages / 8)) } else { below(pages) })
+            .collect(),
         _ => {
             for last in (1..half.len()).rev().filter(|_| order == "random") {
                 half.swap(last, below(last + 1));

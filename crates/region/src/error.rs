@@ -22,7 +22,9 @@ pub enum RegionError {
     #[error(transparent)]
     Tls(#[from] aquifer_fabric::tls::TlsError),
     /// There is one of that name.
-    #[error("there is a region '{0}' already: choose another name, or 'aquifer region rm {0}' first")]
+    #[error(
+        "there is a region '{0}' already: choose another name, or 'aquifer region rm {0}' first"
+    )]
     Exists(RegionName),
     /// There is none of that name.
     #[error("there is no region '{0}': 'aquifer region list' shows those that there are")]

@@ -53,12 +53,14 @@ impl Sharers {
         }
         effect::at("sharer");
         self.any.store(true, Ordering::Release);
-        self.words.words()[page as usize].store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
+        self.words.words()[page as usize]
+            .store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
     }
 
     /// All that there are, with their pages.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
-        let pages = if self.any.load(Ordering::Acquire) { self.words.words().len() as u64 } else { 0 };
+        let pages =
+            if self.any.load(Ordering::Acquire) { self.words.words().len() as u64 } else { 0 };
         (0..pages).filter_map(|page| Some((page, self.get(page)?)))
     }
 }
@@ -93,7 +95,12 @@ impl Frames {
     /// Has no frame be given back for as long as what is returned lives: one that is about to be shared is on no record yet.
     pub(crate) fn hold(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
-        let held = options.write(true).create(true).truncate(false).mode(0o600).open(giving(&self.path))?;
+        let held = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(giving(&self.path))?;
         held.lock_shared()?;
         Ok(held)
     }

@@ -120,7 +120,10 @@ pub fn send(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> io::R
 ///
 /// # Errors
 /// What the other side sent makes no sense, or it ended in the middle.
-pub fn receive<T: DeserializeOwned>(from: &mut impl Read, data: &mut Vec<u8>) -> io::Result<Option<T>> {
+pub fn receive<T: DeserializeOwned>(
+    from: &mut impl Read,
+    data: &mut Vec<u8>,
+) -> io::Result<Option<T>> {
     let mut lengths = [0; 8];
     match from.read(&mut lengths)? {
         0 => return Ok(None),
@@ -131,13 +134,18 @@ pub fn receive<T: DeserializeOwned>(from: &mut impl Read, data: &mut Vec<u8>) ->
         u32::from_le_bytes(length) as usize
     });
     if message > LONGEST || of_data > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message of an impossible length"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message of an impossible length",
+        ));
     }
     let mut head = vec![0; message];
     from.read_exact(&mut head)?;
     data.resize(of_data, 0);
     from.read_exact(data)?;
-    postcard::from_bytes(&head).map(Some).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    postcard::from_bytes(&head)
+        .map(Some)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 impl Frame {

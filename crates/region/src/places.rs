@@ -35,7 +35,10 @@ impl Places {
         (0..self.0.bytes().len() / ENTRY).filter_map(|extent| {
             let entry = self.entry(extent);
             let note = note(entry, entry[0].load(Ordering::Acquire))?;
-            Some((extent, (LeaseId(u128::from_le_bytes(load(&note[8..]))), u32::from_le_bytes(load(note)))))
+            Some((
+                extent,
+                (LeaseId(u128::from_le_bytes(load(&note[8..]))), u32::from_le_bytes(load(note))),
+            ))
         })
     }
 }

@@ -86,7 +86,8 @@ const LOOK: u64 = 256;
 pub fn mappings_left(pid: u32, share: f64) -> u64 {
     let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let most = most.and_then(|most| most.trim().parse().ok()).unwrap_or(65_530.0);
-    let have = fs::read_to_string(format!("/proc/{pid}/maps")).map_or(0, |maps| maps.lines().count() as u64);
+    let have = fs::read_to_string(format!("/proc/{pid}/maps"))
+        .map_or(0, |maps| maps.lines().count() as u64);
     ((most * share) as u64).saturating_sub(have)
 }
 
@@ -219,7 +220,10 @@ impl Program {
             self.orders.shut();
             if !self.has_ended(Duration::ZERO) {
                 let program = self.name();
-                tracing::info!(program, "takes no orders, so what it has in its page table stays: {why}");
+                tracing::info!(
+                    program,
+                    "takes no orders, so what it has in its page table stays: {why}"
+                );
             }
         }
     }
@@ -338,7 +342,12 @@ impl Program {
     }
 
     /// Has it map these pages, none of which is in its page table, from `frames`.
-    pub(crate) fn share(&self, all: &[Shared], frames: &File, region: &File) -> io::Result<Sharing> {
+    pub(crate) fn share(
+        &self,
+        all: &[Shared],
+        frames: &File,
+        region: &File,
+    ) -> io::Result<Sharing> {
         let mut written = HashSet::new();
         for some in all.chunks(RUNS_PER_ORDER) {
             match self.order(&Order::Share(some.to_vec()), &[frames, region])? {
@@ -364,7 +373,10 @@ impl Program {
         files: &[&File],
     ) -> io::Result<()> {
         for runs in runs.chunks(RUNS_PER_ORDER) {
-            let runs = runs.iter().map(|run| Run { first: run.start, count: run.end - run.start }).collect();
+            let runs = runs
+                .iter()
+                .map(|run| Run { first: run.start, count: run.end - run.start })
+                .collect();
             self.order(&order(runs), files)?;
         }
         Ok(())
@@ -401,8 +413,10 @@ impl Program {
         let deadline = Instant::now() + ORDER_TIMEOUT;
         loop {
             let left = timespec(deadline.saturating_duration_since(Instant::now()));
-            let mut fds =
-                [PollFd::new(&self.orders, PollFlags::IN), PollFd::new(&self.process, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&self.orders, PollFlags::IN),
+                PollFd::new(&self.process, PollFlags::IN),
+            ];
             match poll(&mut fds, Some(&left)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Ok(0) => {
@@ -425,7 +439,8 @@ impl Program {
     /// It may be the region's.
     pub(crate) fn pinned(&self) -> Bytes {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:")?.strip_suffix("kB"));
+        let pinned =
+            status.lines().find_map(|line| line.strip_prefix("VmPin:")?.strip_suffix("kB"));
         Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
     }
 
@@ -438,7 +453,9 @@ impl Program {
             return Ok(());
         }
         let live = self.live();
-        runs.iter().flat_map(|run| live.parts(run)).try_for_each(|part| self.unproven_in(&part, into))
+        runs.iter()
+            .flat_map(|run| live.parts(run))
+            .try_for_each(|part| self.unproven_in(&part, into))
     }
 
     fn unproven_in(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> io::Result<()> {

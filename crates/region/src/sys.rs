@@ -106,9 +106,14 @@ fn scan_of(Range { start, end }: Range<u64>) -> pm_scan_arg {
 /// The vector that is named must be as long as is said, and the caller's to have filled.
 unsafe fn scan(pagemap: impl AsFd, mut argument: pm_scan_arg) -> io::Result<(usize, u64)> {
     // SAFETY: the request takes this structure; the rest is the caller's promise.
-    let found =
-        unsafe { libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut argument)) };
-    if found < 0 { Err(io::Error::last_os_error()) } else { Ok((found as usize, argument.walk_end)) }
+    let found = unsafe {
+        libc::ioctl(pagemap.as_fd().as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut argument))
+    };
+    if found < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok((found as usize, argument.walk_end))
+    }
 }
 
 /// Tells the scheduler that this thread runs for a moment at a time, so that it need not wait for who runs for longer (Linux 6.12; before,
@@ -152,8 +157,9 @@ pub(crate) mod test {
         pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
             let none = ProtFlags::empty();
             // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
-            let start =
-                unsafe { mmap_anonymous(ptr::null_mut(), length + PAGE_SIZE, none, MapFlags::PRIVATE) }?;
+            let start = unsafe {
+                mmap_anonymous(ptr::null_mut(), length + PAGE_SIZE, none, MapFlags::PRIVATE)
+            }?;
             let mapping = Self { start: start.expose_provenance(), length };
             let (at, both) = (mapping.pointer(), ProtFlags::READ | ProtFlags::WRITE);
             // SAFETY: what is replaced was mapped just now.
@@ -179,8 +185,9 @@ pub(crate) mod test {
             let start = self.address() + pages.start as usize * PAGE_SIZE;
             let length = (pages.end - pages.start) as usize * PAGE_SIZE;
             // SAFETY: the contents of a shared mapping are the file's, which this does not touch.
-            let dropped =
-                unsafe { madvise(ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed) };
+            let dropped = unsafe {
+                madvise(ptr::with_exposed_provenance_mut(start), length, Advice::LinuxDontNeed)
+            };
             dropped.expect("the pages are mapped");
         }
 
@@ -195,9 +202,12 @@ pub(crate) mod test {
         ) -> io::Result<()> {
             let start = self.address() + pages.start as usize * PAGE_SIZE;
             let length = (pages.end - pages.start) as usize * PAGE_SIZE;
-            let (at, both) = (ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
+            let (at, both) =
+                (ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
             // SAFETY: what is replaced is of this mapping, and what is there is read as atomics only.
-            unsafe { mmap(at, length, both, kind | MapFlags::FIXED, file, first * PAGE_SIZE as u64) }?;
+            unsafe {
+                mmap(at, length, both, kind | MapFlags::FIXED, file, first * PAGE_SIZE as u64)
+            }?;
             before_touch(start as u64, length as u64)?;
             if kind == MapFlags::PRIVATE {
                 // SAFETY: reading changes nothing.

@@ -37,7 +37,8 @@ fn what_a_device_writes_to_pinned_pages_is_kept() {
     let setting = Setting::new(PAGES);
     let serving = setting.serve(PAGES, PolicyKind::Fifo, Scheme::OnDemand);
     let region = setting.map();
-    (0..PAGES).for_each(|page| region.words()[page as usize * WORDS].store(page + 1, Ordering::Relaxed));
+    (0..PAGES)
+        .for_each(|page| region.words()[page as usize * WORDS].store(page + 1, Ordering::Relaxed));
     serving.engine.persist().unwrap();
     let mut ring = IoUring::new(2).unwrap();
     let first = region.bytes().as_ptr().cast_mut().cast::<u8>();

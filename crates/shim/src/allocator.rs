@@ -34,8 +34,10 @@ struct Ours {
 /// # Errors
 /// Where there is no such address space.
 pub(crate) fn stand_alone() -> std::io::Result<()> {
-    let (protection, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    let (protection, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+    );
     // SAFETY: a new mapping replaces nothing.
     let from = unsafe { sys::mmap(0, SPACE, protection, flags, -1, 0) }?;
     NEXT.store(from, Ordering::Relaxed);

@@ -50,12 +50,14 @@ pub unsafe extern "C" fn mmap(
     let file = if flags & libc::MAP_ANONYMOUS == 0 { regions::region(fd) } else { None };
     let map = || match file {
         // SAFETY: the caller's promise.
-        Some(region) => unsafe { regions::map(at, length, protection, flags, (fd, offset), region) },
+        Some(region) => unsafe {
+            regions::map(at, length, protection, flags, (fd, offset), region)
+        },
         // SAFETY: the caller's promise.
         None => unsafe { sys::mmap(at, length, protection, flags, fd, offset) },
     };
-    let replaces =
-        flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
+    let replaces = flags & libc::MAP_FIXED != 0
+        && flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     if replaces && heap::part_of(&range(address, length)).is_some() {
         regions::tell("nothing can be mapped in the place of a heap in a region");
         return pointer(Err(io::Error::from_raw_os_error(libc::EINVAL)));
@@ -109,7 +111,9 @@ pub unsafe extern "C" fn mremap(
         return libc::MAP_FAILED;
     }
     // SAFETY: the caller's promise.
-    let map = || unsafe { sys::mremap(address.expose_provenance(), old, new, flags, to.expose_provenance()) };
+    let map = || unsafe {
+        sys::mremap(address.expose_provenance(), old, new, flags, to.expose_provenance())
+    };
     let fixed = flags & libc::MREMAP_FIXED != 0;
     pointer(if fixed { regions::release(&range(to, new), map) } else { map() })
 }
@@ -150,7 +154,9 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
 /// As fallocate(2).
 #[unsafe(no_mangle)]
 pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
-    let Some(region) = regions::region(fd) else { return result(sys::fallocate(fd, mode, offset, length)) };
+    let Some(region) = regions::region(fd) else {
+        return result(sys::fallocate(fd, mode, offset, length));
+    };
     let frees = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
     if mode & frees != 0 {
         return result(regions::discard_in_file(&region, offset, length));
@@ -285,7 +291,11 @@ pub unsafe extern "C" fn __openat_2(directory: c_int, path: *const c_char, flags
 /// # Safety
 /// As openat(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __openat64_2(directory: c_int, path: *const c_char, flags: c_int) -> c_int {
+pub unsafe extern "C" fn __openat64_2(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { openat(directory, path, flags, 0) }
 }
@@ -296,7 +306,8 @@ pub unsafe extern "C" fn __openat64_2(directory: c_int, path: *const c_char, fla
 /// As fcntl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    let argument = if command == libc::F_SETFL { argument & !(libc::O_DIRECT as usize) } else { argument };
+    let argument =
+        if command == libc::F_SETFL { argument & !(libc::O_DIRECT as usize) } else { argument };
     // SAFETY: the caller's promise.
     unsafe { sys::fcntl(fd, command, argument) }
 }

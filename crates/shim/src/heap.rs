@@ -39,7 +39,9 @@ static BEGIN: extern "C" fn() = begin;
 extern "C" fn begin() {
     let Some(heap) = env::var_os(VARIABLE) else { return };
     let parts = heap.to_str().and_then(|heap| heap.split_once(':'));
-    let Some((Ok(fd), Ok(process))) = parts.map(|(fd, process)| (fd.parse(), process.parse::<u32>())) else {
+    let Some((Ok(fd), Ok(process))) =
+        parts.map(|(fd, process)| (fd.parse(), process.parse::<u32>()))
+    else {
         return;
     };
     if process != std::process::id() {
@@ -62,8 +64,8 @@ fn set_up(fd: c_int) -> io::Result<()> {
         return Err(io::Error::other("jemalloc is not there (Debian: libjemalloc2)"));
     }
     allocator::stand_alone()?;
-    let region =
-        regions::region(fd).ok_or_else(|| io::Error::other(format!("{VARIABLE} does not name a region")))?;
+    let region = regions::region(fd)
+        .ok_or_else(|| io::Error::other(format!("{VARIABLE} does not name a region")))?;
     let length = sys::size(fd).map_or(0, |size| size as usize);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping replaces nothing.
@@ -93,8 +95,10 @@ pub(crate) fn map(length: usize, protection: c_int, flags: c_int) -> Option<io::
         | libc::MAP_STACK
         | libc::MAP_32BIT
         | libc::MAP_LOCKED;
-    let anonymous = flags & (libc::MAP_ANONYMOUS | libc::MAP_TYPE) == libc::MAP_ANONYMOUS | libc::MAP_PRIVATE;
-    let usual = protection == libc::PROT_READ | libc::PROT_WRITE && flags & of_its_own == 0 && length > 0;
+    let anonymous =
+        flags & (libc::MAP_ANONYMOUS | libc::MAP_TYPE) == libc::MAP_ANONYMOUS | libc::MAP_PRIVATE;
+    let usual =
+        protection == libc::PROT_READ | libc::PROT_WRITE && flags & of_its_own == 0 && length > 0;
     (anonymous && usual).then(|| {
         let taken = length.checked_next_multiple_of(PAGE_SIZE).and_then(|length| heap.take(length));
         taken.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
@@ -148,7 +152,9 @@ impl Heap {
     fn give_back(&self, Range { mut start, mut end }: Range<usize>) {
         let mut free = self.free();
         // All that it touches or overlaps becomes one with it: who gives back twice gets it once.
-        while let Some((other, other_end)) = free.range(..=end).next_back().map(|(from, to)| (*from, *to)) {
+        while let Some((other, other_end)) =
+            free.range(..=end).next_back().map(|(from, to)| (*from, *to))
+        {
             if other_end < start {
                 break;
             }
@@ -169,7 +175,10 @@ mod tests {
     fn what_is_given_back_can_be_had_again_as_one() {
         let heap = Heap { all: 0..100, free: Mutex::new(BTreeMap::from([(0, 100)])) };
         let parts: Vec<_> = (0..10).map(|_| heap.take(10).unwrap()).collect();
-        assert_eq!((parts.as_slice(), heap.take(1)), (&[0, 10, 20, 30, 40, 50, 60, 70, 80, 90][..], None));
+        assert_eq!(
+            (parts.as_slice(), heap.take(1)),
+            (&[0, 10, 20, 30, 40, 50, 60, 70, 80, 90][..], None)
+        );
         for start in [20, 40, 30, 30, 90] {
             heap.give_back(start..start + 10);
         }

@@ -60,7 +60,8 @@ pub(crate) unsafe fn map(
     // SAFETY: the caller's promise. Without protection not even a program that locks all its memory touches a page.
     let mapped = unsafe { sys::mmap(address, length, libc::PROT_NONE, flags, fd, offset) }?;
     // SAFETY: it is a new shared mapping of the region, of all that was asked for, and unmapped by way of this module only.
-    let adopted = unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket, false) };
+    let adopted =
+        unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket, false) };
     match adopted {
         Ok(mapping) => {
             take_in(mapping);
@@ -86,7 +87,10 @@ fn take_in(mapping: Mapping) {
 }
 
 /// Has `unmap` unmap or replace these addresses, whoever's they are.
-pub(crate) fn release<T>(range: &Range<usize>, unmap: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn release<T>(
+    range: &Range<usize>,
+    unmap: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
     let here = mappings(range);
     if here.is_empty() {
         return unmap();

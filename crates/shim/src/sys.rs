@@ -28,7 +28,8 @@ pub(crate) unsafe fn mmap(
     offset: i64,
 ) -> io::Result<usize> {
     // SAFETY: the caller's promise.
-    let mapped = unsafe { libc::syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset) };
+    let mapped =
+        unsafe { libc::syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset) };
     check(mapped).map(|address| address as usize)
 }
 
@@ -103,7 +104,8 @@ pub(crate) fn has(name: &CStr) -> bool {
     !next(name).is_null()
 }
 
-type Mallctl = unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
+type Mallctl =
+    unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
 
 /// Has jemalloc make all its arenas now, and not each when the first thread wants it.
 pub(crate) fn make_arenas() {
@@ -123,7 +125,9 @@ pub(crate) fn make_arenas() {
     for mut arena in (0..count).chain([mine]) {
         let (null, size) = (std::ptr::null_mut(), size_of::<u32>());
         // SAFETY: it reads an unsigned number.
-        unsafe { mallctl(c"thread.arena".as_ptr(), null, null.cast(), (&raw mut arena).cast(), size) };
+        unsafe {
+            mallctl(c"thread.arena".as_ptr(), null, null.cast(), (&raw mut arena).cast(), size)
+        };
     }
 }
 
@@ -136,8 +140,9 @@ type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     static NEXT: OnceLock<Option<Fcntl>> = OnceLock::new();
     // SAFETY: a function's address or none, and the C library's function of this name is of this type.
-    let next =
-        NEXT.get_or_init(|| unsafe { std::mem::transmute::<*mut c_void, Option<Fcntl>>(next(c"fcntl")) });
+    let next = NEXT.get_or_init(|| unsafe {
+        std::mem::transmute::<*mut c_void, Option<Fcntl>>(next(c"fcntl"))
+    });
     match next {
         // SAFETY: the caller's promise.
         Some(next) => unsafe { next(fd, command, argument) },
@@ -235,7 +240,12 @@ pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
     let set = || {
         // SAFETY: the kernel reads the program, which is as long as it says.
         let set = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                &raw const program,
+            )
         };
         match check(set) {
             Ok(0) => Ok(()),

@@ -27,7 +27,8 @@ fn main() -> Result<(), Failure> {
     };
     let store = Store::open(Path::new(&dir))?;
     let mut options = OpenOptions::new();
-    let acknowledged = options.read(true).write(true).create(true).truncate(false).open(acknowledged)?;
+    let acknowledged =
+        options.read(true).write(true).create(true).truncate(false).open(acknowledged)?;
     acknowledged.set_len((THREADS * PAGES * 4) as u64)?;
     let written = AtomicU32::new(0);
     let failed = Mutex::new(None);

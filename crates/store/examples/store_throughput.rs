@@ -47,7 +47,8 @@ fn once(
     distinct: u64,
     round: u64,
 ) -> Result<[f64; 4], Box<dyn Error>> {
-    let lease = store.create(LeaseRecord { shared, ..LeaseRecord::new("borrower".parse()?, capacity) })?;
+    let lease =
+        store.create(LeaseRecord { shared, ..LeaseRecord::new("borrower".parse()?, capacity) })?;
     let id = lease.id();
     let mut page = [0x5A; PAGE_SIZE];
     let mut write = |seed: u64| {

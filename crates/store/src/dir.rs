@@ -122,8 +122,8 @@ impl Dir {
 }
 
 fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), StoreError> {
-    let statfs =
-        rustix::fs::fstatfs(directory).map_err(|error| StoreError::file("examine", path)(error.into()))?;
+    let statfs = rustix::fs::fstatfs(directory)
+        .map_err(|error| StoreError::file("examine", path)(error.into()))?;
     if tmpfs::is_tmpfs(&statfs) { Ok(()) } else { Err(StoreError::NotTmpfs(path.to_owned())) }
 }
 
@@ -132,7 +132,8 @@ fn lock_file(directory: &OwnedFd, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = openat(directory, "lock", flags, Mode::RUSR | Mode::WUSR);
-    let mut file = File::from(opened.map_err(|error| StoreError::file("open", &path)(error.into()))?);
+    let mut file =
+        File::from(opened.map_err(|error| StoreError::file("open", &path)(error.into()))?);
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -156,7 +157,8 @@ mod tests {
     fn every_file_is_known_by_its_name_whatever_its_group_is_called() {
         let dir = Dir { path: "/store".into(), _lock: File::open("/dev/null").unwrap() };
         let id = LeaseId::random();
-        let groups = ["red", "json", "a.table", "b.frames", &id.to_string(), &format!("{id}.pages")[..38]];
+        let groups =
+            ["red", "json", "a.table", "b.frames", &id.to_string(), &format!("{id}.pages")[..38]];
         let of_groups = groups.iter().flat_map(|name| {
             let group: Group = name.parse().unwrap();
             [Entry::Table(id, group.clone()), Entry::Frames(group)]

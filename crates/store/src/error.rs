@@ -42,7 +42,9 @@ pub enum StoreError {
     #[error("there is no lease {0} here")]
     Unknown(LeaseId),
     /// Pages cannot be cut.
-    #[error("lease {lease}: a capacity of {capacity} is not a positive multiple of {PAGE_SIZE} bytes")]
+    #[error(
+        "lease {lease}: a capacity of {capacity} is not a positive multiple of {PAGE_SIZE} bytes"
+    )]
     Capacity {
         /// The lease.
         lease: LeaseId,
@@ -60,7 +62,9 @@ pub enum StoreError {
         quota: Bytes,
     },
     /// The lender has no page left to give.
-    #[error("no memory for lease {lease}: the tmpfs or the memory limit of this process is full ({source})")]
+    #[error(
+        "no memory for lease {lease}: the tmpfs or the memory limit of this process is full ({source})"
+    )]
     NoMemory {
         /// The lease.
         lease: LeaseId,

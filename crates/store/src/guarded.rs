@@ -49,7 +49,11 @@ fn enter(parent: BorrowedFd<'_>, name: Component<'_>, at: &Path) -> Result<Owned
     opened.map_err(|error| {
         let is_link = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
             .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_symlink());
-        if is_link { unguarded(at, "is a symbolic link") } else { StoreError::file("open", at)(error.into()) }
+        if is_link {
+            unguarded(at, "is a symbolic link")
+        } else {
+            StoreError::file("open", at)(error.into())
+        }
     })
 }
 
@@ -61,7 +65,10 @@ fn check(directory: &OwnedFd, at: &Path, is_last: bool) -> Result<(), StoreError
     let keeps_entries = stat.st_mode & STICKY != 0 && !is_last;
     if stat.st_mode & GROUP_OR_OTHERS_WRITE != 0 && !keeps_entries {
         let mode = stat.st_mode & 0o7777;
-        return Err(unguarded(at, format!("has mode {mode:o}, so that other users may write there")));
+        return Err(unguarded(
+            at,
+            format!("has mode {mode:o}, so that other users may write there"),
+        ));
     }
     Ok(())
 }

@@ -56,8 +56,12 @@ impl PageState {
         loop {
             let state = self.0.load(Ordering::Relaxed);
             if state & blockers == 0 {
-                let taken =
-                    self.0.compare_exchange_weak(state, state + mark, Ordering::SeqCst, Ordering::Relaxed);
+                let taken = self.0.compare_exchange_weak(
+                    state,
+                    state + mark,
+                    Ordering::SeqCst,
+                    Ordering::Relaxed,
+                );
                 if taken.is_ok() {
                     return;
                 }
@@ -85,7 +89,8 @@ impl PageState {
             let left = state - 1;
             Some(if left & READERS == 0 { left & !WAITING } else { left })
         };
-        let before = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, leave).unwrap_or_default();
+        let before =
+            self.0.fetch_update(Ordering::Release, Ordering::Relaxed, leave).unwrap_or_default();
         if before & WAITING != 0 && before & READERS == 1 {
             self.wake();
         }

@@ -55,14 +55,15 @@ impl LeaseRecord {
     ///
     /// No fsync: a tmpfs outlives the process, and nothing on it outlives the kernel.
     pub(crate) fn save(&self, path: &Path) -> Result<(), StoreError> {
-        let text =
-            serde_json::to_vec_pretty(self).map_err(|error| StoreError::file("write", path)(error.into()))?;
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| StoreError::file("write", path)(error.into()))?;
         file::replace(path, &text).map_err(StoreError::file("write", path))
     }
 
     /// Reads a record.
     pub(crate) fn load(path: &Path) -> Result<Self, StoreError> {
         let text = fs::read(path).map_err(StoreError::file("read", path))?;
-        serde_json::from_slice(&text).map_err(|error| StoreError::file("understand", path)(error.into()))
+        serde_json::from_slice(&text)
+            .map_err(|error| StoreError::file("understand", path)(error.into()))
     }
 }

@@ -65,7 +65,9 @@ pub(crate) struct Memory {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// The lease is another owner's.
-    #[error("it belongs to {0}: use another export, remove that one first, or take it over by force")]
+    #[error(
+        "it belongs to {0}: use another export, remove that one first, or take it over by force"
+    )]
     Claimed(String),
     /// A newer connection or process of the same owner has taken over.
     #[error("a newer connection of {0} has taken over")]
@@ -120,7 +122,10 @@ pub struct Stay {
 impl fmt::Debug for Tenancy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let book = self.locked();
-        f.debug_struct("Tenancy").field("claim", &book.claim).field("guests", &book.guests.len()).finish()
+        f.debug_struct("Tenancy")
+            .field("claim", &book.claim)
+            .field("guests", &book.guests.len())
+            .finish()
     }
 }
 
@@ -173,9 +178,11 @@ impl Tenancy {
             (book, _) = self.left.wait_timeout(book, left).unwrap_or_else(PoisonError::into_inner);
         }
         let Visitor { owner, generation, client, epoch, keeps, .. } = *visitor;
-        let claim = Claim { owner, name: visitor.name.clone(), from_generation: book.from_generation };
+        let claim =
+            Claim { owner, name: visitor.name.clone(), from_generation: book.from_generation };
         let ousted = book.ousted.iter().copied().collect();
-        record(Memory { claim: keeps.then(|| claim.clone()), ousted }).map_err(Denied::Unrecorded)?;
+        record(Memory { claim: keeps.then(|| claim.clone()), ousted })
+            .map_err(Denied::Unrecorded)?;
         book.claim = Some((claim, keeps));
         book.next += 1;
         let id = book.next;
@@ -191,13 +198,18 @@ impl Tenancy {
 
 impl Book {
     /// Says which guests must leave before the visitor can come in; from now on none that is older comes in.
-    fn make_way(&mut self, visitor: &Visitor, is_empty: impl Fn() -> bool) -> Result<Vec<u64>, Denied> {
+    fn make_way(
+        &mut self,
+        visitor: &Visitor,
+        is_empty: impl Fn() -> bool,
+    ) -> Result<Vec<u64>, Denied> {
         let Visitor { owner, generation, client, epoch, .. } = *visitor;
         if self.ousted.contains(&owner) {
             let present = self.claim.as_ref().map(|(claim, _)| claim.name.clone());
             return Err(Denied::Claimed(present.unwrap_or_else(|| "another owner".to_owned())));
         }
-        if let Some((claim, keeps)) = self.claim.as_ref().filter(|(claim, _)| claim.owner != owner) {
+        if let Some((claim, keeps)) = self.claim.as_ref().filter(|(claim, _)| claim.owner != owner)
+        {
             let has_guests = self.guests.values().any(|guest| guest.owner == claim.owner);
             if (has_guests || (*keeps && !is_empty())) && !visitor.takes_over {
                 return Err(Denied::Claimed(claim.name.clone()));
@@ -232,7 +244,8 @@ impl Book {
         self.newest.insert(generation, (client, epoch));
         Ok(self.guests_that(|guest| {
             guest.generation < self.from_generation
-                || (guest.generation == generation && (guest.client != client || guest.epoch < epoch))
+                || (guest.generation == generation
+                    && (guest.client != client || guest.epoch < epoch))
         }))
     }
 
@@ -281,7 +294,10 @@ mod tests {
         drop(first);
         let kept = Visitor { keeps: true, ..visitor(2, 2, 1) };
         drop(admit(&tenancy, &kept).unwrap());
-        assert_eq!(admit(&tenancy, &visitor(1, 1, 1)).unwrap_err(), Denied::Claimed("owner 2".to_owned()));
+        assert_eq!(
+            admit(&tenancy, &visitor(1, 1, 1)).unwrap_err(),
+            Denied::Claimed("owner 2".to_owned())
+        );
         drop(admit(&tenancy, &Visitor { takes_over: true, ..visitor(3, 3, 1) }).unwrap());
         assert_eq!(
             admit(&tenancy, &kept).unwrap_err(),
@@ -292,7 +308,8 @@ mod tests {
 
     #[test]
     fn a_kept_claim_on_nothing_stands_in_nobodys_way() {
-        let claim = Some(Claim { owner: OwnerId(1), name: "owner 1".to_owned(), from_generation: 0 });
+        let claim =
+            Some(Claim { owner: OwnerId(1), name: "owner 1".to_owned(), from_generation: 0 });
         let tenancy = Tenancy::new(Memory { claim, ousted: Vec::new() });
         assert!(admit(&tenancy, &visitor(2, 2, 1)).is_err());
         tenancy.admit(&visitor(2, 2, 1), || true, |_| Ok(()), Box::new(|| {})).unwrap();
@@ -314,7 +331,10 @@ mod tests {
             thread::yield_now();
         }
         assert!(!newer.is_finished());
-        assert_eq!(admit(&tenancy, &visitor(1, 1, 1)).unwrap_err(), Denied::Late("owner 1".to_owned()));
+        assert_eq!(
+            admit(&tenancy, &visitor(1, 1, 1)).unwrap_err(),
+            Denied::Late("owner 1".to_owned())
+        );
         drop(old);
         drop(beside);
         newer.join().unwrap().unwrap();
@@ -326,7 +346,10 @@ mod tests {
         let moving = admit(&tenancy, &Visitor { generation: 1, ..visitor(1, 9, 1) }).unwrap();
         drop(admit(&tenancy, &visitor(1, 1, 7)).unwrap());
         drop(admit(&tenancy, &visitor(1, 2, 1)).unwrap());
-        assert_eq!(admit(&tenancy, &visitor(1, 1, 8)).unwrap_err(), Denied::Late("owner 1".to_owned()));
+        assert_eq!(
+            admit(&tenancy, &visitor(1, 1, 8)).unwrap_err(),
+            Denied::Late("owner 1".to_owned())
+        );
         drop(moving);
     }
 
@@ -346,8 +369,8 @@ mod tests {
                 Ok(())
             };
             let (tenancy, moved) = (&tenancy, &moved);
-            let admitted =
-                scope.spawn(move || tenancy.admit(moved, || false, record, Box::new(|| {})).map(drop));
+            let admitted = scope
+                .spawn(move || tenancy.admit(moved, || false, record, Box::new(|| {})).map(drop));
             while !told.load(Ordering::SeqCst) {
                 thread::yield_now();
             }
@@ -359,7 +382,9 @@ mod tests {
         for tenancy in [tenancy, Tenancy::new(memory.into_inner().unwrap())] {
             let refused = admit(&tenancy, &visitor(1, 1, 9)).unwrap_err();
             assert_eq!(refused, Denied::Late("owner 1".to_owned()));
-            drop(admit(&tenancy, &Visitor { epoch: 3, ends_older: false, ..moved.clone() }).unwrap());
+            drop(
+                admit(&tenancy, &Visitor { epoch: 3, ends_older: false, ..moved.clone() }).unwrap(),
+            );
         }
     }
 

@@ -125,7 +125,9 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
     match mount("aquifer-pages", stores, "80%") {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             let stores = stores.display();
-            tracing::warn!("{stores} is no mount of its own ({error}): pages there may be swapped out");
+            tracing::warn!(
+                "{stores} is no mount of its own ({error}): pages there may be swapped out"
+            );
             Ok(())
         }
         done => done.map_err(what()),
@@ -144,7 +146,11 @@ mod tests {
     fn mounts(directory: &Path) -> Vec<String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let at = directory.to_str().unwrap();
-        mounts.lines().filter(|line| line.split(' ').nth(4) == Some(at)).map(str::to_owned).collect()
+        mounts
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(at))
+            .map(str::to_owned)
+            .collect()
     }
 
     #[test]
@@ -164,7 +170,8 @@ mod tests {
         fs::create_dir_all(used.join("host")).unwrap();
         mount_once(&used).unwrap();
         let hidden = mounts(&used);
-        let [own, other] = [&stores, Path::new("/dev/shm")].map(|it| fs::metadata(it).unwrap().dev());
+        let [own, other] =
+            [&stores, Path::new("/dev/shm")].map(|it| fs::metadata(it).unwrap().dev());
         let can_be = [own, other].map(can_be_swapped_out);
         unmount(&stores, UnmountFlags::NOFOLLOW).unwrap();
         assert!(mounted.len() == 1 && mounted[0].ends_with("noswap"), "{mounted:?}");

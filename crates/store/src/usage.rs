@@ -79,7 +79,9 @@ impl Usage {
         let mut usage = Self::default();
         for (group, shared) in shared {
             usage.taken += shared.taken;
-            usage.groups.insert(group, GroupUsage { taken: shared.taken, shared, ..GroupUsage::default() });
+            usage
+                .groups
+                .insert(group, GroupUsage { taken: shared.taken, shared, ..GroupUsage::default() });
         }
         for lease in leases {
             let (stored, quota) = (lease.stored(), lease.quota());

@@ -49,7 +49,11 @@ impl<'a> Arbitrary<'a> for Handshake<'a> {
     fn arbitrary(u: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         Ok(match u.arbitrary::<u8>()? {
             0 => Self::Raw(u.bytes(u.len())?),
-            1..64 => Self::Answers { good: u.arbitrary()?, answers: u.arbitrary()?, twists: u.arbitrary()? },
+            1..64 => Self::Answers {
+                good: u.arbitrary()?,
+                answers: u.arbitrary()?,
+                twists: u.arbitrary()?,
+            },
             _ => Self::Good(u.arbitrary()?),
         })
     }
@@ -63,7 +67,8 @@ fn answer(option: u32, reply: u32, payload: &[u8]) -> Vec<u8> {
 
 impl Good {
     fn put(self, messages: &mut Twisted) {
-        let greeting = Greeting { magic: MAGIC.into(), option_magic: OPTION_MAGIC.into(), flags: 3.into() };
+        let greeting =
+            Greeting { magic: MAGIC.into(), option_magic: OPTION_MAGIC.into(), flags: 3.into() };
         messages.push(greeting.as_bytes().to_vec());
         let no = reply::ERR_UNSUP;
         let structured = if self.structured { reply::ACK } else { no };
@@ -73,7 +78,11 @@ impl Good {
                 let context = [&CONTEXT.to_be_bytes(), BASE_ALLOCATION.as_bytes()].concat();
                 messages.push(answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context));
             }
-            messages.push(answer(option::SET_META_CONTEXT, if self.holes { reply::ACK } else { no }, &[]));
+            messages.push(answer(
+                option::SET_META_CONTEXT,
+                if self.holes { reply::ACK } else { no },
+                &[],
+            ));
         }
         let size = self.size.map_or(1 << 20, Number::bytes).into();
         let export = InfoExport { kind: info::EXPORT.into(), size, flags: self.flags.into() };

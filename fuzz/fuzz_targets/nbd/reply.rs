@@ -1,7 +1,8 @@
 //! What a server is asked, and what it answers.
 
 use aquifer_fabric::nbd::proto::{
-    ChunkError, ChunkHeader, Hole, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk,
+    ChunkError, ChunkHeader, Hole, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply,
+    StatusRun, chunk,
 };
 use aquifer_fuzz::{Number, Twisted};
 use arbitrary::Arbitrary;
@@ -77,7 +78,8 @@ pub enum Reply<'a> {
 
 fn a_chunk(cookie: u64, flags: u16, kind: u16, length: usize, payload: &[&[u8]]) -> Vec<u8> {
     let (magic, flags, kind) = (STRUCTURED_REPLY_MAGIC.into(), flags.into(), kind.into());
-    let header = ChunkHeader { magic, flags, kind, cookie: cookie.into(), length: (length as u32).into() };
+    let header =
+        ChunkHeader { magic, flags, kind, cookie: cookie.into(), length: (length as u32).into() };
     [header.as_bytes(), &payload.concat()].concat()
 }
 
@@ -88,7 +90,13 @@ fn simple(cookie: u64, error: u32, data: usize) -> Vec<u8> {
 }
 
 impl Reply<'_> {
-    pub fn put(&self, cookies: u64, operations: &[Asked], structured: bool, messages: &mut Twisted) {
+    pub fn put(
+        &self,
+        cookies: u64,
+        operations: &[Asked],
+        structured: bool,
+        messages: &mut Twisted,
+    ) {
         let cookie = |to: u8| cookies + u64::from(to);
         let whole = |cookie, flags, kind, payload: &[&[u8]]| {
             a_chunk(cookie, flags, kind, payload.iter().map(|part| part.len()).sum(), payload)
@@ -99,11 +107,13 @@ impl Reply<'_> {
             }
             Self::None { to, done } => whole(cookie(to), done.into(), chunk::NONE, &[]),
             Self::Data { to, done, offset, length } => {
-                let (at, data) = (U64::new(offset.bytes()), vec![9; length.bytes().min(LONGEST) as usize]);
+                let (at, data) =
+                    (U64::new(offset.bytes()), vec![9; length.bytes().min(LONGEST) as usize]);
                 whole(cookie(to), done.into(), chunk::OFFSET_DATA, &[at.as_bytes(), &data])
             }
             Self::Hole { to, done, offset, length } => {
-                let hole = Hole { offset: offset.bytes().into(), length: (length.bytes() as u32).into() };
+                let hole =
+                    Hole { offset: offset.bytes().into(), length: (length.bytes() as u32).into() };
                 whole(cookie(to), done.into(), chunk::OFFSET_HOLE, &[hole.as_bytes()])
             }
             Self::Status { to, done, context, ref runs, times } => {
@@ -113,7 +123,12 @@ impl Reply<'_> {
                     status: u32::from(status).into(),
                 };
                 let runs: Vec<_> = runs.iter().map(run).collect();
-                let reply = whole(cookie(to), done.into(), chunk::BLOCK_STATUS, &[&context, runs.as_bytes()]);
+                let reply = whole(
+                    cookie(to),
+                    done.into(),
+                    chunk::BLOCK_STATUS,
+                    &[&context, runs.as_bytes()],
+                );
                 (0..times).for_each(|_| messages.push(reply.clone()));
                 reply
             }
@@ -131,7 +146,9 @@ impl Reply<'_> {
             }
             Self::Right { chunks } => {
                 let all = (cookies..).zip(operations);
-                all.for_each(|(cookie, asked)| asked.reply_rightly(cookie, chunks, structured, messages));
+                all.for_each(|(cookie, asked)| {
+                    asked.reply_rightly(cookie, chunks, structured, messages)
+                });
                 return;
             }
             Self::Bytes(bytes) => bytes.to_vec(),
@@ -149,7 +166,9 @@ impl Asked {
             }
             Self::Trim { offset, length }
             | Self::WriteZeroes { offset, length }
-            | Self::BlockStatus { offset, length } => (offset.bytes(), u64::from(length.bytes() as u32)),
+            | Self::BlockStatus { offset, length } => {
+                (offset.bytes(), u64::from(length.bytes() as u32))
+            }
             Self::Flush => (0, 0),
         }
     }

@@ -106,7 +106,9 @@ impl Feature {
 impl FeatureValue {
     fn value(self) -> u32 {
         match self {
-            Self::AllNotices => controller::NAMESPACE_ATTRIBUTE_NOTICES | controller::DISCOVERY_LOG_NOTICES,
+            Self::AllNotices => {
+                controller::NAMESPACE_ATTRIBUTE_NOTICES | controller::DISCOVERY_LOG_NOTICES
+            }
             Self::Any(value) => value,
         }
     }
@@ -201,14 +203,17 @@ impl Step<'_> {
             }
             Self::Any { opcode, flags, nsid, dwords, place: there, data: sent } => {
                 (place, data) = (there, sent);
-                let mut command = Command::new(opcode, command_id, nsid.number(), place.sgl(data.len()));
+                let mut command =
+                    Command::new(opcode, command_id, nsid.number(), place.sgl(data.len()));
                 command.flags ^= flags;
                 with_all(command, dwords)
             }
             Self::Data { command, tag, data, last } => {
                 return script.data(100 + u16::from(command), tag.into(), 0, data, last);
             }
-            Self::Begin { digests, alignment } => return script.messages.push(ic_req(digests, alignment)),
+            Self::Begin { digests, alignment } => {
+                return script.messages.push(ic_req(digests, alignment));
+            }
             Self::Terminate(offence) => {
                 return script.terminate(&offence[..offence.len().min(pdu::TERM_DATA)]);
             }

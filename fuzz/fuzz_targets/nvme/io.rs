@@ -104,10 +104,24 @@ impl Step<'_> {
                 script.command(&command, Place::Apart, &[]);
             }
             Self::Write { start, blocks, place, fill } => {
-                moved(script, Command::new(io::WRITE, id, 1, Sgl::NONE), start, blocks, place, fill);
+                moved(
+                    script,
+                    Command::new(io::WRITE, id, 1, Sgl::NONE),
+                    start,
+                    blocks,
+                    place,
+                    fill,
+                );
             }
             Self::Compare { start, blocks, place, fill } => {
-                moved(script, Command::new(io::COMPARE, id, 1, Sgl::NONE), start, blocks, place, fill);
+                moved(
+                    script,
+                    Command::new(io::COMPARE, id, 1, Sgl::NONE),
+                    start,
+                    blocks,
+                    place,
+                    fill,
+                );
             }
             Self::WriteZeroes { start, blocks, flags } => {
                 let command = Command::new(io::WRITE_ZEROES, id, 1, Sgl::NONE);
@@ -128,15 +142,27 @@ impl Step<'_> {
                 script.command_with_data(&command.with(10, count).with(11, 4), place, data);
             }
             Self::Flush { nsid } => {
-                script.command(&Command::new(io::FLUSH, id, nsid.number(), Sgl::NONE), Place::Apart, &[]);
+                script.command(
+                    &Command::new(io::FLUSH, id, nsid.number(), Sgl::NONE),
+                    Place::Apart,
+                    &[],
+                );
             }
             Self::Disconnect { format } => {
                 let command = Command::new(FABRICS, id, kind::DISCONNECT.into(), Sgl::NONE);
                 script.command(&command.with(10, format.into()), Place::Apart, &[]);
             }
-            Self::Answer { which, piece, fill } => script.answer(which, piece.bytes() as usize, fill),
+            Self::Answer { which, piece, fill } => {
+                script.answer(which, piece.bytes() as usize, fill)
+            }
             Self::Data { command, tag, offset, data, last } => {
-                script.data(100 + u16::from(command), tag.into(), offset.bytes() as u32, data, last);
+                script.data(
+                    100 + u16::from(command),
+                    tag.into(),
+                    offset.bytes() as u32,
+                    data,
+                    last,
+                );
             }
             Self::Any { opcode, flags, nsid, dwords, place, data } => {
                 let mut command = Command::new(opcode, id, nsid.number(), place.sgl(data.len()));
@@ -151,7 +177,14 @@ impl Step<'_> {
 }
 
 /// A command with the data of whole blocks.
-fn moved(script: &mut Script, command: Command, start: Number, blocks: Count, place: Place, fill: u8) {
+fn moved(
+    script: &mut Script,
+    command: Command,
+    start: Number,
+    blocks: Count,
+    place: Place,
+    fill: u8,
+) {
     let data = vec![fill; (blocks.number() as usize).min(256) * PAGE_SIZE];
     let mut command = command.with_blocks(start.blocks(), blocks.number());
     command.sgl = place.sgl(data.len());

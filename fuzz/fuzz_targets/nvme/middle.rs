@@ -6,7 +6,9 @@ use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
-use aquifer_fabric::nvme::proto::pdu::{CapsuleResp, CommonHeader, Data, R2t, Shape, TermReq, kind};
+use aquifer_fabric::nvme::proto::pdu::{
+    CapsuleResp, CommonHeader, Data, R2t, Shape, TermReq, kind,
+};
 use aquifer_fabric::nvme::proto::{Completion, Status};
 use aquifer_fuzz::{Delivery, MOST, Number, Twist, Twisted};
 use arbitrary::Arbitrary;
@@ -92,7 +94,8 @@ pub fn carry<const COUNT: usize>(
     thread::scope(|scope| {
         let mut pairs: Vec<Pair<'_>> = Vec::new();
         loop {
-            let mut polled = vec![PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+            let mut polled =
+                vec![PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
             for pair in pairs.iter().filter(|pair| !pair.over) {
                 let wants = |pending: &Vec<u8>| {
                     if pending.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
@@ -102,7 +105,8 @@ pub fn carry<const COUNT: usize>(
             }
             let deceived = pairs.iter().any(|pair| pair.done != Done::default());
             let happened = poll(&mut polled, deceived.then_some(&IN_VAIN)).expect("it polls");
-            let (connecting, stopped) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
+            let (connecting, stopped) =
+                (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             for (pair, done) in pairs.iter().zip(&mut done) {
                 *done = pair.done;
             }
@@ -137,7 +141,19 @@ impl<'a> Pair<'a> {
         }
         let (to_host, to_target, started) = (Vec::new(), Vec::new(), Vec::new());
         let (count, pieces, done, over) = (0, 0, Done::default(), false);
-        Self { host, target, shape, mischief, to_host, to_target, started, count, pieces, done, over }
+        Self {
+            host,
+            target,
+            shape,
+            mischief,
+            to_host,
+            to_target,
+            started,
+            count,
+            pieces,
+            done,
+            over,
+        }
     }
 
     /// Passes on all that can be passed on now.
@@ -220,7 +236,9 @@ fn say(mut stream: &UnixStream, bytes: &mut Vec<u8>, most: usize) -> bool {
 /// The command that a PDU of a target is about.
 fn command_of(pdu: &[u8]) -> u16 {
     let at = match pdu[0] {
-        kind::CAPSULE_RESP => offset_of!(CapsuleResp, completion) + offset_of!(Completion, command_id),
+        kind::CAPSULE_RESP => {
+            offset_of!(CapsuleResp, completion) + offset_of!(Completion, command_id)
+        }
         _ => offset_of!(Data, command_id),
     };
     pdu.get(at..at + 2).map_or(0, |id| u16::from_le_bytes([id[0], id[1]]))
@@ -249,7 +267,8 @@ impl Said<'_> {
             }
             Self::Data { id, offset, length, flags } => {
                 let data = vec![FOREIGN; length.bytes().min(LONGEST) as usize];
-                let header = shape.header(kind::C2H_DATA, flags & 0xC, size_of::<Data>(), data.len());
+                let header =
+                    shape.header(kind::C2H_DATA, flags & 0xC, size_of::<Data>(), data.len());
                 let (command_id, tag) = (id.number(next).into(), 0.into());
                 let (offset, length) = ((offset.bytes() as u32).into(), (data.len() as u32).into());
                 let pdu = Data { header, command_id, tag, offset, length, reserved: [0; 4] };
@@ -258,7 +277,8 @@ impl Said<'_> {
             Self::R2t { id, tag, offset, length } => {
                 let header = shape.header(kind::R2T, 0, size_of::<R2t>(), 0);
                 let (command_id, tag) = (id.number(next).into(), tag.into());
-                let (offset, length) = ((offset.bytes() as u32).into(), (length.bytes() as u32).into());
+                let (offset, length) =
+                    ((offset.bytes() as u32).into(), (length.bytes() as u32).into());
                 let pdu = R2t { header, command_id, tag, offset, length, reserved: [0; 4] };
                 finish(shape, pdu.as_bytes(), &header, &[])
             }

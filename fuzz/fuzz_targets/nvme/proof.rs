@@ -87,12 +87,14 @@ pub fn honest(mutual: bool, hash: u8, group: u8, queue: &mut Queue<'_>, subsyste
 
 fn send(queue: &mut Queue<'_>, message: &[u8]) -> Option<Answer> {
     let length = message.len() as u32;
-    let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_SEND.into(), Sgl::in_capsule(length));
+    let command =
+        Command::new(FABRICS, 0, kind::AUTHENTICATION_SEND.into(), Sgl::in_capsule(length));
     queue.execute(command.with(10, AUTHENTICATION_PROTOCOL).with(11, length), message)
 }
 
 fn receive(queue: &mut Queue<'_>, length: u32) -> Option<Answer> {
-    let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(length));
+    let command =
+        Command::new(FABRICS, 0, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(length));
     queue.execute(command.with(10, AUTHENTICATION_PROTOCOL).with(11, length), &[])
 }
 
@@ -103,7 +105,8 @@ fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
     negotiate.protocols = 1;
     let mut protocol = Protocol::new_zeroed();
     protocol.id = DH_HMAC_CHAP;
-    (protocol.hash_count, protocol.group_count) = (others.wrapping_add(1), 1 + others % NAMES as u8);
+    (protocol.hash_count, protocol.group_count) =
+        (others.wrapping_add(1), 1 + others % NAMES as u8);
     // Seldom a group that takes time, and then the smallest: they differ in nothing else. Some that do not exist.
     let group = match group {
         0..232 => Group::Null.id(),
@@ -116,7 +119,8 @@ fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
 
 /// The answer to a challenge. If that is none, an answer to a challenge of zeroes.
 fn reply(challenge: &[u8], ours: Option<u8>, subsystem: &Nqn) -> Vec<u8> {
-    let (head, rest) = Challenge::read_from_prefix(challenge).unwrap_or((Challenge::new_zeroed(), &[]));
+    let (head, rest) =
+        Challenge::read_from_prefix(challenge).unwrap_or((Challenge::new_zeroed(), &[]));
     let hash = Hash::with_id(head.hash).unwrap_or(Hash::Sha256);
     let group = Group::with_id(head.group).unwrap_or(Group::Null);
     let (asked, rest) = rest.split_at(hash.length().min(rest.len()));

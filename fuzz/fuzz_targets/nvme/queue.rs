@@ -119,7 +119,12 @@ impl<'a> Queue<'a> {
 }
 
 /// A Connect.
-pub fn connect(number: u16, controller: u16, subsystem: &Nqn, flow_control: bool) -> (Command, ConnectData) {
+pub fn connect(
+    number: u16,
+    controller: u16,
+    subsystem: &Nqn,
+    flow_control: bool,
+) -> (Command, ConnectData) {
     let attributes = if flow_control { 0 } else { connect::NO_FLOW_CONTROL };
     let wanted = Connect { format: 0, queue: number, size: QUEUE - 1, attributes, keep_alive: 0 };
     let sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);

@@ -25,7 +25,8 @@ fn main() -> Result<()> {
         bail!("usage: checked-io DEVICE OPERATIONS [SEED]")
     };
     let operations: u64 = operations.parse().context("OPERATIONS is not a number")?;
-    let seed: u64 = seed.first().map_or(Ok(1), |seed| seed.parse()).context("SEED is not a number")?;
+    let seed: u64 =
+        seed.first().map_or(Ok(1), |seed| seed.parse()).context("SEED is not a number")?;
 
     let verified = thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -37,9 +38,15 @@ fn main() -> Result<()> {
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("a thread panicked")).sum::<Result<u64>>()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a thread panicked"))
+            .sum::<Result<u64>>()
     })?;
-    println!("checked-io: {} operations on {path}, {verified} pages verified", operations * THREADS);
+    println!(
+        "checked-io: {} operations on {path}, {verified} pages verified",
+        operations * THREADS
+    );
     Ok(())
 }
 
@@ -115,7 +122,10 @@ impl Share {
             let at = (page - first) as usize * PAGE_SIZE;
             if let Some(wrong) = self.content(page).difference(&self.buffer[at..at + PAGE_SIZE]) {
                 let offset = offset as usize + at + wrong * 8;
-                bail!("the word at {offset:#x} is wrong (generation {})", self.generations[page as usize]);
+                bail!(
+                    "the word at {offset:#x} is wrong (generation {})",
+                    self.generations[page as usize]
+                );
             }
         }
         Ok(())
@@ -168,7 +178,9 @@ impl Content {
 
     /// The first word that is not what it must be.
     fn difference(&self, page: &[u8]) -> Option<usize> {
-        page.chunks_exact(8).enumerate().position(|(index, word)| word != self.word(index).to_ne_bytes())
+        page.chunks_exact(8)
+            .enumerate()
+            .position(|(index, word)| word != self.word(index).to_ne_bytes())
     }
 }
 

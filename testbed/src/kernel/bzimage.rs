@@ -18,7 +18,10 @@ pub(super) fn unpack(image: &Path, vmlinux: &Path) -> Result<()> {
         [0x1f, 0x8b, ..] => "gzip",
         other => {
             let start = &other[..other.len().min(4)];
-            bail!("{} is compressed in a way not known here: it starts with {start:x?}", image.display())
+            bail!(
+                "{} is compressed in a way not known here: it starts with {start:x?}",
+                image.display()
+            )
         }
     };
     let packed = vmlinux.with_extension("packed");
@@ -33,7 +36,8 @@ pub(super) fn unpack(image: &Path, vmlinux: &Path) -> Result<()> {
 /// The compressed kernel: `payload_offset` counts from the end of the boot sectors, of which there are `setup_sects` and one;
 /// the last four bytes of `payload_length` are its unpacked size, which only gzip counts as its own.
 fn payload(image: &[u8]) -> Option<&[u8]> {
-    let integer = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
+    let integer =
+        |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
     let sectors = usize::from(*image.get(0x1f1)?) + 1;
     let start = sectors * 512 + integer(0x248)?;
     image.get(start..start + integer(0x24c)?.checked_sub(4)?)

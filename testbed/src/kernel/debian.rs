@@ -21,15 +21,22 @@ pub(super) fn download(suite: &str, dir: &Path) -> Result<PathBuf> {
     for inner in ["lists/partial", "archives/partial", "tmp"] {
         fs::create_dir_all(dir.join(inner))?;
     }
-    fs::write(dir.join("sources.list"), format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n"))?;
-    let way_out =
-        || format!("is {mirror} a mirror of Debian that has {suite}? {MIRROR}=URI names another one");
+    fs::write(
+        dir.join("sources.list"),
+        format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n"),
+    )?;
+    let way_out = || {
+        format!("is {mirror} a mirror of Debian that has {suite}? {MIRROR}=URI names another one")
+    };
     command::run(private(dir, "apt-get").arg("update")).with_context(way_out)?;
-    let depends = command::output(private(dir, "apt-cache").args(["depends", "linux-image-amd64"]))?;
+    let depends =
+        command::output(private(dir, "apt-cache").args(["depends", "linux-image-amd64"]))?;
     let depends = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     let image = depends.into_iter().find(|name| name.starts_with("linux-image-"));
-    let image = image.with_context(|| format!("{suite} names no kernel image for linux-image-amd64"))?;
-    command::run(private(dir, "apt-get").args(["download", image]).current_dir(dir)).with_context(way_out)?;
+    let image =
+        image.with_context(|| format!("{suite} names no kernel image for linux-image-amd64"))?;
+    command::run(private(dir, "apt-get").args(["download", image]).current_dir(dir))
+        .with_context(way_out)?;
     let package = fs::read_dir(dir)?
         .flatten()
         .map(|entry| entry.path())
@@ -77,7 +84,8 @@ fn mirror() -> Result<String> {
 fn choose(targets: &str) -> Option<&str> {
     let labelled = targets.lines().find_map(|line| line.strip_prefix("Debian "));
     let is_usual = |uri: &&str| uri.trim_end_matches('/').ends_with("/debian");
-    labelled.or_else(|| targets.lines().filter_map(|line| line.split(' ').next_back()).find(is_usual))
+    labelled
+        .or_else(|| targets.lines().filter_map(|line| line.split(' ').next_back()).find(is_usual))
 }
 
 #[cfg(test)]
@@ -86,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_mirror_is_the_one_of_this_machines_apt() {
-        let targets = "Debian-Security http://a.example/debian-security/\nDebian http://b.example/pub/\n";
+        let targets =
+            "Debian-Security http://a.example/debian-security/\nDebian http://b.example/pub/\n";
         assert_eq!(choose(targets), Some("http://b.example/pub/"));
         let never_updated =
             " http://a.example/debian-security/\n http://b.example/debian/\n http://c.example/x/\n";

@@ -67,7 +67,9 @@ impl Kernel {
             let release = path.file_name()?.to_str()?.strip_prefix("vmlinuz-")?.to_owned();
             Some((path, release))
         });
-        let Some((image, release)) = image else { bail!("{} has no kernel in it", package.display()) };
+        let Some((image, release)) = image else {
+            bail!("{} has no kernel in it", package.display())
+        };
         bzimage::unpack(&image, &work.join("vmlinux"))?;
         fs::rename(unpacked.join("lib"), work.join("lib"))?;
         command::run(Command::new("depmod").arg("--basedir").arg(work).arg(&release))?;
@@ -122,6 +124,7 @@ impl Prepared {
 /// Holds a file's lock until what it returns is dropped.
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
-    flock(&file, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    flock(&file, FlockOperation::LockExclusive)
+        .with_context(|| format!("cannot lock {}", path.display()))?;
     Ok(file)
 }

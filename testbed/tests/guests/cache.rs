@@ -23,7 +23,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         eprintln!("skipped: needs root");
         return Ok(());
     }
-    let host = Here::new(Spec::new("guest").modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(256))?;
+    let host =
+        Here::new(Spec::new("guest").modules(["virtio_blk", "virtio_balloon"]), Bytes::mib(256))?;
     let groups = host.dir.path().join("groups");
     let groups = groups.to_str().context("a path that is no text")?;
     host.done(&["group", "create", "blue", "--groups", groups])?;
@@ -33,7 +34,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         file.write_all(&block.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())?;
     }
     let mut image = Command::new("qemu-img");
-    let made = image.args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string()).status()?;
+    let made =
+        image.args(["create", "-q", "-f", "qcow2"]).arg(&to).arg(DISK.0.to_string()).status()?;
     ensure!(made.success(), "no image was made");
 
     let (lender, from_name) = (host.lender(), from.to_str().context("no text")?);
@@ -41,7 +43,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     let disks = ["--cached-disk", from_name, "--cached-disk", to_name];
     let memory = ["--memory", "160M", "--cache", "160M", "--lender", &lender];
     let words = [&memory[..], &["--group", "blue", "--groups", groups], &disks].concat();
-    let refused = host.start("one", &words, &[]).err().context("it started without a cache")?.to_string();
+    let refused =
+        host.start("one", &words, &[]).err().context("it started without a cache")?.to_string();
     ensure!(refused.contains("'aquifer group cache blue' does"), "{refused}");
     let local = [&["--memory", "160M"], &disks[..]].concat();
     let refused = host.start("one", &local, &[]).err().context("it has no group")?.to_string();
@@ -56,8 +59,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     step("the guest copies a disk to the other, and its cache dies");
     for round in 0..3 {
         let copy = "dd if=/dev/vda of=/dev/vdb bs=1M conv=fsync && echo 3 >/proc/sys/vm/drop_caches && cmp /dev/vda /dev/vdb && echo copied";
-        let copy =
-            guest.spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
+        let copy = guest
+            .spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
         for _ in 0..3 {
             let written = |cache: &Value| cache["written_bytes"].as_u64() > Some(Bytes::mib(4).0);
             wait_until("the guest writes", PATIENCE, || {
@@ -79,7 +82,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         let lender = &shown["cache"]["lenders"][0];
         ensure!(lender["wrong_bytes"] == 0, "{shown}");
-        Ok(lender["read_bytes"].as_u64() > Some(DISK.0 / 2) && shown["cache"]["hits"].as_u64() > Some(1000))
+        Ok(lender["read_bytes"].as_u64() > Some(DISK.0 / 2)
+            && shown["cache"]["hits"].as_u64() > Some(1000))
     })?;
     let vm = host.done(&["vm", "show", "one"])?;
     ensure!(vm.to_string().contains(to_name), "{vm}");
@@ -89,7 +93,8 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     ensure!(!host.has_mounts()?, "files are left");
 
     let copied = host.dir.path().join("copied");
-    let converted = Command::new("qemu-img").args(["convert", "-O", "raw"]).args([&to, &copied]).status()?;
+    let converted =
+        Command::new("qemu-img").args(["convert", "-O", "raw"]).args([&to, &copied]).status()?;
     ensure!(
         converted.success() && fs::read(&from)? == fs::read(&copied)?,
         "the disk is not what was written"
@@ -122,7 +127,10 @@ fn start(run_dir: &Path, words: &[&str]) -> Result<(Child, Value)> {
 }
 
 fn kill_softly(cache: &mut Child) -> Result<()> {
-    rustix::process::kill_process(rustix::process::Pid::from_child(cache), rustix::process::Signal::TERM)?;
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(cache),
+        rustix::process::Signal::TERM,
+    )?;
     ensure!(cache.wait()?.success(), "the cache did not end well");
     Ok(())
 }

@@ -25,9 +25,14 @@ fn of_kernel_6_1_swaps_over_nvme_tcp() -> Result<()> {
 #[test]
 fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
     let [small, lender] = hosts(Kernel::V6_12);
-    let [small, lender] = [small, lender].map(|host| host.modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma"));
-    let hosts = Testbed::start([small.module("nvme-rdma"), lender.modules(["nvmet-tcp", "nvmet-rdma"])])?;
-    hosts.hosts().iter().try_for_each(|host| host.sh("rdma link add rxe0 type rxe netdev eth0").map(drop))?;
+    let [small, lender] =
+        [small, lender].map(|host| host.modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma"));
+    let hosts =
+        Testbed::start([small.module("nvme-rdma"), lender.modules(["nvmet-tcp", "nvmet-rdma"])])?;
+    hosts
+        .hosts()
+        .iter()
+        .try_for_each(|host| host.sh("rdma link add rxe0 type rxe netdev eth0").map(drop))?;
     let (small, lender) = (&hosts["small"], &hosts["lender"]);
     let export = Export::start(lender, "--rdma")?;
     export.uri("tcp")?;
@@ -36,7 +41,11 @@ fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
     step("an export that was killed is swept by the next one");
     export.process.signal(Signal::KILL);
     export.process.output(PATIENCE)?;
-    assert_eq!(lender.sh("ls /sys/kernel/config/nvmet/ports")?, "43264\n43265\n", "the kernel serves on");
+    assert_eq!(
+        lender.sh("ls /sys/kernel/config/nvmet/ports")?,
+        "43264\n43265\n",
+        "the kernel serves on"
+    );
     let next = Export::start(lender, "")?;
     assert_ne!(next.ready["nqn"], export.ready["nqn"]);
     assert_eq!(
@@ -85,7 +94,8 @@ impl<'a> Export<'a> {
     /// What is in it, and what RAM that takes.
     fn stored(&self) -> Result<[Bytes; 2]> {
         let device = self.ready["device"].as_str().unwrap_or_default().trim_start_matches("/dev/");
-        let text = self.host.sh(&format!("awk '{{ print $1, $3 }}' /sys/block/{device}/mm_stat"))?;
+        let text =
+            self.host.sh(&format!("awk '{{ print $1, $3 }}' /sys/block/{device}/mm_stat"))?;
         let (data, ram) = text.trim().split_once(' ').context("no statistics")?;
         Ok([Bytes(data.parse()?), Bytes(ram.parse()?)])
     }
@@ -97,7 +107,8 @@ impl<'a> Export<'a> {
         let end = self.process.output(PATIENCE)?;
         assert!(end.success(), "{}", end.stderr);
         let nvmet = "/sys/kernel/config/nvmet";
-        let left = self.host.sh(&format!("ls {nvmet}/subsystems; ls {nvmet}/ports; ls {nvmet}/hosts"))?;
+        let left =
+            self.host.sh(&format!("ls {nvmet}/subsystems; ls {nvmet}/ports; ls {nvmet}/hosts"))?;
         assert_eq!((left.as_str(), zrams(self.host)?), ("", 0));
         Ok(())
     }
@@ -132,7 +143,9 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     step(&format!("{host} attaches {uri}"));
     // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
-    let attach = format!("aquifer attach --direct --swap --patience forever --json --host-nqn {SMALL} {uri}");
+    let attach = format!(
+        "aquifer attach --direct --swap --patience forever --json --host-nqn {SMALL} {uri}"
+    );
     let attached: Value = serde_json::from_str(&host.sh(&attach)?)?;
     let again = host.run(&attach)?;
     assert!(again.stderr.contains("already"), "{}", again.stderr);
@@ -145,7 +158,9 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     load.is_done()?;
     let swapped = Bytes(host.pages_swapped_out()? * 4096);
     let [stored, ram] = export.stored()?;
-    step(&format!("{swapped} were swapped out, {stored} are stored in {ram}; every page is checked"));
+    step(&format!(
+        "{swapped} were swapped out, {stored} are stored in {ram}; every page is checked"
+    ));
     assert!(swapped > Bytes::mib(24) && stored > Bytes::mib(16));
     load.verify()?;
     load.end()?;
@@ -154,8 +169,11 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     host.sh(&format!("aquifer detach {device}"))?;
     assert_eq!(host.sh("cat /proc/swaps")?.lines().count(), 1);
     assert_eq!(host.sh("ls /sys/class/nvme /run/aquifer/direct")?.matches("nvme0").count(), 0);
-    wait_until("what was swapped out is given back", PATIENCE, || Ok(export.stored()?[0] <= Bytes::mib(1)))?;
-    let complaints = host.run("dmesg | grep -E 'blocked for more|Out of memory|I/O error|swap-device'")?;
+    wait_until("what was swapped out is given back", PATIENCE, || {
+        Ok(export.stored()?[0] <= Bytes::mib(1))
+    })?;
+    let complaints =
+        host.run("dmesg | grep -E 'blocked for more|Out of memory|I/O error|swap-device'")?;
     assert!(!complaints.success(), "{}", complaints.stdout);
     Ok(())
 }

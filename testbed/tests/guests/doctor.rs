@@ -11,8 +11,17 @@ use serde_json::Value;
 use crate::support::{PATIENCE, aquifer, step, tool};
 
 /// What can be loaded in the host, and is not.
-const MODULES: [&str; 9] =
-    ["fuse", "loop", "nbd", "zram", "nvme-fabrics", "nvme-tcp", "nvme-rdma", "nvmet-tcp", "nvmet-rdma"];
+const MODULES: [&str; 9] = [
+    "fuse",
+    "loop",
+    "nbd",
+    "zram",
+    "nvme-fabrics",
+    "nvme-tcp",
+    "nvme-rdma",
+    "nvmet-tcp",
+    "nvmet-rdma",
+];
 
 /// A device of a backend, made and taken away.
 const ATTACH: &str = "d=$(aquifer attach 'nbd+unix:///?socket=/run/export.sock'";
@@ -33,10 +42,13 @@ fn of_kernel_6_12_is_right() -> Result<()> {
 /// Begins with a host that has no driver loaded and ends with one that has all of `modules`, where volumes use `backend`.
 fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     let spec = Spec::new("host").kernel(kernel).memory(Bytes::mib(512));
-    let hosts = Testbed::start([spec.file(aquifer(), "/bin/aquifer").file(tool("setpriv"), "/bin/setpriv")])?;
+    let hosts = Testbed::start([spec
+        .file(aquifer(), "/bin/aquifer")
+        .file(tool("setpriv"), "/bin/setpriv")])?;
     let host = &hosts.hosts()[0];
     install(host, kernel, modules)?;
-    let export = host.spawn("exec aquifer export 128M --nbd unix:/run/export.sock --dir /run/export")?;
+    let export =
+        host.spawn("exec aquifer export 128M --nbd unix:/run/export.sock --dir /run/export")?;
     export.wait_for("exporting", PATIENCE)?;
 
     step("nothing is loaded");
@@ -46,7 +58,9 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
 
     step("what can be loaded is");
     let mut done = Vec::new();
-    while let Some(advice) = Report::of(host, "")?.advice().find(|advice| advice.starts_with("modprobe ")) {
+    while let Some(advice) =
+        Report::of(host, "")?.advice().find(|advice| advice.starts_with("modprobe "))
+    {
         assert!(!done.contains(&advice.to_owned()), "'{advice}' does not help");
         host.sh(advice)?;
         done.push(advice.to_owned());
@@ -138,7 +152,9 @@ impl<'a> Report<'a> {
     }
 
     fn check(&self, name: &str) -> Result<&Value> {
-        self.checks().find(|check| check["name"] == name).with_context(|| format!("no check of {name}"))
+        self.checks()
+            .find(|check| check["name"] == name)
+            .with_context(|| format!("no check of {name}"))
     }
 
     fn advice(&self) -> impl Iterator<Item = &str> {
@@ -147,20 +163,24 @@ impl<'a> Report<'a> {
 
     /// Does what is advised, first of all.
     fn follow(&self, name: &str) -> Result<()> {
-        let advice = self.check(name)?["help"].as_str().with_context(|| format!("no advice on {name}"))?;
+        let advice =
+            self.check(name)?["help"].as_str().with_context(|| format!("no advice on {name}"))?;
         self.host.sh(advice.split(", or").next().unwrap_or(advice)).map(drop)
     }
 
     /// How many of these are not as they should be.
     fn not_ok_of(&self, names: &[&str]) -> usize {
         self.checks()
-            .filter(|check| names.iter().any(|name| check["name"] == *name) && check["verdict"] != "ok")
+            .filter(|check| {
+                names.iter().any(|name| check["name"] == *name) && check["verdict"] != "ok"
+            })
             .count()
     }
 
     /// Compares each check with the host itself.
     fn is_true(&self) -> Result<()> {
-        self.checks().try_for_each(|check| self.is_true_of(check["name"].as_str().unwrap_or_default()))
+        self.checks()
+            .try_for_each(|check| self.is_true_of(check["name"].as_str().unwrap_or_default()))
     }
 
     fn is_true_of(&self, name: &str) -> Result<()> {

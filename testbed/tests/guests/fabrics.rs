@@ -18,7 +18,9 @@ fn two_hosts_share_over_nvme_tcp() -> Result<()> {
     let settings = with(&[FROM_STORE, "borrow.protocol = 'nvme-tcp'"]);
     let hosts = ["a", "b"].map(|name| member(name).memory(MEMORY));
     let cluster = Cluster::of(hosts).settings(settings);
-    cluster.picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP").play(one_then_the_other)
+    cluster
+        .picture("sharing-nvme-tcp", "Two hosts share their RAM over NVMe/TCP")
+        .play(one_then_the_other)
 }
 
 #[test]
@@ -26,10 +28,12 @@ fn two_kernels_share_over_rdma() -> Result<()> {
     let settings = with(&FROM_KERNEL);
     let settings = [&settings[..], &["lend.rdma = true"], &by_kernel("nvme-rdma")].concat();
     let hosts = ["a", "b"].map(|name| {
-        let host = kernel_member(name, Kernel::V6_12).modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma");
+        let host =
+            kernel_member(name, Kernel::V6_12).modules(SOFT_ROCE).file(tool("rdma"), "/bin/rdma");
         host.modules(["nvme-rdma", "nvmet-rdma"])
     });
-    let cluster = Cluster::of(hosts).settings(settings).first("rdma link add rxe0 type rxe netdev eth0");
+    let cluster =
+        Cluster::of(hosts).settings(settings).first("rdma link add rxe0 type rxe netdev eth0");
     cluster
         .picture("sharing-nvme-rdma", "Two hosts share their RAM over RDMA, by their kernels")
         .play(one_then_the_other)
@@ -44,12 +48,12 @@ fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
     // Whoever needs memory finds most of it at a.
     let hosts = [a.memory(Bytes::mib(512)), b, c];
     let cluster = Cluster::of(hosts).settings(settings);
-    cluster.picture("sharing-three", "Three hosts share their RAM over NVMe/TCP, by their kernels").play(
-        |hosts| {
+    cluster
+        .picture("sharing-three", "Three hosts share their RAM over NVMe/TCP, by their kernels")
+        .play(|hosts| {
             one_borrows_from_two(&hosts["a"], [&hosts["b"], &hosts["c"]])?;
             two_borrow_from_one(hosts, ["b", "c"], "a")
-        },
-    )
+        })
 }
 
 /// What all of them have, and these.
@@ -68,7 +72,11 @@ fn by_kernel(protocol: &'static str) -> [&'static str; 2] {
 
 /// A host whose kernel is to lend and to borrow.
 fn kernel_member(name: &str, kernel: Kernel) -> Spec {
-    member(name).kernel(kernel).memory(MEMORY).modules(["nvme-tcp", "nvmet-tcp"]).module("zram num_devices=0")
+    member(name)
+        .kernel(kernel)
+        .memory(MEMORY)
+        .modules(["nvme-tcp", "nvmet-tcp"])
+        .module("zram num_devices=0")
 }
 
 fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
@@ -76,11 +84,9 @@ fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     // More than one lease holds; emulated hosts fill memory faster than they borrow, so the rest comes when there is room
     // for it. A borrower asks for more when three quarters of what it has are in use.
     let (first, second) = overloaded(borrower, &lenders, Bytes::mib(44), 300)?;
-    wait_until(
-        "it has a second lease",
-        PATIENCE,
-        || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2),
-    )?;
+    wait_until("it has a second lease", PATIENCE, || {
+        Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2)
+    })?;
     let third = Load::start(borrower, Bytes::mib(60), 300)?;
     third.filled()?;
     second.is_done()?;

@@ -34,8 +34,11 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     for (name, group) in [("one", "blue"), ("two", "blue"), ("three", "red")] {
         step(&format!("{name} of group {group}"));
         let memory = ["--memory", "160M", "--cache", "192M", "--lender", &host.lender_of(name)];
-        let guest =
-            host.start(name, &[&memory[..], &["--group", group, "--groups", groups]].concat(), &[])?;
+        let guest = host.start(
+            name,
+            &[&memory[..], &["--group", group, "--groups", groups]].concat(),
+            &[],
+        )?;
         let load = Load::start(&guest, LOAD, 2000)?;
         load.filled()?;
         load.is_done()?;
@@ -52,10 +55,12 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     let mut blue = Scanner::start(&host, "blue", groups)?;
     // Two thousand pages of each were written anew, by chance, and may differ.
     let most = LOAD.0 - 4096 * 4000;
-    let shared =
-        blue.until("what is alike is kept once", |report| report["saved_bytes"].as_u64() > Some(most))?;
+    let shared = blue.until("what is alike is kept once", |report| {
+        report["saved_bytes"].as_u64() > Some(most)
+    })?;
     step(&format!("blue: {shared}"));
-    let alone = red.until("it was looked at twice", |report| report["passes"].as_u64() >= Some(2))?;
+    let alone =
+        red.until("it was looked at twice", |report| report["passes"].as_u64() >= Some(2))?;
     step(&format!("red: {alone}"));
     // A guest has some pages twice itself, but has none with those of the other group, with which it has all in common.
     ensure!(alone["saved_bytes"].as_u64() < Some(most / 2), "{alone}");
@@ -66,7 +71,9 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
         guests.iter().for_each(|(.., load)| load.again());
         for (name, ..) in &guests {
             let pid = host.done(&["region", "show", name])?["pid"].as_i64();
-            let pid = pid.and_then(|pid| rustix::process::Pid::from_raw(pid as i32)).context("no process")?;
+            let pid = pid
+                .and_then(|pid| rustix::process::Pid::from_raw(pid as i32))
+                .context("no process")?;
             rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
         }
         for (name, guest, load) in &guests {
@@ -108,11 +115,18 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
     let summary: Value = serde_json::from_slice(&output.stdout)?;
     step(&format!("the demo: {summary}"));
     ensure!(summary["cross_group_merges"] == 0 && summary["guest_errors"] == 0, "{summary}");
-    let number = |of: &Value| of.as_u64().with_context(|| format!("a number is missing in {summary}"));
+    let number =
+        |of: &Value| of.as_u64().with_context(|| format!("a number is missing in {summary}"));
     let base = number(&summary["base_bytes"])?;
     for group in summary["groups"].as_array().context("no groups")? {
-        ensure!(number(&group["saved_bytes"])? > 0 && number(&group["mapped_bytes"])? > 0, "{summary}");
-        ensure!(group["scan_pages_per_ms"].is_number() && group["scanner_cpu_pct"].is_number(), "{summary}");
+        ensure!(
+            number(&group["saved_bytes"])? > 0 && number(&group["mapped_bytes"])? > 0,
+            "{summary}"
+        );
+        ensure!(
+            group["scan_pages_per_ms"].is_number() && group["scanner_cpu_pct"].is_number(),
+            "{summary}"
+        );
         ensure!(group["balloon_bytes"].as_array().is_some_and(|all| all.len() == 2), "{summary}");
         for vm in group["vms"].as_array().context("no VMs")? {
             let is_needy = vm["name"] == summary["need"]["vm"];
@@ -122,10 +136,17 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
     let need = &summary["need"];
     let (got, left) = (number(&need["got_bytes"])?, number(&need["left_bytes"])?);
     ensure!(got > base && left < got, "{summary}");
-    ensure!(number(&need["swapped_bytes_per_s"])? > 0 && need["swapped_bytes_per_s_after"] == 0, "{summary}");
+    ensure!(
+        number(&need["swapped_bytes_per_s"])? > 0 && need["swapped_bytes_per_s_after"] == 0,
+        "{summary}"
+    );
     ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
     fs::remove_file(&picture)?;
-    ensure!(fs::read_dir(dir.path())?.count() == 0, "something is left in {}", dir.path().display());
+    ensure!(
+        fs::read_dir(dir.path())?.count() == 0,
+        "something is left in {}",
+        dir.path().display()
+    );
     Ok(())
 }
 
@@ -138,7 +159,10 @@ struct Scanner {
 impl Scanner {
     fn start(host: &Here, group: &str, groups: &str) -> Result<Self> {
         let mut child = Command::new(aquifer())
-            .args(["--json", "group", "scan", group, "--groups", groups, "--scan", "100", "--report", "1s"])
+            .args([
+                "--json", "group", "scan", group, "--groups", groups, "--scan", "100", "--report",
+                "1s",
+            ])
             .env("AQUIFER_RUN_DIR", host.dir.path())
             .stdout(Stdio::piped())
             .spawn()?;

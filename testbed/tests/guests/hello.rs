@@ -12,11 +12,17 @@ use crate::support::all_steps;
 const SOON: Duration = Duration::from_secs(30);
 
 #[test]
-fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by_name() -> Result<()> {
-    let modules = ["fuse", "loop", "nbd", "brd rd_nr=1 rd_size=4096", "nvmet-tcp", "nvme-tcp", "sch_netem"];
+fn both_kernels_boot_with_the_modules_that_are_asked_for_and_reach_each_other_by_name() -> Result<()>
+{
+    let modules =
+        ["fuse", "loop", "nbd", "brd rd_nr=1 rd_size=4096", "nvmet-tcp", "nvme-tcp", "sch_netem"];
     let hosts = Testbed::start([
         Spec::new("old").kernel(Kernel::V6_1).modules(modules),
-        Spec::new("new").kernel(Kernel::V6_12).modules(modules).module("ublk_drv").memory(Bytes::mib(320)),
+        Spec::new("new")
+            .kernel(Kernel::V6_12)
+            .modules(modules)
+            .module("ublk_drv")
+            .memory(Bytes::mib(320)),
     ])?;
     let (old, new) = (&hosts["old"], &hosts["new"]);
     assert!(old.sh("uname -r")?.starts_with("6.1."));
@@ -47,11 +53,15 @@ fn hosts_run_commands_lose_links_and_power_and_show_why_they_fail() -> Result<()
 fn commands_and_files(hosts: &Testbed) -> Result<()> {
     let a = &hosts["a"];
     let failed = a.run("echo out; echo err >&2; exit 3")?;
-    assert_eq!((failed.code, failed.stdout.as_str(), failed.stderr.as_str()), (3, "out\n", "err\n"));
+    assert_eq!(
+        (failed.code, failed.stdout.as_str(), failed.stderr.as_str()),
+        (3, "out\n", "err\n")
+    );
     let error = a.sh("echo why >&2; false").unwrap_err().to_string();
     assert!(error.contains("host a: 'echo why >&2; false' ended with 1:\nwhy"), "{error}");
 
-    let echo = a.spawn("while read -r line; do echo \"heard $line\"; done; echo end; sleep 1000")?;
+    let echo =
+        a.spawn("while read -r line; do echo \"heard $line\"; done; echo end; sleep 1000")?;
     echo.write("one\ntwo\n");
     assert_eq!(echo.wait_for("heard", SOON)?, "heard one");
     assert_eq!(a.sh("echo meanwhile")?, "meanwhile\n");
@@ -102,7 +112,11 @@ fn consoles(hosts: &Testbed) -> Result<()> {
     let a = &hosts["a"];
     let hangs = a.run_within("sleep 1000", Duration::from_millis(500)).unwrap_err().to_string();
     // What the kernel was asked for when patience ended.
-    assert!(hangs.contains("has not ended within 500ms") && hangs.contains("Mem-Info"), "{}", a.console());
+    assert!(
+        hangs.contains("has not ended within 500ms") && hangs.contains("Mem-Info"),
+        "{}",
+        a.console()
+    );
     let crash = a.spawn("echo c >/proc/sysrq-trigger")?;
     let crashes = crash.output(SOON).unwrap_err().to_string();
     assert!(crashes.contains("the host stopped") && crashes.contains("Kernel panic"), "{crashes}");

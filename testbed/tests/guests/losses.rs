@@ -19,50 +19,54 @@ const FOR_EVER: u64 = 10_000_000;
 #[test]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '20s'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
-        let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (_first, second) = overloaded(a, &[b], SURPLUS, FOR_EVER)?;
-        let lease = b.status()?.lent[0].lease;
-        step("b's plug is pulled");
-        b.pull_plug()?;
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
+        |hosts| {
+            let (a, b) = (&hosts["a"], &hosts["b"]);
+            let (_first, second) = overloaded(a, &[b], SURPLUS, FOR_EVER)?;
+            let lease = b.status()?.lent[0].lease;
+            step("b's plug is pulled");
+            b.pull_plug()?;
 
-        // What it needs is gone for good, and so is it: SIGBUS.
-        assert_eq!(second.killed()?.code, 128 + 7);
-        let volume = a.status()?.borrowed.remove(0);
-        let error = volume.last_error.unwrap_or_default();
-        assert!(error.contains("lender b") && error.contains(&lease.to_string()), "{error:?}");
-        // The rest of the host goes on.
-        let asked = Instant::now();
-        a.sh("ls / >/dev/null && touch /tmp/file && aquifer status")?;
-        assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
-        nothing_hangs(a)
-    })
+            // What it needs is gone for good, and so is it: SIGBUS.
+            assert_eq!(second.killed()?.code, 128 + 7);
+            let volume = a.status()?.borrowed.remove(0);
+            let error = volume.last_error.unwrap_or_default();
+            assert!(error.contains("lender b") && error.contains(&lease.to_string()), "{error:?}");
+            // The rest of the host goes on.
+            let asked = Instant::now();
+            a.sh("ls / >/dev/null && touch /tmp/file && aquifer status")?;
+            assert!(asked.elapsed() < Duration::from_secs(60), "{:?}", asked.elapsed());
+            nothing_hangs(a)
+        },
+    )
 }
 
 #[test]
 fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
     let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
-    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(|hosts| {
-        let (a, b) = (&hosts["a"], &hosts["b"]);
-        let (first, second) = overloaded(a, &[b], SURPLUS, 5_000)?;
-        step("b's link is cut for a while");
-        b.cut();
-        // Nothing can be asked of a meanwhile: whatever takes memory there waits.
-        thread::sleep(OUTAGE);
-        assert!(first.is_running() && second.is_running(), "who waits has not failed");
-        step("b's link is mended");
-        b.mend();
+    Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
+        |hosts| {
+            let (a, b) = (&hosts["a"], &hosts["b"]);
+            let (first, second) = overloaded(a, &[b], SURPLUS, 5_000)?;
+            step("b's link is cut for a while");
+            b.cut();
+            // Nothing can be asked of a meanwhile: whatever takes memory there waits.
+            thread::sleep(OUTAGE);
+            assert!(first.is_running() && second.is_running(), "who waits has not failed");
+            step("b's link is mended");
+            b.mend();
 
-        second.is_done()?;
-        second.verify()?;
-        first.verify()?;
-        assert!(b.lends()? > Bytes::ZERO);
-        first.end()?;
-        second.end()?;
-        a.wait_until_it_is_free()?;
-        b.wait_until_it_is_free()?;
-        nothing_hangs(a)
-    })
+            second.is_done()?;
+            second.verify()?;
+            first.verify()?;
+            assert!(b.lends()? > Bytes::ZERO);
+            first.end()?;
+            second.end()?;
+            a.wait_until_it_is_free()?;
+            b.wait_until_it_is_free()?;
+            nothing_hangs(a)
+        },
+    )
 }
 
 /// No task has waited for longer than the kernel finds right (two minutes).

@@ -51,8 +51,10 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
         let before = hosts.ticks(from, "one")?;
         let mode = ["instant", "postcopy", "precopy"][number % 3];
-        let moved = hosts
-            .done(from, &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "1s"])?;
+        let moved = hosts.done(
+            from,
+            &["vm", "migrate", "one", "--to", to, "--mode", mode, "--max-downtime", "1s"],
+        )?;
         step(&format!("{from} to {to}: {moved}"));
         let after = hosts.goes_on(to, "one")?;
         ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
@@ -87,8 +89,12 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     step(&format!("the demo: {summary}"));
     ensure!(summary["guest_errors"] == 0, "{summary}");
     for way in ["there", "back"] {
-        let number = |of: &str| summary[way][of].as_f64().with_context(|| format!("no {of} in {summary}"));
-        ensure!(number("downtime_ms")? > 0.0 && number("total_ms")? > number("downtime_ms")?, "{summary}");
+        let number =
+            |of: &str| summary[way][of].as_f64().with_context(|| format!("no {of} in {summary}"));
+        ensure!(
+            number("downtime_ms")? > 0.0 && number("total_ms")? > number("downtime_ms")?,
+            "{summary}"
+        );
         ensure!(
             number("silence_ms")? > 0.0 && number("resident_pages")? >= number("dirty_pages")?,
             "{summary}"
@@ -101,7 +107,11 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     ensure!(summary["data_ratio"].as_f64().is_some_and(|ratio| ratio < 1.0), "{summary}");
     ensure!(fs::read(&picture)?.starts_with(b"\x89PNG"));
     fs::remove_file(&picture)?;
-    ensure!(fs::read_dir(dir.path())?.count() == 0, "something is left in {}", dir.path().display());
+    ensure!(
+        fs::read_dir(dir.path())?.count() == 0,
+        "something is left in {}",
+        dir.path().display()
+    );
     Ok(())
 }
 
@@ -114,16 +124,24 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
     // What its agent starts is in it, too.
     small.add(hosts.agent("b")?)?;
-    let moved =
-        hosts.done("a", &["vm", "migrate", "one", "--to", "b", "--cache", "48M", "--max-downtime", "1s"])?;
+    let moved = hosts.done(
+        "a",
+        &["vm", "migrate", "one", "--to", "b", "--cache", "48M", "--max-downtime", "1s"],
+    )?;
     let [_, _, wrong] = hosts.goes_on("b", "one")?;
     let used = small.memory_used()?;
-    step(&format!("a VM of {} runs on a host of {SMALL}, of which {used} are used: {moved}", hosts::MEMORY));
+    step(&format!(
+        "a VM of {} runs on a host of {SMALL}, of which {used} are used: {moved}",
+        hosts::MEMORY
+    ));
     ensure!(wrong == 0 && used <= SMALL && hosts::MEMORY > SMALL);
     let region = &hosts.done("b", &["vm", "show", "one"])?["region"];
     ensure!(region["usage"]["cache"] == Bytes::mib(48).0, "{region}");
     // And back, to where it has more room.
-    hosts.done("b", &["vm", "migrate", "one", "--to", "a", "--cache", "128M", "--max-downtime", "1s"])?;
+    hosts.done(
+        "b",
+        &["vm", "migrate", "one", "--to", "a", "--cache", "128M", "--max-downtime", "1s"],
+    )?;
     let [_, _, wrong] = hosts.goes_on("a", "one")?;
     ensure!(wrong == 0);
     hosts.done("a", &["vm", "stop", "one", "--force"])?;
@@ -197,14 +215,25 @@ enum Who {
 
 use Who::*;
 
-const ALL: [Who; 10] =
-    [AgentHere, EngineHere, KeeperHere, Asker, AgentThere, EngineThere, KeeperThere, QemuThere, Lender, Link];
+const ALL: [Who; 10] = [
+    AgentHere,
+    EngineHere,
+    KeeperHere,
+    Asker,
+    AgentThere,
+    EngineThere,
+    KeeperThere,
+    QemuThere,
+    Lender,
+    Link,
+];
 
 /// What a move is at when those die that can only then: the VM runs, but has not all of its memory yet.
 const LEFT: &str = "sending what was left behind";
 
 /// Who is needed then, or seems to be; and with a test that is to be short.
-const NEEDED: [Who; 7] = [KeeperThere, EngineHere, KeeperHere, EngineThere, AgentHere, AgentThere, Link];
+const NEEDED: [Who; 7] =
+    [KeeperThere, EngineHere, KeeperHere, EngineThere, AgentHere, AgentThere, Link];
 const FEW: usize = 2;
 
 /// What a move is at when they do.
@@ -221,13 +250,15 @@ fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
             if !all && at != (number + 2) % STEPS.len() {
                 continue;
             }
-            here = dies(&hosts, here, who, when).with_context(|| format!("{who:?} died at '{when}'"))?;
+            here = dies(&hosts, here, who, when)
+                .with_context(|| format!("{who:?} died at '{when}'"))?;
             hosts.start_agent("a")?;
             hosts.start_agent("b")?;
         }
     }
     for who in NEEDED.into_iter().take(if all { NEEDED.len() } else { FEW }) {
-        here = dies(&hosts, here, who, LEFT).with_context(|| format!("{who:?} died at '{LEFT}'"))?;
+        here =
+            dies(&hosts, here, who, LEFT).with_context(|| format!("{who:?} died at '{LEFT}'"))?;
         hosts.start_agent("a")?;
         hosts.start_agent("b")?;
     }
@@ -288,7 +319,9 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
     if !hosts.is_empty(other)? {
         // What is left there says what there is to do; where its keeper died, that is to clear it away.
         let _ = hosts.ask(other, &["vm", "stop", "one", "--force"])?;
-        wait_until("nothing is left where it is not", Duration::from_secs(60), || hosts.is_empty(other))?;
+        wait_until("nothing is left where it is not", Duration::from_secs(60), || {
+            hosts.is_empty(other)
+        })?;
     }
     // One whose keeper was killed is kept again, so that it can be moved.
     hosts.done(is, &["vm", "resume", "one"])?;
@@ -322,7 +355,8 @@ struct Moving {
 /// Has the VM be waited for there, as `aquifer vm migrate` does first.
 fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
     let vm: RegionName = "one".parse()?;
-    let agent = Client::local(&hosts.run_dir(here).join("agent.sock")).with_timeout(Duration::from_secs(70));
+    let agent = Client::local(&hosts.run_dir(here).join("agent.sock"))
+        .with_timeout(Duration::from_secs(70));
     let order = order::Migrate { vm: vm.clone(), to: there.parse()?, cache: None };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let order::Awaited { migration, address, identity } =
@@ -331,7 +365,16 @@ fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
     let max_downtime = Duration::from_secs(1);
     Ok(Moving {
         vm,
-        how: Order { migration, to, address, identity, mode, bandwidth, max_downtime, may_leave: false },
+        how: Order {
+            migration,
+            to,
+            address,
+            identity,
+            mode,
+            bandwidth,
+            max_downtime,
+            may_leave: false,
+        },
     })
 }
 
@@ -356,7 +399,8 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
             // It waits for the word of the other host, which has none, or has given the VM away; or it was given to that, which does not have it.
             let word = hosts.ask(other, &["vm", "resume", "one"])?;
             let word = String::from_utf8_lossy(&word.stderr).into_owned();
-            let is_here = ["there is no VM", "since it was moved"].iter().any(|sign| word.contains(sign));
+            let is_here =
+                ["there is no VM", "since it was moved"].iter().any(|sign| word.contains(sign));
             let is_back = why.contains("since it was moved") && word.contains("there is no VM");
             if why.contains("waits for the word") && is_here || is_back {
                 hosts.ask(host, &["vm", "resume", "one", "--force"])?;

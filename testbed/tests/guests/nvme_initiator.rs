@@ -29,7 +29,8 @@ fn serves(spec: Spec, authenticates: &str) -> Result<()> {
         .file(example("fabric", "nvme_check"), "/bin/nvme_check")
         .file(env!("CARGO_BIN_EXE_checked-io"), "/bin/checked-io");
     let hosts = Testbed::start([spec])?;
-    let said = hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_initiator.sh {authenticates}"), LIMIT)?;
+    let said =
+        hosts.hosts()[0].sh_within(&format!("sh /bin/nvme_initiator.sh {authenticates}"), LIMIT)?;
     eprint!("{said}");
     Ok(())
 }

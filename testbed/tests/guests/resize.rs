@@ -50,7 +50,8 @@ fn resize(host: &Here, words: &[&str]) -> Result<Value> {
         .args(words)
         .env("AQUIFER_RUN_DIR", host.dir.path())
         .output()?;
-    let text = String::from_utf8(if output.stdout.is_empty() { output.stderr } else { output.stdout })?;
+    let text =
+        String::from_utf8(if output.stdout.is_empty() { output.stderr } else { output.stdout })?;
     serde_json::from_str(&text).with_context(|| format!("{words:?}: {text}"))
 }
 
@@ -87,7 +88,10 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     let grown = resize(&host, &["one", "700M", "--stages"])?;
     ensure!(grown["reached"] == Bytes::mib(768).0 && grown["usable"] == true, "{grown}");
     ensure!(total(&guest)? == before + Bytes::mib(512).0);
-    ensure!(grown["stages"].to_string().contains("onlining"), "the guest's kernel shows no stages: {grown}");
+    ensure!(
+        grown["stages"].to_string().contains("onlining"),
+        "the guest's kernel shows no stages: {grown}"
+    );
     accounts(&host, "one", Bytes::mib(768))?;
 
     step("what cannot be is refused before anything is done");
@@ -132,7 +136,9 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
     let load = Load::start(&guest, Bytes::mib(180), 1000)?;
     load.filled()?;
-    wait_until("it has its reserve", PATIENCE, || Ok(accounts(&host, "one", Bytes::mib(384)).is_ok()))?;
+    wait_until("it has its reserve", PATIENCE, || {
+        Ok(accounts(&host, "one", Bytes::mib(384)).is_ok())
+    })?;
     load.verify()?;
     load.end()?;
     host.done(&["vm", "budget", "1536M"])?;
@@ -198,7 +204,10 @@ fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> 
     resizing.kill()?;
     resizing.wait()?;
     let settled = resize(&host, &["one", "--exact", "896M"])?;
-    ensure!(settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MOST.0), "{settled}");
+    ensure!(
+        settled["reached"] == Bytes::mib(896).0 && settled["from"].as_u64() < Some(MOST.0),
+        "{settled}"
+    );
     accounts(&host, "one", Bytes::mib(896))?;
     load.verify()?;
 
@@ -210,7 +219,9 @@ fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> 
     ensure!(!end.status.success());
     let said = String::from_utf8_lossy(&end.stderr).into_owned();
     ensure!(said.contains("QEMU") || said.contains("does not run"), "{said}");
-    wait_until("what it had is free", PATIENCE, || Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0))?;
+    wait_until("what it had is free", PATIENCE, || {
+        Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
+    })?;
     // If its keeper could not tell how it has ended.
     let _ = host.done(&["vm", "stop", "one"]);
     Ok(())
@@ -222,7 +233,10 @@ fn a_guest_that_does_not_answer_is_said_not_to() -> Result<()> {
     host.parts.append += " init_on_alloc=0";
     host.start("mute", &["--memory", "128M", "--max-memory", "256M"], &[])?;
     let answer = resize(&host, &["mute", "256M", "--retry", "0s"])?;
-    ensure!(answer["why"]["reason"] == "no_answer" && answer["missing"] == Bytes::mib(128).0, "{answer}");
+    ensure!(
+        answer["why"]["reason"] == "no_answer" && answer["missing"] == Bytes::mib(128).0,
+        "{answer}"
+    );
     accounts(&host, "mute", Bytes::mib(128))
 }
 
@@ -273,7 +287,10 @@ impl Foreign {
         qemu.args(["-object", "memory-backend-memfd,id=more,size=768M,share=on,reserve=off"]);
         qemu.args(["-device", "virtio-mem-pci,id=vm0,memdev=more,node=0,requested-size=0"]);
         qemu.args(["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())]);
-        qemu.args(["-chardev", &format!("socket,id=agent,server=on,wait=off,path={}", agent.display())]);
+        qemu.args([
+            "-chardev",
+            &format!("socket,id=agent,server=on,wait=off,path={}", agent.display()),
+        ]);
         qemu.args([
             "-device",
             "virtio-serial-pci",
@@ -301,7 +318,8 @@ impl Drop for Foreign {
 #[test]
 fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
     let host = new_host()?;
-    let [qmp, agent, line] = ["qmp", "agent", "foreign-line"].map(|name| host.dir.path().join(name));
+    let [qmp, agent, line] =
+        ["qmp", "agent", "foreign-line"].map(|name| host.dir.path().join(name));
     let mut foreign = Foreign::start(&host, &qmp, &agent)?;
     wait_until("its monitor is there", PATIENCE, || Ok(qmp.exists()))?;
     let guest = Guest::connect("foreign", &line, &host.dir.path().join("foreign-serial"))?;
@@ -317,7 +335,9 @@ fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
     let grown = resize(&host, &["theirs", "512M"])?;
     ensure!(grown["reached"] == Bytes::mib(512).0 && grown["usable"] == true, "{grown}");
     accounts(&host, "theirs", Bytes::mib(512))?;
-    let Err(refused) = host.done(&["vm", "stop", "theirs", "--force"]) else { bail!("it was stopped") };
+    let Err(refused) = host.done(&["vm", "stop", "theirs", "--force"]) else {
+        bail!("it was stopped")
+    };
     ensure!(refused.to_string().contains("vm release theirs"), "{refused}");
     kill(keeper(&host, "theirs")?)?;
     let shrunk = resize(&host, &["theirs", "256M"])?;

@@ -17,8 +17,12 @@ const ROOM: Bytes = Bytes::mib(100);
 /// that are back in memory, take swap too.
 pub(crate) const SURPLUS: Bytes = Bytes::mib(28);
 
-pub(crate) const SETTINGS: [&str; 4] =
-    ["memory.period = '200ms'", "memory.upper = 0.5", "memory.lower = 0.35", "borrow.request = '64M'"];
+pub(crate) const SETTINGS: [&str; 4] = [
+    "memory.period = '200ms'",
+    "memory.upper = 0.5",
+    "memory.lower = 0.35",
+    "borrow.request = '64M'",
+];
 
 #[test]
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
@@ -70,7 +74,11 @@ pub(crate) fn overloaded(
     first.filled()?;
     step("its program is filled");
     borrower.wait_until_it_is(Role::Borrower)?;
-    wait_until("it has swap", PATIENCE, || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1))?;
+    wait_until(
+        "it has swap",
+        PATIENCE,
+        || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1),
+    )?;
     let mut helps = Vec::new();
     for lender in lenders {
         helps.extend((lender.status()?.role == Role::Lender).then(|| lender.name()));

@@ -24,7 +24,8 @@ const LOAD: Bytes = Bytes::mib(240);
 const DISK: Bytes = Bytes::mib(48);
 
 #[test]
-fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_ten_times() -> Result<()> {
+fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_ten_times()
+-> Result<()> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return Ok(());
@@ -43,7 +44,8 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
     step(
         "a disk reads into memory that has left, another writes from it, the balloon takes and gives, engines die",
     );
-    let seconds = std::env::var("AQUIFER_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
+    let seconds =
+        std::env::var("AQUIFER_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20);
     let until = Instant::now() + Duration::from_secs(seconds);
     let mut killed = 0;
     for round in 0.. {
@@ -56,7 +58,10 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
         }
         load.is_done()?;
         copy.wait_for("copied", PATIENCE)?;
-        ensure!(fs::read(&disks[0])? == fs::read(&disks[1])?, "the disk is not what was written to it");
+        ensure!(
+            fs::read(&disks[0])? == fs::read(&disks[1])?,
+            "the disk is not what was written to it"
+        );
         load.verify()?;
         step(&format!("verified, after {killed} engines that died"));
         if Instant::now() > until && killed == 10 {
@@ -65,7 +70,10 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
     }
     let status = engine(&host, "one")?;
     step(&format!("what the last engine did: {}", status["counts"]));
-    ensure!(bytes(&status, "resident") <= CACHE.0 && bytes(&status, "remote") > Bytes::mib(64).0, "{status}");
+    ensure!(
+        bytes(&status, "resident") <= CACHE.0 && bytes(&status, "remote") > Bytes::mib(64).0,
+        "{status}"
+    );
 
     // What the guest's kernel gives back is given back.
     load.end()?;
@@ -81,7 +89,8 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
     })?;
     step("it is off");
     wait_until("nothing is left of it", PATIENCE, || {
-        Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty) && !host.has_mounts()?)
+        Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty)
+            && !host.has_mounts()?)
     })?;
     step("nothing is left of it");
     Ok(())

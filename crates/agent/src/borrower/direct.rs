@@ -80,7 +80,8 @@ impl DirectVolumes {
         };
         let host_identity =
             HostIdentity::find(&self.root, Some(host.name)).map_err(|error| error.to_string())?;
-        let (secret, lender_secret) = host.access.secrets.map(|it| (it.borrower, it.lender)).unzip();
+        let (secret, lender_secret) =
+            host.access.secrets.map(|it| (it.borrower, it.lender)).unzip();
         let wish = Wish {
             id: volume.volume,
             uri,
@@ -95,7 +96,8 @@ impl DirectVolumes {
             force: false,
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
         };
-        let record = initiator::attach(&self.root, &self.state, &wish).map_err(|error| error.to_string())?;
+        let record =
+            initiator::attach(&self.root, &self.state, &wish).map_err(|error| error.to_string())?;
         let device = record.device.unwrap_or_default();
         tracing::info!(volume = %record.id, device = %device.display(), uri = %record.uri, "swaps directly to borrowed memory");
         Ok(())
@@ -108,7 +110,8 @@ impl DirectVolumes {
             return Ok(());
         }
         let off = |device: &std::path::Path| client::swap_off(&self.exe, device, |_| ());
-        initiator::detach(&self.root, &self.state, volume, false, off).map_err(|error| error.to_string())
+        initiator::detach(&self.root, &self.state, volume, false, off)
+            .map_err(|error| error.to_string())
     }
 
     /// As the controller knows them.
@@ -142,7 +145,8 @@ impl DirectVolumes {
 
     /// Those whose connection is gone for good: somebody took it away.
     pub(super) fn dead(&self) -> Vec<VolumeId> {
-        let is_dead = |volume: &Volume| volume.record.state(&self.root).is_ok_and(|state| state == "gone");
+        let is_dead =
+            |volume: &Volume| volume.record.state(&self.root).is_ok_and(|state| state == "gone");
         self.all().into_iter().filter(is_dead).map(|volume| volume.record.id).collect()
     }
 

@@ -74,7 +74,9 @@ impl Borrower {
             exe,
             volumes: Mutex::new(volumes),
         };
-        borrower.reach.forget_all_but(&borrower.leases_by_lender().into_values().flatten().collect());
+        borrower
+            .reach
+            .forget_all_but(&borrower.leases_by_lender().into_values().flatten().collect());
         Ok(borrower)
     }
 
@@ -109,7 +111,8 @@ impl Borrower {
             config.priority = priority.and_then(|it| it.try_into().ok()).unwrap_or(config.priority);
             return self.direct.attach(volume, lease, uri, host, &config);
         }
-        let leases: Result<_, _> = volume.leases.iter().map(|lease| self.reach.target(lease)).collect();
+        let leases: Result<_, _> =
+            volume.leases.iter().map(|lease| self.reach.target(lease)).collect();
         let done = leases.and_then(|leases| self.serve(volume, leases, priority));
         if done.is_err() {
             self.reach.forget(volume.leases.iter().map(|lease| lease.lease));
@@ -187,12 +190,17 @@ impl Borrower {
         };
         let moved = ready.and_then(|()| match direct {
             Some(_) => self.direct.detach(volume),
-            None => client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string()),
+            None => {
+                client::evacuate(state, volume, lease, |_| ()).map_err(|error| error.to_string())
+            }
         });
         self.refresh(volume);
         // An agent before this one may have begun the move, and the volume's process has ended it.
-        let moved =
-            if direct.is_none() && self.stands_on(volume, lease) == Some(false) { Ok(()) } else { moved };
+        let moved = if direct.is_none() && self.stands_on(volume, lease) == Some(false) {
+            Ok(())
+        } else {
+            moved
+        };
         self.reach.forget(unused.iter().copied().chain(moved.is_ok().then_some(lease)));
         (unused, moved)
     }
@@ -226,7 +234,8 @@ impl Borrower {
     /// Lays a pooled volume over more leases; answers which could not be added.
     fn add(&self, volume: VolumeId, leases: &[BorrowedLease]) -> Vec<LeaseId> {
         let state = &self.config.state;
-        let add = |target| client::add_lease(state, volume, target).map_err(|error| error.to_string());
+        let add =
+            |target| client::add_lease(state, volume, target).map_err(|error| error.to_string());
         let added = |lease: &&BorrowedLease| match self.reach.target(lease).and_then(add) {
             Ok(()) => true,
             Err(error) => {
@@ -326,8 +335,10 @@ impl Borrower {
     /// It is gone.
     pub fn borrowed(&self, volume: VolumeId) -> Result<order::Borrowed, Problem> {
         let gone = || Problem { error: format!("volume {volume} is gone again"), help: None };
-        let live = self.restored().into_iter().find(|live| live.volume == volume).ok_or_else(gone)?;
-        let (_, device) = self.devices().into_iter().find(|(id, _)| *id == volume).ok_or_else(gone)?;
+        let live =
+            self.restored().into_iter().find(|live| live.volume == volume).ok_or_else(gone)?;
+        let (_, device) =
+            self.devices().into_iter().find(|(id, _)| *id == volume).ok_or_else(gone)?;
         Ok(order::Borrowed {
             volume,
             device: device.display().to_string(),

@@ -73,22 +73,27 @@ impl Reach {
     pub(super) fn host(&self, lease: &BorrowedLease) -> Result<NvmeHost, String> {
         let access = self.runtime.block_on(self.peers.access(&lease.lender, lease.lease))?;
         let name = access.host.parse();
-        let name =
-            name.map_err(|error| format!("{} gave a bad name for this host: {error}", lease.lender))?;
+        let name = name
+            .map_err(|error| format!("{} gave a bad name for this host: {error}", lease.lender))?;
         Ok(NvmeHost { name, access })
     }
 
     /// A lease for the pool. Who answers there must prove to be the lender.
     pub(super) fn target(&self, lease: &BorrowedLease) -> Result<LeaseTarget, String> {
         let (address, protocol) = match self.way(lease, Attach::Pool)? {
-            Way::Nbd(uri) => (uri.address, Protocol::Nbd { export: uri.export, secure: uri.secure }),
+            Way::Nbd(uri) => {
+                (uri.address, Protocol::Nbd { export: uri.export, secure: uri.secure })
+            }
             Way::Nvme(uri) => {
                 let NvmeHost { name, access } = self.host(lease)?;
                 let secrets = access.secrets.map(|secrets| {
                     self.keep(lease.lease, &format!("{}\n{}\n", secrets.borrower, secrets.lender))
                 });
                 let secrets = secrets.transpose()?;
-                (uri.address, Protocol::Nvme(NvmeAccess { subsystem: uri.subsystem, host: name, secrets }))
+                (
+                    uri.address,
+                    Protocol::Nvme(NvmeAccess { subsystem: uri.subsystem, host: name, secrets }),
+                )
             }
             Way::Direct(uri) => return Err(format!("{uri} is nothing for the pool")),
         };
@@ -146,8 +151,14 @@ fn choose(lease: &BorrowedLease, attach: Attach, protocol: PageProtocol) -> Resu
         (Attach::Direct, PageProtocol::NvmeTcp) => direct(Transport::Tcp),
         (Attach::Direct, PageProtocol::NvmeRdma) => direct(Transport::Rdma),
     };
-    let nbd =
-        || lease.uris.iter().filter_map(|uri| uri.parse::<Uri>().ok()).find(|uri| uri.secure).map(Way::Nbd);
+    let nbd = || {
+        lease
+            .uris
+            .iter()
+            .filter_map(|uri| uri.parse::<Uri>().ok())
+            .find(|uri| uri.secure)
+            .map(Way::Nbd)
+    };
     wanted.or_else(nbd).ok_or_else(|| {
         format!(
             "{lender} serves the lease only as {}: see attach and protocol in [borrow], or backend in [lend] of {lender}",
@@ -211,6 +222,9 @@ mod tests {
         }
         let clear = lease(&["nbd://10.0.0.2:7071/x", TCP]);
         let error = choose(&clear, Attach::Pool, PageProtocol::Nbd).unwrap_err();
-        assert!(error.contains("b serves the lease only as") && error.contains("[borrow]"), "{error}");
+        assert!(
+            error.contains("b serves the lease only as") && error.contains("[borrow]"),
+            "{error}"
+        );
     }
 }

@@ -83,7 +83,10 @@ impl Handle {
     ///
     /// # Errors
     /// The agent is stopping.
-    pub async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Problem> {
+    pub async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, Problem> {
         let stopping = || Problem { error: "the agent is stopping".to_owned(), help: None };
         let (reply, answer) = oneshot::channel();
         self.0.send(command(reply)).await.map_err(|_| stopping())?;

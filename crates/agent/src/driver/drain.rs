@@ -19,7 +19,10 @@ impl Driver {
             self.draining = order.on;
             let what = match order.on {
                 true => {
-                    format!("asks back the {} that are lent, and lends nothing meanwhile", self.lent_bytes())
+                    format!(
+                        "asks back the {} that are lent, and lends nothing meanwhile",
+                        self.lent_bytes()
+                    )
                 }
                 false => "lends again".to_owned(),
             };
@@ -75,7 +78,11 @@ impl Driver {
     pub(super) fn note_drained(&mut self) {
         let empty = self.controller.lent().is_empty();
         if self.draining && empty && !self.drained {
-            self.parts.events.note(EventKind::Drain, &self.parts.config.host, "nothing is lent any more");
+            self.parts.events.note(
+                EventKind::Drain,
+                &self.parts.config.host,
+                "nothing is lent any more",
+            );
         }
         self.drained = self.draining && empty;
     }
@@ -110,7 +117,8 @@ impl Driver {
         let held: Vec<_> = held.map(|held| held.lease.lease.to_string()).collect();
         let mut parts = Vec::new();
         if !lent.is_empty() {
-            parts.push(format!("holds lease {} of this host, which is asked back", lent.join(", ")));
+            parts
+                .push(format!("holds lease {} of this host, which is asked back", lent.join(", ")));
         }
         if !held.is_empty() {
             parts.push(format!("has lent this host lease {}, which is left", held.join(", ")));

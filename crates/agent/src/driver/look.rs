@@ -24,8 +24,9 @@ impl Driver {
     pub(super) fn note_signs(&mut self) {
         let now = Instant::now();
         let due = self.parts.config.lend.grace / 8;
-        let stale =
-            |lease: &LeaseId| self.signs.get(lease).is_none_or(|last| now.duration_since(*last) >= due);
+        let stale = |lease: &LeaseId| {
+            self.signs.get(lease).is_none_or(|last| now.duration_since(*last) >= due)
+        };
         let lent = self.controller.lent();
         if !lent.iter().any(|lent| stale(&lent.lease.lease)) {
             return;
@@ -53,7 +54,8 @@ impl Driver {
     /// Tells lenders now and then that their leases are still needed, also those without a connection; sooner those that
     /// a volume misses.
     pub(super) fn renew(&mut self) {
-        let all = self.renewed.is_none_or(|last| last.elapsed() >= self.parts.config.lend.grace / 8);
+        let all =
+            self.renewed.is_none_or(|last| last.elapsed() >= self.parts.config.lend.grace / 8);
         let missed = self.watch.away();
         if !all && (missed.is_empty() || self.asked_missed.elapsed() < ASK_AGAIN) {
             return;
@@ -77,7 +79,8 @@ impl Driver {
 
     /// A lender does not have leases that this host holds.
     pub(super) fn note_lost(&mut self, lender: &HostName, lost: Vec<LeaseId>) {
-        let held: BTreeSet<_> = self.controller.borrowed().iter().map(|held| held.lease.lease).collect();
+        let held: BTreeSet<_> =
+            self.controller.borrowed().iter().map(|held| held.lease.lease).collect();
         self.lost.retain(|lease| held.contains(lease));
         for lease in lost.into_iter().filter(|lease| held.contains(lease)) {
             if self.lost.insert(lease) && !self.watch.has_lost(lease) {
@@ -114,7 +117,8 @@ impl Driver {
     /// Leases that a volume has left by an order of an agent before this one: nobody has told the controller.
     pub(super) fn note_left(&mut self) {
         let volumes = self.controller.volumes();
-        let active = |volume| volumes.iter().any(|v| v.volume == volume && v.state == VolumeState::Active);
+        let active =
+            |volume| volumes.iter().any(|v| v.volume == volume && v.state == VolumeState::Active);
         let borrowed = self.controller.borrowed();
         // Leases that are on their way into a volume are not on record yet.
         let moving: BTreeSet<_> = borrowed
@@ -123,7 +127,8 @@ impl Driver {
             .map(|held| held.volume)
             .collect();
         let borrower = &self.parts.borrower;
-        let idle = borrowed.iter().filter(|held| active(held.volume) && !moving.contains(&held.volume));
+        let idle =
+            borrowed.iter().filter(|held| active(held.volume) && !moving.contains(&held.volume));
         let left: Vec<_> = idle
             .filter(|held| !self.busy.contains(&Busy::Volume(held.volume)))
             .filter(|held| borrower.has_left(held.volume, held.lease.lease))
@@ -141,7 +146,8 @@ impl Driver {
             && now > before
         {
             let (count, name) = (now - before, self.parts.source.name());
-            let what = format!("the kernel killed {count} program(s) of {name} because memory ran out");
+            let what =
+                format!("the kernel killed {count} program(s) of {name} because memory ran out");
             self.parts.events.note(EventKind::OomKill, name, what);
         }
         self.oom_kills = kills.or(self.oom_kills);
@@ -154,7 +160,8 @@ impl Driver {
             Err(error) => return tracing::debug!("ended VMs: {error}"),
         };
         for vm in ended {
-            self.vms_seen = self.vms_seen.max(SystemTime::UNIX_EPOCH + Duration::from_millis(vm.at_ms));
+            self.vms_seen =
+                self.vms_seen.max(SystemTime::UNIX_EPOCH + Duration::from_millis(vm.at_ms));
             self.parts.events.note(EventKind::VmEnded, &vm.name, vm.cause.to_string());
         }
     }

@@ -233,7 +233,10 @@ impl Driver {
             match waiting {
                 Waiting::Hear(from, message, reply) => self.take_in(from, message, reply),
                 Waiting::Borrow(bytes) => {
-                    self.step(Event::Borrow { bytes, group: self.parts.config.borrow.group.clone() });
+                    self.step(Event::Borrow {
+                        bytes,
+                        group: self.parts.config.borrow.group.clone(),
+                    });
                 }
             }
         }

@@ -108,7 +108,9 @@ impl Orders {
 
     /// Answers the returns whose volumes are gone, once the lenders have confirmed.
     pub(super) fn conclude(&mut self, confirmed: bool) {
-        let over = |p: &mut Pending| p.since.is_some_and(|since| confirmed || since.elapsed() > CONFIRMATION);
+        let over = |p: &mut Pending| {
+            p.since.is_some_and(|since| confirmed || since.elapsed() > CONFIRMATION)
+        };
         for done in self.returns.extract_if(.., over) {
             let _ = done.reply.send(Ok(Returned { volumes: done.gone }));
         }
@@ -165,7 +167,8 @@ impl Driver {
     }
 
     pub(super) fn order_return(&mut self, order: &Return, reply: Reply<Returned>) {
-        let volumes: BTreeSet<_> = self.controller.volumes().iter().map(|volume| volume.volume).collect();
+        let volumes: BTreeSet<_> =
+            self.controller.volumes().iter().map(|volume| volume.volume).collect();
         let left = match order.volume {
             None => volumes,
             Some(volume) if volumes.contains(&volume) => BTreeSet::from([volume]),

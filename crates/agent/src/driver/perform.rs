@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use aquifer_api::status::{self, EventKind, RoleChange};
 use aquifer_control::{
-    self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, VolumeState, What,
+    self as control, Action, Controller, Event, Message, Offer, Restored, Shareable, VolumeState,
+    What,
 };
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
@@ -49,7 +50,9 @@ pub(super) fn controller(parts: &Parts) -> Controller {
     let config = control::Config {
         upper: memory.upper,
         lower: memory.lower,
-        shareable: lend.reserved.map_or(Shareable::Dynamic, |reserved| Shareable::Preconfigured { reserved }),
+        shareable: lend
+            .reserved
+            .map_or(Shareable::Dynamic, |reserved| Shareable::Preconfigured { reserved }),
         lends: lend.enabled,
         borrows: borrow.enabled,
         request: borrow.request,
@@ -62,7 +65,13 @@ pub(super) fn controller(parts: &Parts) -> Controller {
     };
     let found = Restored { lent: parts.lender.restored(), volumes: parts.borrower.restored() };
     // Ids of controllers begin at random places; a lease id is as good a source as any.
-    Controller::restore(parts.config.host.clone(), config, LeaseId::random().0, Duration::ZERO, found)
+    Controller::restore(
+        parts.config.host.clone(),
+        config,
+        LeaseId::random().0,
+        Duration::ZERO,
+        found,
+    )
 }
 
 /// The role in the words of the API.
@@ -88,7 +97,10 @@ impl Driver {
         for decision in &step.decisions {
             self.orders.note(decision, &self.parts.peers);
             if let What::RoleChanged { from, to } = decision.what {
-                remember(&mut self.role_changes, RoleChange { at: now(), from: role(from), to: role(to) });
+                remember(
+                    &mut self.role_changes,
+                    RoleChange { at: now(), from: role(from), to: role(to) },
+                );
             }
             self.note_decision(decision.to_string());
             if let What::Expires { borrower, .. } = &decision.what {
@@ -190,13 +202,15 @@ impl Driver {
                     }
                 });
             }
-            Action::Evacuate { volume, lease, onto } => self.beside(Busy::Lease(lease), move || {
-                let (unused, moved) = borrower.evacuate(volume, lease, &onto);
-                match moved {
-                    Ok(()) => Event::Evacuated { lease, unused },
-                    Err(why) => Event::EvacuationFailed { lease, unused, why },
-                }
-            }),
+            Action::Evacuate { volume, lease, onto } => {
+                self.beside(Busy::Lease(lease), move || {
+                    let (unused, moved) = borrower.evacuate(volume, lease, &onto);
+                    match moved {
+                        Ok(()) => Event::Evacuated { lease, unused },
+                        Err(why) => Event::EvacuationFailed { lease, unused, why },
+                    }
+                })
+            }
             Action::OpenLease(record) => self.beside(Busy::Lease(record.lease), move || {
                 let lease = record.lease;
                 match lender.open_lease(&record) {

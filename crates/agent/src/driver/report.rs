@@ -51,7 +51,8 @@ impl Driver {
 
     fn lent(&self) -> Vec<Lent> {
         let now = self.started.elapsed();
-        let (connections, stored) = (self.parts.lender.connections(), self.parts.lender.stored_by_lease());
+        let (connections, stored) =
+            (self.parts.lender.connections(), self.parts.lender.stored_by_lease());
         let status = |lent: control::LentStatus| Lent {
             lease: lent.lease.lease,
             borrower: lent.lease.borrower,

@@ -29,7 +29,9 @@ pub(super) struct News {
 
 /// The event of a lender that does not have a lease, or its pages, any more.
 pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
-    let what = format!("{lender} has lost lease {lease}: what this host stored in it cannot be had any more");
+    let what = format!(
+        "{lender} has lost lease {lease}: what this host stored in it cannot be had any more"
+    );
     News { kind: EventKind::LeaseLost, who: lender.to_string(), what }
 }
 
@@ -51,7 +53,8 @@ impl Watch {
         for volume in volumes {
             let last = before.get(&volume.volume).cloned().unwrap_or_default();
             news.extend(spill(volume, last.spilled));
-            if let Some(error) = volume.last_error.clone().filter(|error| last.error.as_ref() != Some(error))
+            if let Some(error) =
+                volume.last_error.clone().filter(|error| last.error.as_ref() != Some(error))
             {
                 let who = volume.volume.to_string();
                 news.push(News { kind: EventKind::PageUnreachable, who, what: error });
@@ -59,7 +62,8 @@ impl Watch {
             let seen = Seen { spilled: volume.spilled, error: volume.last_error.clone() };
             self.volumes.insert(volume.volume, seen);
         }
-        let held = volumes.iter().flat_map(|volume| volume.leases.iter().map(move |held| (volume, held)));
+        let held =
+            volumes.iter().flat_map(|volume| volume.leases.iter().map(move |held| (volume, held)));
         let (mut away, mut lost) = (BTreeMap::new(), BTreeSet::new());
         for (volume, held) in held {
             let was_away = self.away.contains_key(&held.lease);
@@ -88,7 +92,10 @@ fn change(volume: &Volume, held: &Held, is_away: bool) -> News {
     let (kind, what) = match is_away {
         true => (
             EventKind::LenderLost,
-            format!("{lender} does not answer: {placed} of volume {} wait in lease {lease}", volume.volume),
+            format!(
+                "{lender} does not answer: {placed} of volume {} wait in lease {lease}",
+                volume.volume
+            ),
         ),
         false => (EventKind::LenderBack, format!("{lender} answers again with lease {lease}")),
     };

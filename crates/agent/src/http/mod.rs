@@ -123,7 +123,10 @@ pub fn openapi() -> &'static str {
 fn router(served: Served) -> Router {
     let (router, _) = described().split_for_parts();
     router
-        .route(path::OPENAPI, routing::get(async || ([("content-type", "application/json")], openapi())))
+        .route(
+            path::OPENAPI,
+            routing::get(async || ([("content-type", "application/json")], openapi())),
+        )
         .method_not_allowed_fallback(async |request: Request| {
             Failure::new(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -169,11 +172,13 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let path = request.uri().path().to_owned();
-        let bad = |status, why: String| Failure::new(status, format!("bad request to {path}: {why}"));
+        let bad =
+            |status, why: String| Failure::new(status, format!("bad request to {path}: {why}"));
         // As an object first: serde would take an array for any struct.
-        let Json(mut object): Json<Map<String, Value>> = Json::from_request(request, state)
-            .await
-            .map_err(|rejection: JsonRejection| bad(rejection.status(), rejection.body_text()))?;
+        let Json(mut object): Json<Map<String, Value>> =
+            Json::from_request(request, state).await.map_err(|rejection: JsonRejection| {
+                bad(rejection.status(), rejection.body_text())
+            })?;
         object.values_mut().for_each(make_whole);
         let body = serde_json::from_value(object.into());
         body.map(Self).map_err(|error| bad(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
@@ -197,7 +202,10 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         match parts.extensions.get::<Caller>() {
             Some(Caller::Peer(host)) => Ok(Self(host.clone())),
-            _ => Err(Failure::new(StatusCode::FORBIDDEN, format!("{} is for peers only", parts.uri.path()))),
+            _ => Err(Failure::new(
+                StatusCode::FORBIDDEN,
+                format!("{} is for peers only", parts.uri.path()),
+            )),
         }
     }
 }
@@ -266,10 +274,14 @@ mod tests {
             let heard = Body::<aquifer_api::order::Borrow>::from_request(request, &()).await;
             heard.map(|Body(order)| order.bytes.0).map_err(|Failure(status, _)| status)
         }
-        for body in ["{\"bytes\":4096}", "{\"bytes\":4096.0}", "{\"bytes\":4.096e3}", "{\"bytes\":\"4K\"}"] {
+        for body in
+            ["{\"bytes\":4096}", "{\"bytes\":4096.0}", "{\"bytes\":4.096e3}", "{\"bytes\":\"4K\"}"]
+        {
             assert_eq!(heard(body).await, Ok(4096), "{body}");
         }
-        for body in ["[4096]", "[]", "4096", "{\"bytes\":0.5}", "{\"bytes\":-4096.0}", "{\"bytes\":1e300}"] {
+        for body in
+            ["[4096]", "[]", "4096", "{\"bytes\":0.5}", "{\"bytes\":-4096.0}", "{\"bytes\":1e300}"]
+        {
             assert_eq!(heard(body).await, Err(StatusCode::UNPROCESSABLE_ENTITY), "{body}");
         }
         assert_eq!(heard("{").await, Err(StatusCode::BAD_REQUEST));

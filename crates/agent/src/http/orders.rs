@@ -14,14 +14,20 @@ use crate::vms::Vms;
 /// Everything about this host.
 #[utoipa::path(get, path = "/v1/status", tag = "orders",
     responses((status = 200, description = "The answer.", body = Status), Refusals))]
-pub(super) async fn status(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Status>, Failure> {
+pub(super) async fn status(
+    State(handle): State<Handle>,
+    _: FromLocal,
+) -> Result<Json<Status>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Status { reply }).await?))
 }
 
 /// The groups of this host, what they agree on and what they share.
 #[utoipa::path(get, path = "/v1/groups", tag = "orders",
     responses((status = 200, description = "The answer.", body = Vec<Group>), Refusals))]
-pub(super) async fn groups(State(groups): State<Groups>, _: FromLocal) -> Result<Json<Vec<Group>>, Failure> {
+pub(super) async fn groups(
+    State(groups): State<Groups>,
+    _: FromLocal,
+) -> Result<Json<Vec<Group>>, Failure> {
     Ok(Json(groups.all()?))
 }
 
@@ -61,7 +67,10 @@ pub(super) async fn drain(
 /// How far a drain is.
 #[utoipa::path(get, path = "/v1/drain", tag = "orders",
     responses((status = 200, description = "How far it is.", body = Draining), Refusals))]
-pub(super) async fn draining(State(handle): State<Handle>, _: FromLocal) -> Result<Json<Draining>, Failure> {
+pub(super) async fn draining(
+    State(handle): State<Handle>,
+    _: FromLocal,
+) -> Result<Json<Draining>, Failure> {
     Ok(Json(handle.ask(|reply| Command::Drain { order: None, reply }).await?))
 }
 

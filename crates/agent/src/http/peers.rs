@@ -1,8 +1,8 @@
 //! What other hosts may say: the paper's five messages, renewals, and the question what could be lent.
 
 use aquifer_api::message::{
-    Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer, Renew,
-    Renewed,
+    Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer,
+    Renew, Renewed,
 };
 use aquifer_api::{Done, schema};
 use aquifer_control::Message;
@@ -19,8 +19,9 @@ use crate::wire::Heard;
 type Answer = Result<Json<Done>, Failure>;
 
 async fn hear(handle: &Handle, FromPeer(from): FromPeer, heard: Heard) -> Answer {
-    let message =
-        heard.try_into().map_err(|why: String| Failure::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
+    let message = heard
+        .try_into()
+        .map_err(|why: String| Failure::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
     handle.ask(|reply| Command::Hear { from, message, reply }).await??;
     Ok(Json(Done {}))
 }
@@ -113,8 +114,12 @@ pub(super) async fn access(
     Path(lease): Path<String>,
 ) -> Result<Json<Access>, Failure> {
     // One answer for what is not there and what is somebody else's.
-    let none =
-        || Failure::new(StatusCode::NOT_FOUND, format!("{from} has no lease {lease} that NVMe leads to"));
+    let none = || {
+        Failure::new(
+            StatusCode::NOT_FOUND,
+            format!("{from} has no lease {lease} that NVMe leads to"),
+        )
+    };
     let id: LeaseId = lease.parse().map_err(|_| none())?;
     let asker = from.clone();
     let access = handle.ask(|reply| Command::Access { from: asker, lease: id, reply }).await?;

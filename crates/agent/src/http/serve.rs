@@ -44,10 +44,16 @@ pub struct Endpoints {
 ///
 /// # Errors
 /// Names the address or the socket, and says when another agent is at it.
-pub async fn bind(socket: &Path, listen: SocketAddr, tls: Arc<ServerConfig>) -> io::Result<Endpoints> {
-    let named =
-        |what: String| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
-    let tcp = TcpListener::bind(listen).await.map_err(named(format!("cannot listen on {listen}")))?;
+pub async fn bind(
+    socket: &Path,
+    listen: SocketAddr,
+    tls: Arc<ServerConfig>,
+) -> io::Result<Endpoints> {
+    let named = |what: String| {
+        move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
+    };
+    let tcp =
+        TcpListener::bind(listen).await.map_err(named(format!("cannot listen on {listen}")))?;
     if UnixStream::connect(socket).await.is_ok() {
         let why = format!(
             "another agent answers at {}: stop it, or give this one another socket",
@@ -152,17 +158,18 @@ async fn welcome(
     config: Arc<ServerConfig>,
 ) -> Option<(TlsStream<TcpStream>, HostName)> {
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
-            return None;
-        }
-        Err(_) => {
-            tracing::warn!(%from, "hung up on a caller that did not say who it is");
-            return None;
-        }
-    };
+    let stream =
+        match tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
+                return None;
+            }
+            Err(_) => {
+                tracing::warn!(%from, "hung up on a caller that did not say who it is");
+                return None;
+            }
+        };
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     match certificate.map(tls::host_name) {
         Some(Ok(host)) => Some((stream, host)),

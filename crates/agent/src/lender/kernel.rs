@@ -32,15 +32,17 @@ impl KernelLeases {
     /// Finds the leases that an agent before this one has made.
     pub(super) fn open(config: &Config) -> Result<Self, String> {
         let records = config.state.join("lent");
-        let fail =
-            |error: io::Error| format!("cannot keep records of leases in {}: {error}", records.display());
+        let fail = |error: io::Error| {
+            format!("cannot keep records of leases in {}: {error}", records.display())
+        };
         DirBuilder::new().recursive(true).mode(0o700).create(&records).map_err(fail)?;
         let transports =
             [Transport::Tcp, Transport::Rdma].into_iter().take(1 + usize::from(config.lend.rdma));
         let ports = transports.flat_map(|transport| Some((transport, config.lend.nvme?))).collect();
         let root = Root::default();
         if config.lend.enabled {
-            target::check(&root).map_err(|error| format!("[lend] backend = \"kernel\": {error}"))?;
+            target::check(&root)
+                .map_err(|error| format!("[lend] backend = \"kernel\": {error}"))?;
         }
         let mut leases = BTreeMap::new();
         for entry in fs::read_dir(&records).map_err(fail)? {
@@ -48,7 +50,8 @@ impl KernelLeases {
             let record = fs::read(&path).map_err(fail)?;
             // One that was not written whole has no lease yet.
             let record = serde_json::from_slice::<LeaseRecord>(&record).ok();
-            let target = record.as_ref().map(|record| Target::find(&root, &Nqn::of_lease(record.id)));
+            let target =
+                record.as_ref().map(|record| Target::find(&root, &Nqn::of_lease(record.id)));
             match (record, target.transpose().map_err(|error| error.to_string())?.flatten()) {
                 (Some(record), Some(target)) => drop(leases.insert(record.id, (record, target))),
                 // Its agent came no further, or the host has booted since.
@@ -67,9 +70,11 @@ impl KernelLeases {
     }
 
     fn wish(&self, record: &LeaseRecord) -> Result<Wish, String> {
-        let access = note(record).and_then(|note| note.access).ok_or("nobody is to get at the lease")?;
-        let secrets =
-            access.secrets.map(|secrets| HostSecrets { host: secrets.borrower, target: secrets.lender });
+        let access =
+            note(record).and_then(|note| note.access).ok_or("nobody is to get at the lease")?;
+        let secrets = access
+            .secrets
+            .map(|secrets| HostSecrets { host: secrets.borrower, target: secrets.lender });
         Ok(Wish {
             name: Some(Nqn::of_lease(record.id)),
             capacity: record.capacity,
@@ -84,7 +89,8 @@ impl KernelLeases {
 
 impl Leases for KernelLeases {
     fn place(&self) -> String {
-        let port = |(transport, at): &(Transport, SocketAddr)| format!("NVMe over {transport} at {at}");
+        let port =
+            |(transport, at): &(Transport, SocketAddr)| format!("NVMe over {transport} at {at}");
         format!("{}, by the kernel", self.ports.iter().map(port).collect::<Vec<_>>().join(", "))
     }
 

@@ -87,7 +87,10 @@ impl Lender {
     /// The leases that an agent before this one granted, each with its URIs.
     pub fn restored(&self) -> Vec<(LentLease, Vec<String>)> {
         let records = self.leases.records();
-        records.iter().filter_map(|record| Some((lent(record)?, self.leases.uris(record)))).collect()
+        records
+            .iter()
+            .filter_map(|record| Some((lent(record)?, self.leases.uris(record))))
+            .collect()
     }
 
     /// Sets a lease up; answers by what its pages are reached.

@@ -50,7 +50,8 @@ impl StoreLeases {
         let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
         let shelf = Arc::new(Shelf { store, state: Mutex::default() });
         let security = Security::Tls(identity.server_config());
-        let address = |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
+        let address =
+            |at: std::net::SocketAddr| Address::Tcp { host: at.ip().to_string(), port: at.port() };
         let nbd = Server::bind(&address(config.pages), security, shelf.clone());
         let nbd = nbd.map_err(|error| error.to_string())?;
         let listen = |at| {
@@ -104,9 +105,12 @@ impl Leases for StoreLeases {
     fn uris(&self, record: &LeaseRecord) -> Vec<String> {
         let address = self.nbd.address().clone();
         let nbd = Uri { secure: true, address, export: record.id.to_string() }.to_string();
-        let nvme = self.nvme.as_ref().filter(|_| note(record).is_some_and(|note| note.access.is_some()));
-        let nvme = nvme
-            .map(|(_, address)| NvmeUri { address: address.clone(), subsystem: Nqn::of_lease(record.id) });
+        let nvme =
+            self.nvme.as_ref().filter(|_| note(record).is_some_and(|note| note.access.is_some()));
+        let nvme = nvme.map(|(_, address)| NvmeUri {
+            address: address.clone(),
+            subsystem: Nqn::of_lease(record.id),
+        });
         [nbd].into_iter().chain(nvme.map(|uri| uri.to_string())).collect()
     }
 
@@ -144,7 +148,11 @@ impl Shelf {
 
     /// The lease of a subsystem and how its borrower gets in, if that is the host.
     fn for_host(&self, subsystem: &Nqn, host: &Nqn) -> Option<(Arc<Lease>, Access)> {
-        let lease = self.store.leases().into_iter().find(|lease| Nqn::of_lease(lease.id()) == *subsystem)?;
+        let lease = self
+            .store
+            .leases()
+            .into_iter()
+            .find(|lease| Nqn::of_lease(lease.id()) == *subsystem)?;
         let access = note(&self.get(lease.id())?.record())?.access?;
         (access.host == host.as_str()).then_some((lease, access))
     }
@@ -164,7 +172,11 @@ impl Exports for Shelf {
         let refused = || nbd::Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.get(id).ok_or_else(refused)?;
-        if peer.host.as_ref() == Some(lease.borrower()) { Ok(Export::Lease(lease)) } else { Err(refused()) }
+        if peer.host.as_ref() == Some(lease.borrower()) {
+            Ok(Export::Lease(lease))
+        } else {
+            Err(refused())
+        }
     }
 
     fn list(&self, peer: &Peer) -> Vec<String> {
@@ -187,7 +199,9 @@ impl Subsystems for Shelf {
         let unknown = || nvme::Refused::Unknown(subsystem.clone());
         let (lease, access) = self.for_host(subsystem, &host.nqn).ok_or_else(unknown)?;
         if access.secrets.is_some() && secrets(&access).is_none() {
-            return Err(nvme::Refused::Forbidden("what is on record as its secret is none".to_owned()));
+            return Err(nvme::Refused::Forbidden(
+                "what is on record as its secret is none".to_owned(),
+            ));
         }
         let namespaces = &mut self.state().namespaces;
         Ok(namespaces.entry(lease.id()).or_insert_with(|| Arc::new(Namespace::new(lease))).clone())
@@ -213,5 +227,8 @@ impl Subsystems for Shelf {
 
 fn secrets(access: &Access) -> Option<Secrets> {
     let secrets = access.secrets.as_ref()?;
-    Some(Secrets { host: secrets.borrower.parse().ok()?, controller: Some(secrets.lender.parse().ok()?) })
+    Some(Secrets {
+        host: secrets.borrower.parse().ok()?,
+        controller: Some(secrets.lender.parse().ok()?),
+    })
 }

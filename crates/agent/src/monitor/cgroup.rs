@@ -46,18 +46,26 @@ impl Cgroup {
     pub(super) fn read(&self) -> io::Result<Reading> {
         let stat = read_file(&self.path.join("memory.stat"))?;
         let stat = |key: &str| {
-            let missing = || invalid(format!("{}/memory.stat has no line '{key}'", self.path.display()));
+            let missing =
+                || invalid(format!("{}/memory.stat has no line '{key}'", self.path.display()));
             field(&stat, key).map(Bytes).ok_or_else(missing)
         };
         let (limit, usage, unused, swap_used) = match self.version {
             Version::V1 => {
                 // In v1 `cache` counts shared memory too; the rest of it can be dropped.
-                let droppable = stat("total_cache")?.saturating_sub(stat("total_shmem").unwrap_or_default());
+                let droppable =
+                    stat("total_cache")?.saturating_sub(stat("total_shmem").unwrap_or_default());
                 let swap = stat("total_swap").unwrap_or_default();
-                (stat("hierarchical_memory_limit")?, self.number("memory.usage_in_bytes")?, droppable, swap)
+                (
+                    stat("hierarchical_memory_limit")?,
+                    self.number("memory.usage_in_bytes")?,
+                    droppable,
+                    swap,
+                )
             }
             Version::V2 => {
-                let droppable = stat("file")?.saturating_sub(stat("shmem")?) + stat("slab_reclaimable")?;
+                let droppable =
+                    stat("file")?.saturating_sub(stat("shmem")?) + stat("slab_reclaimable")?;
                 let swap = self.number("memory.swap.current").unwrap_or_default();
                 (self.limit_v2()?, self.number("memory.current")?, droppable, swap)
             }
@@ -95,7 +103,10 @@ impl Cgroup {
         let path = dir.join(file);
         match read_file(&path)?.trim() {
             "max" => Ok(Bytes(u64::MAX)),
-            text => text.parse().map(Bytes).map_err(|_| invalid(format!("{} says '{text}'", path.display()))),
+            text => text
+                .parse()
+                .map(Bytes)
+                .map_err(|_| invalid(format!("{} says '{text}'", path.display()))),
         }
     }
 
@@ -157,7 +168,10 @@ mod tests {
             fs::write(inner.join(name), text).unwrap();
         }
         let reading = Cgroup::open(&inner).unwrap().read().unwrap();
-        assert_eq!(reading, Reading { total: Bytes(900_000), used: Bytes(340_000), swap_used: Bytes(8192) });
+        assert_eq!(
+            reading,
+            Reading { total: Bytes(900_000), used: Bytes(340_000), swap_used: Bytes(8192) }
+        );
     }
 
     #[test]

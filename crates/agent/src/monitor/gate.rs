@@ -69,7 +69,10 @@ impl SwapGate {
 
     fn write(&self, value: &str) -> io::Result<()> {
         std::fs::write(&self.file, value).map_err(|error| {
-            io::Error::new(error.kind(), format!("cannot write {value} to {}: {error}", self.file.display()))
+            io::Error::new(
+                error.kind(),
+                format!("cannot write {value} to {}: {error}", self.file.display()),
+            )
         })
     }
 }

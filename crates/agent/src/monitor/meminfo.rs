@@ -17,8 +17,9 @@ impl Meminfo {
 
 fn parse(text: &str) -> io::Result<Reading> {
     let kib = |key: &str| {
-        let missing =
-            || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no line '{key}'"));
+        let missing = || {
+            io::Error::new(io::ErrorKind::InvalidData, format!("/proc/meminfo has no line '{key}'"))
+        };
         field(text, key).map(Bytes::kib).ok_or_else(missing)
     };
     let total = kib("MemTotal")?;

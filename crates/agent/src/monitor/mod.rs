@@ -87,8 +87,9 @@ impl Source {
 }
 
 fn read_file(path: &Path) -> io::Result<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))
+    std::fs::read_to_string(path).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()))
+    })
 }
 
 /// The number after `key` in lines of `key value` or `key: value kB`.

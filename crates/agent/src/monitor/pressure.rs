@@ -32,7 +32,8 @@ impl Pressure {
     /// Watches the cgroup's own pressure where it has that (v2), else the host's. `threshold` is a share of time; `None`
     /// where it is 0 or the kernel has no PSI.
     pub fn open(cgroup: Option<&Path>, threshold: f64) -> Option<Self> {
-        let of_cgroup = cgroup.map(|path| path.join("memory.pressure")).filter(|path| path.exists());
+        let of_cgroup =
+            cgroup.map(|path| path.join("memory.pressure")).filter(|path| path.exists());
         // A v1 cgroup has no pressure of its own, and the host's would blame it for the stalls of its neighbours.
         let path = match (of_cgroup, cgroup) {
             (Some(path), _) => path,
@@ -56,8 +57,8 @@ impl Pressure {
     pub fn is_high(&mut self) -> bool {
         let Ok(stalled) = stalled(&self.path) else { return false };
         let now = Instant::now();
-        let share =
-            (stalled.saturating_sub(self.last.1)).as_secs_f64() / (now - self.last.0).as_secs_f64().max(1e-3);
+        let share = (stalled.saturating_sub(self.last.1)).as_secs_f64()
+            / (now - self.last.0).as_secs_f64().max(1e-3);
         self.last = (now, stalled);
         let is_short = self.shortage.has_grown();
         is_short && share > self.threshold
@@ -86,7 +87,8 @@ struct Shortage {
 
 impl Shortage {
     fn of(cgroup: Option<&Path>) -> Self {
-        let above = cgroup.into_iter().flat_map(Path::ancestors).map(|dir| dir.join("memory.events.local"));
+        let above =
+            cgroup.into_iter().flat_map(Path::ancestors).map(|dir| dir.join("memory.events.local"));
         Self::at("/proc/vmstat".into(), above.filter(|path| path.exists()).collect())
     }
 
@@ -104,8 +106,9 @@ impl Shortage {
     }
 
     fn count(&self) -> u64 {
-        let of_host =
-            |name: &str| name.starts_with("allocstall") || matches!(name, "pgscan_kswapd" | "pgscan_direct");
+        let of_host = |name: &str| {
+            name.starts_with("allocstall") || matches!(name, "pgscan_kswapd" | "pgscan_direct")
+        };
         let of_cgroup = |name: &str| matches!(name, "high" | "max");
         let host = sum(&self.vmstat, of_host);
         self.events.iter().map(|path| sum(path, of_cgroup)).sum::<u64>() + host
@@ -116,7 +119,10 @@ impl Shortage {
 fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
     let text = read_file(path).unwrap_or_default();
     let numbers = text.lines().filter_map(|line| line.split_once(' '));
-    numbers.filter(|(name, _)| is_meant(name)).filter_map(|(_, number)| number.parse::<u64>().ok()).sum()
+    numbers
+        .filter(|(name, _)| is_meant(name))
+        .filter_map(|(_, number)| number.parse::<u64>().ok())
+        .sum()
 }
 
 /// A trigger for `threshold` of a window of 2 s: without CAP_SYS_RESOURCE windows must be multiples of that.
@@ -130,8 +136,10 @@ fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<File>> {
 
 fn stalled(path: &Path) -> io::Result<Duration> {
     let text = read_file(path)?;
-    let total =
-        text.lines().find(|line| line.starts_with("some ")).and_then(|line| line.rsplit_once("total="));
+    let total = text
+        .lines()
+        .find(|line| line.starts_with("some "))
+        .and_then(|line| line.rsplit_once("total="));
     let total = total.and_then(|(_, us)| us.trim().parse().ok());
     total.map(Duration::from_micros).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, format!("{} has no 'some' line", path.display()))
@@ -150,10 +158,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| dir.path().join(name);
         let stall = |us: u64| {
-            fs::write(file("psi"), format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={us}\n")).unwrap()
+            fs::write(file("psi"), format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={us}\n"))
+                .unwrap()
         };
         let scan = |pages: u64| {
-            fs::write(file("vmstat"), format!("pgscan_direct {pages}\npgscan_direct_throttle 9\n")).unwrap()
+            fs::write(file("vmstat"), format!("pgscan_direct {pages}\npgscan_direct_throttle 9\n"))
+                .unwrap()
         };
         stall(0);
         scan(5);

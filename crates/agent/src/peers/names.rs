@@ -13,13 +13,17 @@ use super::{OFFER_PATIENCE, Peers};
 impl Peers {
     /// Calls this host wherever its peers call it.
     pub(super) async fn check_name(&self) {
-        let calls =
-            self.0.peers.values().filter(|peer| peer.listed).filter_map(|peer| peer.last().calls.clone());
+        let calls = self
+            .0
+            .peers
+            .values()
+            .filter(|peer| peer.listed)
+            .filter_map(|peer| peer.last().calls.clone());
         let addresses: BTreeSet<String> = calls.collect();
         let mut strayed = std::collections::BTreeMap::new();
         for address in addresses {
-            let client =
-                Client::peer(&address, &self.0.host, self.0.tls.clone()).with_timeout(OFFER_PATIENCE);
+            let client = Client::peer(&address, &self.0.host, self.0.tls.clone())
+                .with_timeout(OFFER_PATIENCE);
             let met = client.get::<Offer>(path::OFFER).await;
             if let Some(why) = self.not_me(&address, met) {
                 strayed.insert(address, why);

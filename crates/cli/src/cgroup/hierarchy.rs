@@ -60,9 +60,8 @@ impl Hierarchy {
         match self.version {
             Version::V1 => self.root.join("memory.memsw.limit_in_bytes").exists(),
             // The root of version 2 has no limits to look at; without swap accounting a cgroup below it has none either.
-            Version::V2 => {
-                fs::read_to_string("/proc/cmdline").is_ok_and(|line| !line.contains("swapaccount=0"))
-            }
+            Version::V2 => fs::read_to_string("/proc/cmdline")
+                .is_ok_and(|line| !line.contains("swapaccount=0")),
         }
     }
 
@@ -103,7 +102,8 @@ mod tests {
 
     #[test]
     fn version_1_is_found_by_its_memory_option() {
-        let mounts = "cgroup /c/cpu cgroup rw,cpu 0 0\ncgroup /c/memory cgroup rw,relatime,memory 0 0\n";
+        let mounts =
+            "cgroup /c/cpu cgroup rw,cpu 0 0\ncgroup /c/memory cgroup rw,relatime,memory 0 0\n";
         let found = Hierarchy::among(mounts).unwrap();
         assert_eq!((found.root(), found.version()), (Path::new("/c/memory"), Version::V1));
     }

@@ -192,7 +192,10 @@ impl Cgroup {
     /// If it cannot be opened.
     pub fn entrance(&self) -> Result<File, CgroupError> {
         let path = self.path.join("cgroup.procs");
-        OpenOptions::new().write(true).open(&path).map_err(|source| failed("opening", &path, source))
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .map_err(|source| failed("opening", &path, source))
     }
 
     /// The processes in it.
@@ -216,7 +219,10 @@ impl Cgroup {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(CgroupError::Undead { path: self.path.clone(), count: processes.len() });
+                return Err(CgroupError::Undead {
+                    path: self.path.clone(),
+                    count: processes.len(),
+                });
             }
             for pid in processes {
                 // One that is gone by now is as dead as wanted; new ones are seen in the next round.
@@ -243,7 +249,9 @@ impl Cgroup {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 // A zombie that its parent has not waited for is in no list and still holds the cgroup for a moment.
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
+                Err(error)
+                    if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+                {
                     thread::sleep(Duration::from_millis(5));
                 }
                 Err(source) => return Err(failed("removing", &self.path, source)),
@@ -253,14 +261,19 @@ impl Cgroup {
 
     fn write(&self, file: &str, text: &str) -> Result<(), CgroupError> {
         let path = self.path.join(file);
-        let write = || OpenOptions::new().write(true).open(&path).and_then(|file| write_whole(&file, text));
+        let write =
+            || OpenOptions::new().write(true).open(&path).and_then(|file| write_whole(&file, text));
         write().map_err(|source| failed("writing", &path, source))
     }
 
     /// Writes a file that is there only if the kernel counts swap by cgroup.
     fn write_swap(&self, file: &str, text: &str) -> Result<(), CgroupError> {
         let path = self.path.join(file);
-        if path.exists() { self.write(file, text) } else { Err(CgroupError::NoSwapAccounting(path)) }
+        if path.exists() {
+            self.write(file, text)
+        } else {
+            Err(CgroupError::NoSwapAccounting(path))
+        }
     }
 
     fn read(&self, file: &str) -> Result<String, CgroupError> {

@@ -36,7 +36,10 @@ pub struct Agent {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer agent", "With the configuration in /etc/aquifer"),
-        ("aquifer agent --config a.toml --check", "Only check the configuration and all that it names"),
+        (
+            "aquifer agent --config a.toml --check",
+            "Only check the configuration and all that it names",
+        ),
         ("AQUIFER_LOG=debug aquifer agent", "Tells more"),
     ],
     notes: &[(
@@ -71,7 +74,11 @@ impl Agent {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let config = Config::load(&self.config).map_err(|error| {
             let failure = Failure::new("starting the agent", error);
-            if self.config.exists() { failure } else { failure.help("make one with 'aquifer init'") }
+            if self.config.exists() {
+                failure
+            } else {
+                failure.help("make one with 'aquifer init'")
+            }
         })?;
         if self.check {
             let report = Report::of(checks(&config));
@@ -80,7 +87,8 @@ impl Agent {
         }
         logging::start()?;
         let exe = std::env::current_exe().or_fail(|| "finding this program")?;
-        aquifer_agent::run(config, exe).map_err(|error| Failure::new("running the agent", error))?;
+        aquifer_agent::run(config, exe)
+            .map_err(|error| Failure::new("running the agent", error))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -67,7 +67,10 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer attach 'nbd+unix:///?socket=/run/aquifer/export.sock' --swap",
             "Swap to 'aquifer export' on this host",
         ),
-        ("aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap", "Swap to host b's memory"),
+        (
+            "aquifer attach nbds://b.example.org/ --tls /etc/aquifer/tls --swap",
+            "Swap to host b's memory",
+        ),
         (
             "aquifer attach nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.nvmexpress:uuid:... --dhchap-secret /etc/aquifer/secret",
             "The first namespace of an NVMe/TCP target, ours or any other",
@@ -151,8 +154,10 @@ impl Attach {
         }
         match &self.uri {
             Lent::Served(uri) => self.serve(common, uri),
-            Lent::Rdma(uri) => Err(Failure::new(format!("attaching {uri}"), "only the kernel speaks RDMA")
-                .help("give --direct, or nvme+tcp://")),
+            Lent::Rdma(uri) => {
+                Err(Failure::new(format!("attaching {uri}"), "only the kernel speaks RDMA")
+                    .help("give --direct, or nvme+tcp://"))
+            }
         }
     }
 

@@ -56,7 +56,10 @@ impl Borrow {
         output::answer(common.json, &borrowed, |borrowed| {
             let leases = borrowed.leases.len();
             let plural = if leases == 1 { "lease" } else { "leases" };
-            format!("borrowed {} by {leases} {plural}: {} is swap now", borrowed.bytes, borrowed.device)
+            format!(
+                "borrowed {} by {leases} {plural}: {} is swap now",
+                borrowed.bytes, borrowed.device
+            )
         })?;
         Ok(ExitCode::SUCCESS)
     }

@@ -20,7 +20,10 @@ pub struct Completions {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer completions bash > /etc/bash_completion.d/aquifer", "For every user of bash"),
-        ("aquifer completions fish > ~/.config/fish/completions/aquifer.fish", "For one user of fish"),
+        (
+            "aquifer completions fish > ~/.config/fish/completions/aquifer.fish",
+            "For one user of fish",
+        ),
     ],
     ..Manual::NONE
 };

@@ -100,7 +100,8 @@ struct Guest {
 impl Guest {
     fn machine(self) -> Result<Machine> {
         let Self { kernel, accel, qemu } = self;
-        let kernel = kernel.map(std::path::absolute).transpose().or_fail(|| "finding the kernel")?;
+        let kernel =
+            kernel.map(std::path::absolute).transpose().or_fail(|| "finding the kernel")?;
         Ok(Machine { kernel, accelerator: accel.choose(&qemu, MACHINE), qemu })
     }
 }
@@ -144,7 +145,10 @@ pub(super) const MANUAL: Manual = Manual {
             "With the picture of RAM and swap of both hosts over time",
         ),
         ("aquifer demo region --picture region.png", "With a histogram of how long fetches took"),
-        ("aquifer demo migrate --picture migrate.png", "With a picture of times and bytes, beside QEMU's"),
+        (
+            "aquifer demo migrate --picture migrate.png",
+            "With a picture of times and bytes, beside QEMU's",
+        ),
         (
             "aquifer demo resize --picture resize.png",
             "With a picture of times, and of memory in the guest and of this host",
@@ -191,7 +195,10 @@ impl Sharing {
     fn run(self, common: &Common) -> Result<ExitCode> {
         let Self { memory, picture } = self;
         if memory < LEAST {
-            return Err(Failure::new(format!("playing hosts of {memory}"), format!("the least is {LEAST}")));
+            return Err(Failure::new(
+                format!("playing hosts of {memory}"),
+                format!("the least is {LEAST}"),
+            ));
         }
         let outcome = sharing::run(&sharing::Options { memory, run_dir: common.run_dir.clone() })?;
         let lost = outcome.summary.pages_lost;
@@ -204,7 +211,10 @@ impl Region {
     fn run(self, common: &Common) -> Result<ExitCode> {
         let Self { cache, picture } = self;
         if cache < LEAST_CACHE {
-            return Err(Failure::new(format!("a cache of {cache}"), format!("the least is {LEAST_CACHE}")));
+            return Err(Failure::new(
+                format!("a cache of {cache}"),
+                format!("the least is {LEAST_CACHE}"),
+            ));
         }
         let outcome = region::run(&region::Options { cache, run_dir: run_dir(common)? })?;
         let wrong = outcome.summary.values_wrong;
@@ -216,7 +226,8 @@ impl Region {
 impl Migrate {
     fn run(self, common: &Common) -> Result<ExitCode> {
         let Self { local, guest, picture } = self;
-        let options = migrate::Options { local, machine: guest.machine()?, run_dir: run_dir(common)? };
+        let options =
+            migrate::Options { local, machine: guest.machine()?, run_dir: run_dir(common)? };
         let outcome = migrate::run(&options)?;
         let wrong = outcome.summary.guest_errors;
         show(common, &outcome, picture)?;
@@ -227,7 +238,8 @@ impl Migrate {
 impl Resize {
     fn run(self, common: &Common) -> Result<ExitCode> {
         let Self { pool, guest, picture } = self;
-        let options = resize::Options { pool, machine: guest.machine()?, run_dir: run_dir(common)? };
+        let options =
+            resize::Options { pool, machine: guest.machine()?, run_dir: run_dir(common)? };
         let outcome = resize::run(&options)?;
         let errors = outcome.summary.guest_errors;
         show(common, &outcome, picture)?;
@@ -242,7 +254,9 @@ impl Groups {
         let outcome = groups::run(&options)?;
         let (errors, across) = (outcome.summary.guest_errors, outcome.summary.cross_group_merges);
         show(common, &outcome, picture)?;
-        is_zero(across, "keeping groups apart", || format!("{across} pages were shared across them"))?;
+        is_zero(across, "keeping groups apart", || {
+            format!("{across} pages were shared across them")
+        })?;
         is_zero(errors, "sharing within groups", || format!("the guests had {errors} errors"))
     }
 }
@@ -263,7 +277,8 @@ fn show(
     picture: Option<PathBuf>,
 ) -> Result<()> {
     if let Some(path) = &picture {
-        fs::write(path, &outcome.picture).or_fail(|| format!("saving the picture as {}", path.display()))?;
+        fs::write(path, &outcome.picture)
+            .or_fail(|| format!("saving the picture as {}", path.display()))?;
     }
     output::answer(common.json, &outcome.summary, |summary| match &picture {
         Some(path) => format!("{summary}Picture: {}", path.display()),

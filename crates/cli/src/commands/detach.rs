@@ -60,8 +60,11 @@ impl Detach {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let volumes = Volumes::under(&common.run_dir)?;
         let direct = self.meant_directly(common)?;
-        let meant =
-            if self.which.is_some() && !direct.is_empty() { Vec::new() } else { self.meant(volumes.all()?)? };
+        let meant = if self.which.is_some() && !direct.is_empty() {
+            Vec::new()
+        } else {
+            self.meant(volumes.all()?)?
+        };
         let mut detached = Vec::new();
         let mut failed = None;
         let mut note = |volume, result| match result {
@@ -100,9 +103,12 @@ impl Detach {
     fn detach_directly(&self, common: &Common, record: &Record) -> Result<()> {
         let progress = Progress::bytes("swapping back", Bytes::ZERO);
         let off = |device: &Path| {
-            swap::off(device, |now| progress.set(now.total.saturating_sub(now.remaining), now.total))
+            swap::off(device, |now| {
+                progress.set(now.total.saturating_sub(now.remaining), now.total)
+            })
         };
-        let detached = initiator::detach(&Root::default(), &common.run_dir, record.id, self.force, off);
+        let detached =
+            initiator::detach(&Root::default(), &common.run_dir, record.id, self.force, off);
         detached.map_err(|error| direct_failure(&format!("detaching {}", record.uri), error))
     }
 
@@ -112,7 +118,8 @@ impl Detach {
             return Ok(own.map(|found| found.record.spec.volume).collect());
         };
         let is_meant = |found: &Found| {
-            found.record.device == Path::new(which) || found.record.spec.volume.to_string() == *which
+            found.record.device == Path::new(which)
+                || found.record.spec.volume.to_string() == *which
         };
         let what = || format!("detaching {which}");
         match all.into_iter().find(is_meant) {
@@ -133,15 +140,19 @@ impl Detach {
 }
 
 fn agents(which: &str) -> Failure {
-    Failure::new(format!("detaching {which}"), "the agent has it")
-        .help("give it back by 'aquifer return'; --force takes it away if there is no agent any more")
+    Failure::new(format!("detaching {which}"), "the agent has it").help(
+        "give it back by 'aquifer return'; --force takes it away if there is no agent any more",
+    )
 }
 
 fn text(detached: &Detached) -> String {
     match detached.detached.as_slice() {
         [] => "nothing was attached".to_owned(),
         volumes => {
-            format!("detached {}", volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+            format!(
+                "detached {}",
+                volumes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            )
         }
     }
 }

@@ -64,7 +64,8 @@ pub(super) fn listed(report: &Report, colours: bool) -> String {
         };
         let verdict = colour.paint(&format!("{word:7}"), colours);
         lines.push(format!("{verdict}  {:width$}  {}", check.name, check.found));
-        lines.extend(check.help.iter().map(|help| format!("{:7}  {:width$}  help: {help}", "", "")));
+        lines
+            .extend(check.help.iter().map(|help| format!("{:7}  {:width$}  help: {help}", "", "")));
     }
     lines.join("\n")
 }

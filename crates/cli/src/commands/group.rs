@@ -216,7 +216,8 @@ impl Group {
             What::Set(Set { name, terms }) => {
                 let what = || format!("changing group '{name}'");
                 if terms.is_empty() {
-                    let why = "nothing is said of what is to change: see 'aquifer group set --help'\n";
+                    let why =
+                        "nothing is said of what is to change: see 'aquifer group set --help'\n";
                     clap::Error::raw(ErrorKind::MissingRequiredArgument, why).exit();
                 }
                 let mut agreement = all.get(&name).or_fail(what)?;
@@ -233,9 +234,8 @@ impl Group {
                 let agreement = shown(&all.get(&name).or_fail(what)?)?;
                 if !agreement.regions.is_empty() {
                     let why = format!("there are regions in it: {}", agreement.regions.join(", "));
-                    return Err(
-                        Failure::new(what(), why).help("stop their VMs, or 'aquifer region rm' them, first")
-                    );
+                    return Err(Failure::new(what(), why)
+                        .help("stop their VMs, or 'aquifer region rm' them, first"));
                 }
                 all.remove(&name).or_fail(what)?;
                 output::answer(common.json, &agreement, |agreement| {
@@ -249,13 +249,16 @@ impl Group {
 
 fn shown(common: &Common, all: &Agreements, agreement: &Agreement) -> Result<Shown> {
     let Agreement { name, key, .. } = agreement;
-    let sharing =
-        aquifer_group::scan::sharing(&directory(common)?, name).or_fail(|| "counting what is shared")?;
-    let cache = disks::status(&directory(common)?, name).or_fail(|| "asking the cache of its disks")?;
+    let sharing = aquifer_group::scan::sharing(&directory(common)?, name)
+        .or_fail(|| "counting what is shared")?;
+    let cache =
+        disks::status(&directory(common)?, name).or_fail(|| "asking the cache of its disks")?;
     let regions = regions::list(&directory(common)?).or_fail(|| "listing regions")?;
-    let is_in =
-        |files: &aquifer_region::process::Files| regions::record(files).is_ok_and(|spec| spec.group == *name);
-    let regions = regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
+    let is_in = |files: &aquifer_region::process::Files| {
+        regions::record(files).is_ok_and(|spec| spec.group == *name)
+    };
+    let regions =
+        regions.iter().filter(|files| is_in(files)).map(|files| files.name().to_string()).collect();
     let terms = agreement.public().or_fail(|| format!("showing group '{name}'"))?;
     Ok(Shown {
         key_id: key.id(),
@@ -275,10 +278,14 @@ fn text(shown: &Shown) -> String {
         Sealed::Deterministic => {
             "sealed under its key: lenders can keep equal pages once, and tell which are equal"
         }
-        Sealed::Random => "sealed under a key for each lease: lenders can tell nothing of two pages",
+        Sealed::Random => {
+            "sealed under a key for each lease: lenders can tell nothing of two pages"
+        }
         Sealed::Off => "NOT sealed: lenders can read them",
     };
-    let or = |text: Vec<String>, none: &str| if text.is_empty() { none.to_owned() } else { text.join(", ") };
+    let or = |text: Vec<String>, none: &str| {
+        if text.is_empty() { none.to_owned() } else { text.join(", ") }
+    };
     let most = [
         limits.members.map(|most| format!("{most} members")),
         limits.memory.map(|most| format!("memory of {most}")),
@@ -288,14 +295,21 @@ fn text(shown: &Shown) -> String {
         "goes to VMs by {}, {} a second{}",
         format!("{:?}", reprovision.policy).to_lowercase(),
         reprovision.step,
-        if *lends { "; what is left may be lent to other groups" } else { "; none of it to other groups" }
+        if *lends {
+            "; what is left may be lent to other groups"
+        } else {
+            "; none of it to other groups"
+        }
     );
     let lines = [
         ("pages that leave a host", how.to_owned()),
         ("what sharing saves", surplus),
         ("members", or(members.clone(), "whoever joins")),
         ("together on a host", or(most.into_iter().flatten().collect(), "as much as there is")),
-        ("cgroup", cgroup.as_ref().map_or("none".to_owned(), |cgroup| cgroup.display().to_string())),
+        (
+            "cgroup",
+            cgroup.as_ref().map_or("none".to_owned(), |cgroup| cgroup.display().to_string()),
+        ),
         ("key", key_id.clone()),
         ("file", file.display().to_string()),
         ("regions here", or(regions.clone(), "none")),

@@ -76,8 +76,11 @@ impl Init {
             failure.help("write --host NAME --address IP for each host").report(common.json);
             return Ok(ExitCode::from(2));
         }
-        let members =
-            self.hosts.iter().zip(&self.addresses).map(|(host, address)| Member::new(host, address));
+        let members = self
+            .hosts
+            .iter()
+            .zip(&self.addresses)
+            .map(|(host, address)| Member::new(host, address));
         let members = members.collect::<Result<Vec<_>>>()?;
         let cluster = Cluster { dir: self.dir, name: self.cluster };
         let made = cluster.make(&members, self.force)?;
@@ -95,11 +98,19 @@ fn text(made: &Made) -> String {
         format!("used the authority in {authority}")
     });
     for host in &made.hosts {
-        lines.push(format!("made {}: copy it to /etc/aquifer on {}", host.dir.display(), host.name));
+        lines.push(format!(
+            "made {}: copy it to /etc/aquifer on {}",
+            host.dir.display(),
+            host.name
+        ));
     }
     if !made.to_be_told.is_empty() {
         let names: Vec<_> = made.to_be_told.iter().map(ToString::to_string).collect();
-        lines.push(format!("add to agent.toml on {}:\n{}", names.join(", "), made.peers.trim_end()));
+        lines.push(format!(
+            "add to agent.toml on {}:\n{}",
+            names.join(", "),
+            made.peers.trim_end()
+        ));
     }
     lines.join("\n")
 }

@@ -36,7 +36,9 @@ impl Man {
     pub fn run(self) -> Result<ExitCode> {
         match self.dir {
             Some(dir) => write_all(&dir)?,
-            None => output::line(String::from_utf8_lossy(&page(&super::command(), "aquifer", &[])?))?,
+            None => {
+                output::line(String::from_utf8_lossy(&page(&super::command(), "aquifer", &[])?))?
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

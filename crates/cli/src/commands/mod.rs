@@ -79,7 +79,10 @@ pub struct Common {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-#[expect(missing_docs, reason = "a variant's text is the command's help, which its arguments' type carries")]
+#[expect(
+    missing_docs,
+    reason = "a variant's text is the command's help, which its arguments' type carries"
+)]
 pub enum Command {
     Doctor(doctor::Doctor),
     Init(init::Init),
@@ -164,7 +167,10 @@ const MANUAL: Manual = Manual {
     files: &[
         ("/etc/aquifer", "the agent's configuration and certificates, made by 'aquifer init'"),
         ("/run/aquifer", "sockets of the agent and of volumes, marks of running commands"),
-        ("/dev/shm/aquifer", "lent pages: files on a tmpfs, which outlive the process that serves them"),
+        (
+            "/dev/shm/aquifer",
+            "lent pages: files on a tmpfs, which outlive the process that serves them",
+        ),
     ],
     see_also: &[
         "https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md",
@@ -218,7 +224,8 @@ fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
     let line: Vec<_> = line.into_iter().collect();
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    let parsed = command().try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed =
+        command().try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches));
     parsed.map_err(|error| {
         if as_json && error.use_stderr() {
             let text = error.render().to_string();

@@ -172,8 +172,8 @@ impl Region {
             }
             What::Show(which) => {
                 let files = which.files(common)?;
-                let status =
-                    client::status(&files).or_fail(|| format!("asking for region '{}'", which.name))?;
+                let status = client::status(&files)
+                    .or_fail(|| format!("asking for region '{}'", which.name))?;
                 output::answer(common.json, &status, |status| text(&files, status))?;
             }
             What::ResizeCache(ResizeCache { name, cache }) => {
@@ -189,8 +189,10 @@ impl Region {
             }
             What::Limit(limit) => limit.run(common)?,
             What::Persist(which) => {
-                let _progress = Progress::spinner(format!("writing '{}' to its lenders", which.name));
-                client::persist(&which.files(common)?).or_fail(|| format!("persisting '{}'", which.name))?;
+                let _progress =
+                    Progress::spinner(format!("writing '{}' to its lenders", which.name));
+                client::persist(&which.files(common)?)
+                    .or_fail(|| format!("persisting '{}'", which.name))?;
                 done(common, which.name, "persisted")?;
             }
             What::Drop(drop) => drop.run(common)?,
@@ -199,10 +201,13 @@ impl Region {
                 let what = || format!("serving region '{}' again", which.name);
                 let exe = std::env::current_exe().or_fail(what)?;
                 let status = client::start(&exe, &which.files(common)?).or_fail(what)?;
-                output::answer(common.json, &status, |status| format!("{} is served", status.spec.name))?;
+                output::answer(common.json, &status, |status| {
+                    format!("{} is served", status.spec.name)
+                })?;
             }
             What::Rm(which) => {
-                client::remove(&which.files(common)?).or_fail(|| format!("removing '{}'", which.name))?;
+                client::remove(&which.files(common)?)
+                    .or_fail(|| format!("removing '{}'", which.name))?;
                 done(common, which.name, "removed")?;
             }
             What::Exec(exec) => return exec.run(common),
@@ -231,6 +236,8 @@ impl Create {
         let exe = std::env::current_exe().or_fail(what)?;
         let status = client::create(&exe, &directory, &spec).or_fail(what)?;
         let file = Files::new(&directory, &name).region();
-        output::answer(common.json, &Created { file, status }, |created| created.file.display().to_string())
+        output::answer(common.json, &Created { file, status }, |created| {
+            created.file.display().to_string()
+        })
     }
 }

@@ -87,7 +87,9 @@ impl Telling<'_> {
         let left = swapped(status, self.order.volume);
         if self.total == Bytes::ZERO && left > self.total {
             let limit = humantime::format_duration(LIMIT);
-            self.note(&format!("waiting for {left} to be swapped back into memory, at most {limit}"));
+            self.note(&format!(
+                "waiting for {left} to be swapped back into memory, at most {limit}"
+            ));
         }
         self.total = self.total.max(left);
         self.progress.set(self.total.saturating_sub(left), self.total);
@@ -109,9 +111,14 @@ impl Telling<'_> {
 }
 
 /// Sends the order, and tells how it goes: before it is sent, so that what it waits for is known, and now and then.
-async fn post_with_progress(client: &Client, order: &Order, quiet: bool) -> Result<Returned, CallError> {
+async fn post_with_progress(
+    client: &Client,
+    order: &Order,
+    quiet: bool,
+) -> Result<Returned, CallError> {
     let progress = Progress::bytes("swapping back", Bytes::ZERO);
-    let mut telling = Telling { order, quiet, progress, total: Bytes::ZERO, lenders: BTreeSet::new() };
+    let mut telling =
+        Telling { order, quiet, progress, total: Bytes::ZERO, lenders: BTreeSet::new() };
     // An agent too busy to tell is no reason to give up the order.
     if let Ok(status) = client.clone().with_timeout(FIRST_LOOK).get(path::STATUS).await {
         telling.tell(&status);

@@ -70,13 +70,21 @@ pub struct Run {
     #[command(flatten)]
     socket: Socket,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
     command: Vec<OsString>,
 }
 
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
-        ("aquifer run --local 256M -- make -j8", "With the agent: borrow for as long as the command runs"),
+        (
+            "aquifer run --local 256M -- make -j8",
+            "With the agent: borrow for as long as the command runs",
+        ),
         (
             "aquifer run --local 256M --lender 'nbd+unix:///?socket=/run/aquifer/export.sock' -- ./job",
             "Without an agent, from 'aquifer export 4G'",
@@ -130,11 +138,13 @@ impl Run {
         let hierarchy = Hierarchy::find().or_fail(what)?;
         // From here on no signal ends this program before it has removed what it makes.
         let mut supervisor = Supervisor::new().or_fail(what)?;
-        let pool =
-            Pool { agent: self.socket.clone().agent(common)?, volumes: Volumes::under(&common.run_dir)? };
+        let pool = Pool {
+            agent: self.socket.clone().agent(common)?,
+            volumes: Volumes::under(&common.run_dir)?,
+        };
         leftovers::clean_up(&marks, &hierarchy, &pool, common.json);
-        let mut instance =
-            Instance::claim(&marks, "run").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
+        let mut instance = Instance::claim(&marks, "run")
+            .or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         let name = self.name.clone().unwrap_or_else(|| format!("aquifer-{}", instance.name()));
 
         let mut note = Note { cgroup: name.clone(), volume: None };
@@ -234,8 +244,10 @@ impl Run {
             }
         };
         if let Ok(kills @ 1..) = cgroup.oom_kills() {
-            let why =
-                format!("the kernel killed {kills} of its processes: out of memory at {} of RAM", self.local);
+            let why = format!(
+                "the kernel killed {kills} of its processes: out of memory at {} of RAM",
+                self.local
+            );
             let swap_ran_out = cgroup.swap_ran_out().unwrap_or(true);
             Failure::new(what(), why).help(self.out_of_memory(swap_ran_out)).report(json);
         }
@@ -246,6 +258,11 @@ impl Run {
 /// A name that is one directory and no other.
 fn cgroup_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let good = !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && text.chars().all(allowed);
-    if good { Ok(text.to_owned()) } else { Err("use 1 to 64 of a-z, A-Z, 0-9, '-', '_' and '.'".to_owned()) }
+    let good =
+        !text.is_empty() && text.len() <= 64 && !text.starts_with('.') && text.chars().all(allowed);
+    if good {
+        Ok(text.to_owned())
+    } else {
+        Err("use 1 to 64 of a-z, A-Z, 0-9, '-', '_' and '.'".to_owned())
+    }
 }

@@ -54,7 +54,11 @@ struct Shown {
 
 fn text(shown: &Shown) -> String {
     let report = view::status(&shown.report);
-    if shown.regions.is_empty() { report } else { format!("{report}\n\nRegions\n{}", listed(&shown.regions)) }
+    if shown.regions.is_empty() {
+        report
+    } else {
+        format!("{report}\n\nRegions\n{}", listed(&shown.regions))
+    }
 }
 
 impl Status {
@@ -65,8 +69,9 @@ impl Status {
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         loop {
-            let report: Report =
-                agent.call("asking for the status", LIMIT, async |client| client.get(path::STATUS).await)?;
+            let report: Report = agent.call("asking for the status", LIMIT, async |client| {
+                client.get(path::STATUS).await
+            })?;
             if self.watch && !common.json && std::io::stdout().is_terminal() {
                 // To the top left corner, and everything below away.
                 output::line("\x1b[H\x1b[J")?;

@@ -114,10 +114,16 @@ pub(super) const MANUAL: Manual = Manual {
              -- -nic user,model=virtio",
             "A VM of 8 GiB, of which 2 GiB at most are local RAM, with a network card of QEMU's own",
         ),
-        ("aquifer vm show db", "Whether it runs, what of its memory is where, and how long faults take"),
+        (
+            "aquifer vm show db",
+            "Whether it runs, what of its memory is where, and how long faults take",
+        ),
         ("aquifer region resize-cache db 1G", "Gives half of its RAM back, now"),
         ("socat - unix:/run/aquifer/vms/db/serial", "Its serial port"),
-        ("aquifer vm migrate db --to c", "Has it run on host c, a peer of this one, in about a second"),
+        (
+            "aquifer vm migrate db --to c",
+            "Has it run on host c, a peer of this one, in about a second",
+        ),
         ("aquifer vm stop db", "Has it power itself off"),
     ],
     notes: &[
@@ -237,7 +243,9 @@ impl Vm {
                     Resumed::Runs => "running",
                     Resumed::Sends => "sending what was left here of it",
                 };
-                output::answer(common.json, &Done { vm, done }, |is| format!("{} is {}", is.vm, is.done))?;
+                output::answer(common.json, &Done { vm, done }, |is| {
+                    format!("{} is {}", is.vm, is.done)
+                })?;
             }
             What::Stop(stop) => stop.run(common, &run_dir)?,
         }
@@ -265,7 +273,9 @@ impl Stop {
                 _ => failure,
             }
         })?;
-        output::answer(common.json, &Done { vm, done: "stopped" }, |is| format!("{} {}", is.vm, is.done))
+        output::answer(common.json, &Done { vm, done: "stopped" }, |is| {
+            format!("{} {}", is.vm, is.done)
+        })
     }
 }
 
@@ -319,14 +329,18 @@ fn text(files: &Files, status: &Status) -> String {
     line("vm", format!("{}, {}", status.name, state(status)));
     if let Some(share) = &status.share {
         let most = match &status.origin {
-            Origin::Started(spec) if spec.max_memory > spec.memory => format!(" of {}", spec.max_memory),
+            Origin::Started(spec) if spec.max_memory > spec.memory => {
+                format!(" of {}", spec.max_memory)
+            }
             _ => String::new(),
         };
         line("memory", format!("{}{most}; {} of it in RAM here", share.memory(), status.host));
     }
     if let Origin::Started(spec) = &status.origin {
         spec.disks.iter().for_each(|disk| line("disk", disk.display().to_string()));
-        spec.cached_disks.iter().for_each(|disk| line("disk", format!("{}, cached", disk.display())));
+        spec.cached_disks
+            .iter()
+            .for_each(|disk| line("disk", format!("{}, cached", disk.display())));
     }
     line("limits", limits::text(&status.limits));
     if let Origin::Adopted { qmp, agent } = &status.origin {
@@ -347,8 +361,10 @@ fn text(files: &Files, status: &Status) -> String {
         None => {}
     }
     if let Some(coming) = &status.coming {
-        let left =
-            status.region.as_ref().map_or_else(String::new, |region| format!("{} ", region.usage.coming));
+        let left = status
+            .region
+            .as_ref()
+            .map_or_else(String::new, |region| format!("{} ", region.usage.coming));
         line("coming", format!("{left}of its memory, from host {}", coming.host));
     }
     if let Some(pid) = status.pid {

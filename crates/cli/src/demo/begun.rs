@@ -41,9 +41,12 @@ impl Begun {
     ) -> Result<Self> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, interrupted.clone()).or_fail(|| "catching signals")?;
+            signal_hook::flag::register(signal, interrupted.clone())
+                .or_fail(|| "catching signals")?;
         }
-        for dead in Instance::dead(run_dir, kind).or_fail(|| "looking for what killed demos left")? {
+        for dead in
+            Instance::dead(run_dir, kind).or_fail(|| "looking for what killed demos left")?
+        {
             clean_up(&run_dir.join(dead.name()), &dead)?;
         }
         let instance = Instance::claim(run_dir, kind).or_fail(|| "marking this demo as running")?;

@@ -42,7 +42,8 @@ struct Memory {
 }
 
 fn first(seed: u8, page: usize, generation: u32) -> u64 {
-    (u64::from(seed) << 56 ^ (page as u64) << 32 ^ u64::from(generation)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    (u64::from(seed) << 56 ^ (page as u64) << 32 ^ u64::from(generation))
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Memory {
@@ -57,7 +58,8 @@ impl Memory {
 
     fn check(&mut self, page: usize) {
         let first = first(self.seed, page, self.generations[page]);
-        let good = self.page(page).iter().zip(0..).all(|(word, at)| *word == first.wrapping_add(at));
+        let good =
+            self.page(page).iter().zip(0..).all(|(word, at)| *word == first.wrapping_add(at));
         self.wrong += u64::from(!good);
     }
 
@@ -75,8 +77,12 @@ impl Memory {
 /// That of `tell`.
 pub fn run(load: Load, mut tell: impl FnMut(Told) -> io::Result<()>) -> io::Result<()> {
     let pages = load.mib * 256;
-    let mut memory =
-        Memory { words: vec![0; pages * WORDS], generations: vec![0; pages], seed: load.seed, wrong: 0 };
+    let mut memory = Memory {
+        words: vec![0; pages * WORDS],
+        generations: vec![0; pages],
+        seed: load.seed,
+        wrong: 0,
+    };
     (0..pages).for_each(|page| memory.write(page));
     let hot = (pages * load.hot / 100).max(1);
     let (mut random, mut rewritten, mut next) = (88_172_645_463_325_252_u64, 0_u64, 0_usize);
@@ -113,7 +119,8 @@ mod tests {
 
     #[test]
     fn a_page_that_changes_by_itself_is_found() {
-        let mut memory = Memory { words: vec![0; 2 * WORDS], generations: vec![0; 2], seed: 0, wrong: 0 };
+        let mut memory =
+            Memory { words: vec![0; 2 * WORDS], generations: vec![0; 2], seed: 0, wrong: 0 };
         (0..2).for_each(|page| memory.write(page));
         memory.rewrite(1);
         memory.check(0);
@@ -134,6 +141,9 @@ mod tests {
             if told.len() == 3 { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
         });
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
-        assert!(told[2].tick == 3 && told[2].wrong == 0 && told[2].pages > told[0].pages, "{told:?}");
+        assert!(
+            told[2].tick == 3 && told[2].wrong == 0 && told[2].pages > told[0].pages,
+            "{told:?}"
+        );
     }
 }

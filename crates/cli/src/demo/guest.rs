@@ -35,7 +35,9 @@ const ERROR: u32 = 3;
 /// # Errors
 /// If it cannot begin, or say anything any more.
 pub fn run(swap: Option<&Path>) -> io::Result<()> {
-    for (kind, path) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run")] {
+    for (kind, path) in
+        [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run")]
+    {
         fs::create_dir_all(path)?;
         mount(kind, path, kind, MountFlags::empty(), None)?;
     }
@@ -108,7 +110,8 @@ impl Held {
     /// How many of its chunks are not what they must be.
     fn wrong(&self) -> usize {
         let of = |part: &Part| {
-            let is_wrong = |(number, chunk): &(u64, &Vec<Page>)| !is_right(chunk, part.seed, *number);
+            let is_wrong =
+                |(number, chunk): &(u64, &Vec<Page>)| !is_right(chunk, part.seed, *number);
             (0..).zip(&part.chunks).filter(is_wrong).count()
         };
         self.0.values().map(of).sum()

@@ -21,7 +21,8 @@ impl Live {
         let stage = lines.add(ProgressBar::new(0).with_style(style("{elapsed:>4}  {wide_msg}")));
         let host = |(name, ram): &(&str, Bytes)| {
             let bar = ProgressBar::new(ram.0).with_prefix((*name).to_owned());
-            lines.add(bar.with_style(style("      {prefix:8} RAM {bar:32.blue/black.bright} {msg}")))
+            lines
+                .add(bar.with_style(style("      {prefix:8} RAM {bar:32.blue/black.bright} {msg}")))
         };
         let hosts = hosts.iter().map(host).collect();
         Self { lines, stage, hosts }
@@ -66,9 +67,11 @@ mod tests {
 
     #[test]
     fn a_line_tells_ram_swap_lent_and_role_in_columns() {
-        let sample = |swap, role| Sample { at: 0.0, ram: Bytes::mib(213), swap, lent: Bytes::ZERO, role };
+        let sample =
+            |swap, role| Sample { at: 0.0, ram: Bytes::mib(213), swap, lent: Bytes::ZERO, role };
         let short = describe(&sample(Bytes::ZERO, Role::Neutral), Bytes::mib(256));
-        let long = describe(&sample(Bytes(Bytes::mib(128).0 + 4096), Role::Borrower), Bytes::mib(256));
+        let long =
+            describe(&sample(Bytes(Bytes::mib(128).0 + 4096), Role::Borrower), Bytes::mib(256));
         assert_eq!(short.find("lent"), long.find("lent"));
         assert!(long.ends_with("borrower") && long.contains("213MiB of 256MiB"), "{long}");
     }
@@ -77,6 +80,9 @@ mod tests {
     fn nothing_is_written_where_nobody_watches() {
         let live = Live::new(&[("a", Bytes::mib(1))]);
         live.stage("x");
-        live.show(7, &Sample { at: 0.0, ram: Bytes(1), swap: Bytes(1), lent: Bytes(1), role: Role::Neutral });
+        live.show(
+            7,
+            &Sample { at: 0.0, ram: Bytes(1), swap: Bytes(1), lent: Bytes(1), role: Role::Neutral },
+        );
     }
 }

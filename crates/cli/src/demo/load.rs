@@ -136,7 +136,15 @@ impl Load {
         let count = usize::try_from(plan.bytes.pages()).unwrap_or(usize::MAX / PAGE_SIZE - 1);
         let pages = Pages::new(count, plan.seed);
         let reported = Instant::now();
-        Self { plan, pages, orders, waiting: None, verdict: Verdict::default(), reported, quit: false }
+        Self {
+            plan,
+            pages,
+            orders,
+            waiting: None,
+            verdict: Verdict::default(),
+            reported,
+            quit: false,
+        }
     }
 
     /// Writes every page once more, no faster than planned. An order ends it early and is carried out next.

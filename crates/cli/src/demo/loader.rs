@@ -40,7 +40,10 @@ impl Loader {
         Self::spawn(command, prepare)
     }
 
-    fn spawn(mut command: Command, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
+    fn spawn(
+        mut command: Command,
+        prepare: impl FnOnce(&mut Command) -> Result<()>,
+    ) -> Result<Self> {
         prepare(&mut command)?;
         crate::sys::signal_with_parent(&mut command, rustix::process::Signal::KILL);
         let mut child = command.spawn().or_fail(|| "starting a load")?;
@@ -50,7 +53,8 @@ impl Loader {
             // Ends with the load, or when nobody listens any more.
             thread::spawn(move || {
                 let events = BufReader::new(reports).lines().map_while(std::io::Result::ok);
-                let mut events = events.filter_map(|line| serde_json::from_str::<Event>(&line).ok());
+                let mut events =
+                    events.filter_map(|line| serde_json::from_str::<Event>(&line).ok());
                 events.try_for_each(|event| sender.send(event))
             });
         }
@@ -107,8 +111,10 @@ impl Loader {
     /// # Errors
     /// If the load has died.
     pub fn order(&mut self, order: &str) -> Result<()> {
-        let written =
-            self.orders.as_mut().map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
+        let written = self
+            .orders
+            .as_mut()
+            .map(|orders| writeln!(orders, "{order}").and_then(|()| orders.flush()));
         match written {
             Some(Ok(())) => Ok(()),
             _ => Err(self.died()),
@@ -131,7 +137,11 @@ impl Loader {
     }
 
     /// Waits for an event that `wanted` makes something of.
-    fn wait<T>(&mut self, deadline: Instant, wanted: impl Fn(Event) -> Option<T>) -> Result<Option<T>> {
+    fn wait<T>(
+        &mut self,
+        deadline: Instant,
+        wanted: impl Fn(Event) -> Option<T>,
+    ) -> Result<Option<T>> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(left) {

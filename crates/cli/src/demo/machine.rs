@@ -101,8 +101,9 @@ pub(super) fn clear(dir: &Path) {
 /// The newest kernel of this system.
 fn newest_kernel() -> Result<PathBuf> {
     let found = fs::read_dir(BOOT).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_kernel =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"));
+    let is_kernel = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-"))
+    };
     let when = |path: &PathBuf| fs::metadata(path).and_then(|data| data.modified()).ok();
     found.filter(is_kernel).max_by_key(when).ok_or_else(|| {
         Failure::new("finding a kernel for the guest", format!("there is no vmlinuz-* in {BOOT}"))

@@ -36,7 +36,8 @@ impl Network {
         let [a, b] = &network.hosts;
         // From inside one of them: where this is called there may be a link of that name.
         ip(&[
-            "-n", &a.name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &b.name,
+            "-n", &a.name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns",
+            &b.name,
         ])?;
         network.hosts.iter().try_for_each(Namespace::configure)?;
         Ok(network)
@@ -97,7 +98,8 @@ impl Namespace {
     /// # Errors
     /// If the namespace is gone.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
-        let file = File::open(self.path()).or_fail(|| format!("opening {}", self.path().display()))?;
+        let file =
+            File::open(self.path()).or_fail(|| format!("opening {}", self.path().display()))?;
         crate::sys::start_in_network(command, file.into());
         Ok(())
     }
@@ -141,7 +143,8 @@ mod tests {
     use super::*;
 
     fn skipped() -> bool {
-        let skipped = !rustix::process::geteuid().is_root() || Command::new("ip").arg("-V").output().is_err();
+        let skipped =
+            !rustix::process::geteuid().is_root() || Command::new("ip").arg("-V").output().is_err();
         if skipped {
             eprintln!("skipped: needs root and ip(8)");
         }

@@ -64,8 +64,11 @@ const HEIGHT: f64 = 460.0;
 /// # Errors
 /// If the drawing library cannot.
 pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
-    let end =
-        histories.iter().filter_map(|history| history.samples.last()).map(|last| last.at).fold(1.0, f64::max);
+    let end = histories
+        .iter()
+        .filter_map(|history| history.samples.last())
+        .map(|last| last.at)
+        .fold(1.0, f64::max);
     let last = histories.len().saturating_sub(1);
     let figure = Figure::new(histories.len(), 1)
         .with_title(title)
@@ -74,7 +77,11 @@ pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
         .with_spacing(18.0)
         .with_plots(histories.iter().map(areas).collect())
         .with_layouts(
-            histories.iter().enumerate().map(|(n, history)| panel(history, end, n == last)).collect(),
+            histories
+                .iter()
+                .enumerate()
+                .map(|(n, history)| panel(history, end, n == last))
+                .collect(),
         )
         .with_shared_legend_position(FigureLegendPosition::BottomCenter)
         .with_shared_legend_entries(legend());
@@ -87,7 +94,8 @@ fn mib(bytes: Bytes) -> f64 {
 
 /// The stacked areas: own pages in RAM, pages held for others, pages of its own elsewhere.
 fn areas(history: &History) -> Vec<Plot> {
-    let of = |value: fn(&Sample) -> Bytes| history.samples.iter().map(move |sample| mib(value(sample)));
+    let of =
+        |value: fn(&Sample) -> Bytes| history.samples.iter().map(move |sample| mib(value(sample)));
     let stack = StackedAreaPlot::new()
         .with_x(history.samples.iter().map(|sample| sample.at))
         .with_series(of(|sample| sample.ram.saturating_sub(sample.lent)))
@@ -102,12 +110,18 @@ fn areas(history: &History) -> Vec<Plot> {
 }
 
 fn panel(history: &History, end: f64, last: bool) -> Layout {
-    let most =
-        history.samples.iter().map(|sample| mib(sample.ram + sample.swap)).fold(mib(history.limit), f64::max);
+    let most = history
+        .samples
+        .iter()
+        .map(|sample| mib(sample.ram + sample.swap))
+        .fold(mib(history.limit), f64::max);
     // Room above the areas for the names of the roles.
     let top = most * 1.18;
     let line = |value, colour, text: &str| {
-        ReferenceLine::horizontal(mib(value)).with_color(colour).with_stroke_width(1.4).with_label(text)
+        ReferenceLine::horizontal(mib(value))
+            .with_color(colour)
+            .with_stroke_width(1.4)
+            .with_label(text)
     };
     // Powers of two are the round numbers here.
     let step = (mib(history.limit) as u64 / 6).next_power_of_two() as f64;
@@ -117,7 +131,9 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
         .with_y_label("memory (MiB)")
         .with_label_size(14)
         .with_tick_size(12)
-        .with_x_tick_format(TickFormat::Custom(std::sync::Arc::new(|second| format!("{second:.0}"))))
+        .with_x_tick_format(TickFormat::Custom(std::sync::Arc::new(|second| {
+            format!("{second:.0}")
+        })))
         .with_x_axis_min(0.0)
         .with_x_axis_max(end)
         .with_y_axis_min(0.0)
@@ -142,11 +158,13 @@ struct Band {
 
 impl Band {
     fn draw(&self, layout: Layout, end: f64, top: f64) -> Layout {
-        let name = TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.93)
-            .with_color(colour::ROLE_TEXT)
-            .with_font_size(13);
+        let name =
+            TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.93)
+                .with_color(colour::ROLE_TEXT)
+                .with_font_size(13);
         // A short one has no room for its name.
-        let layout = if self.to - self.from < end / 18.0 { layout } else { layout.with_annotation(name) };
+        let layout =
+            if self.to - self.from < end / 18.0 { layout } else { layout.with_annotation(name) };
         let tint = match self.role {
             Role::Neutral => return layout,
             Role::Borrower => colour::BORROWER,
@@ -219,8 +237,11 @@ mod tests {
             let t = if second { at - 30.0 } else { at };
             let load = if t < 25.0 { ramp(t, 2.0, 14.0, 384.0) } else { 0 };
             let swap = load.saturating_sub(210);
-            let roles =
-                if swap > 0 { (Role::Borrower, Role::Lender) } else { (Role::Neutral, Role::Neutral) };
+            let roles = if swap > 0 {
+                (Role::Borrower, Role::Lender)
+            } else {
+                (Role::Neutral, Role::Neutral)
+            };
             let borrower = sample(at, 20 + load.min(210), swap, 0, roles.0);
             let lender = sample(at, 20 + swap, 0, swap, roles.1);
             overloaded.push(if second { lender } else { borrower });

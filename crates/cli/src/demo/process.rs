@@ -74,7 +74,9 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     let what = "starting a lender";
     let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
     let room = Bytes(size.0.next_multiple_of(EXTENT_SIZE)).to_string();
-    command.args(["--json", "export", &room, "--nbd"]).arg(format!("unix:{}", lender_socket(dir).display()));
+    command
+        .args(["--json", "export", &room, "--nbd"])
+        .arg(format!("unix:{}", lender_socket(dir).display()));
     // One that is killed takes nothing with it: who clears up after the demo finds its pages there.
     command.arg("--dir").arg(stores(dir).join("lender"));
     command.env("AQUIFER_RUN_DIR", dir).stdout(Stdio::piped());

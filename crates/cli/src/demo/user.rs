@@ -76,7 +76,9 @@ impl<'a> User<'a> {
                 match self.port.read_line(&mut line) {
                     Ok(0) => return Err(Failure::new(what(size), "it has ended")),
                     Ok(_) => {
-                        let is = |holds: &Holds| holds.part == part && holds.held.0 >> 20 == size.0 >> 20;
+                        let is = |holds: &Holds| {
+                            holds.part == part && holds.held.0 >> 20 == size.0 >> 20
+                        };
                         let holds = parse(&line).filter(is);
                         line.clear();
                         if holds.is_some() {

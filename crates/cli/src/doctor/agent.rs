@@ -22,7 +22,10 @@ use super::memory::TMPFS_MAGIC;
 pub fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![certificate(config), memory(config)];
     checks.extend(addresses(config));
-    checks.extend([directory("socket", config.socket.parent()), directory("state", Some(&config.state))]);
+    checks.extend([
+        directory("socket", config.socket.parent()),
+        directory("state", Some(&config.state)),
+    ]);
     if config.lend.backend == LeaseBackend::Store {
         checks.push(store(config));
     }
@@ -61,8 +64,11 @@ fn certificate(config: &Config) -> Check {
             fault(NAME, found, HELP)
         }
         Ok(identity) => {
-            let found =
-                format!("of {}, with its key, by the authority in {}", identity.host(), config.tls.display());
+            let found = format!(
+                "of {}, with its key, by the authority in {}",
+                identity.host(),
+                config.tls.display()
+            );
             Check::ok(NAME, found)
         }
     }
@@ -79,9 +85,11 @@ fn memory(config: &Config) -> Check {
         Ok((name, reading)) => {
             Check::ok(NAME, format!("of {name}: {} of {} used", reading.used, reading.total))
         }
-        Err(error) => {
-            fault(NAME, error, "name a memory cgroup that exists by memory.cgroup, or leave that out")
-        }
+        Err(error) => fault(
+            NAME,
+            error,
+            "name a memory cgroup that exists by memory.cgroup, or leave that out",
+        ),
     }
 }
 
@@ -100,7 +108,13 @@ fn addresses(config: &Config) -> Vec<Check> {
             let other = if at.port() == 0 { None } else { seen.insert(at, key) };
             other.map_or_else(
                 || address(key, at, is_running),
-                |other| fault(key, format!("{at} is also that of {other}"), "give each a port of its own"),
+                |other| {
+                    fault(
+                        key,
+                        format!("{at} is also that of {other}"),
+                        "give each a port of its own",
+                    )
+                },
             )
         })
         .collect()
@@ -154,12 +168,18 @@ fn store(config: &Config) -> Check {
     let on = nearest(&dir);
     match rustix::fs::statfs(&on) {
         Err(error) => fault(NAME, format!("{} cannot be examined: {error}", on.display()), HELP),
-        Ok(fs) if fs.f_type == TMPFS_MAGIC => Check::ok(NAME, format!("{} is on a tmpfs", dir.display())),
+        Ok(fs) if fs.f_type == TMPFS_MAGIC => {
+            Check::ok(NAME, format!("{} is on a tmpfs", dir.display()))
+        }
         // Where nothing is said, the agent finds a place.
         Ok(_) if config.store.is_none() && on != dir => {
             Check::ok(NAME, format!("{} is made when the agent starts", dir.display()))
         }
-        Ok(_) => fault(NAME, format!("{} is on no tmpfs: lent pages must be in RAM", dir.display()), HELP),
+        Ok(_) => fault(
+            NAME,
+            format!("{} is on no tmpfs: lent pages must be in RAM", dir.display()),
+            HELP,
+        ),
     }
 }
 
@@ -170,7 +190,11 @@ fn spill(dir: &Path) -> Check {
         None if dir.exists() => Check::ok(NAME, format!("{} can be written to", dir.display())),
         None => Check::warn(
             NAME,
-            format!("{} is not there: it would be made in {}", dir.display(), nearest(dir).display()),
+            format!(
+                "{} is not there: it would be made in {}",
+                dir.display(),
+                nearest(dir).display()
+            ),
             "make it, or mount what is to be there: it takes borrowed pages when no lender has room",
         ),
     }
@@ -179,7 +203,9 @@ fn spill(dir: &Path) -> Check {
 fn device(config: &Config) -> Check {
     const NAME: &str = "borrow.backend";
     match backend::choose(config.borrow.backend) {
-        Ok(backend) => Check::ok(NAME, format!("volumes become block devices by {}", backend.kind())),
+        Ok(backend) => {
+            Check::ok(NAME, format!("volumes become block devices by {}", backend.kind()))
+        }
         Err(error) => fault(NAME, error, "see 'aquifer doctor'"),
     }
 }
@@ -196,7 +222,9 @@ fn peers(config: &Config) -> Check {
                     faults.push(format!("{} has the address of {other}, {at}", peer.name));
                 }
             }
-            Ok(None) => faults.push(format!("{} has no address behind '{}'", peer.name, peer.address)),
+            Ok(None) => {
+                faults.push(format!("{} has no address behind '{}'", peer.name, peer.address))
+            }
             Err(error) => {
                 faults.push(format!("{} cannot be found at '{}': {error}", peer.name, peer.address))
             }
@@ -208,7 +236,9 @@ fn peers(config: &Config) -> Check {
             "none: nobody to borrow from or to lend to",
             "add a [[peer]] for each other host",
         ),
-        ([], count) => Check::ok(NAME, format!("{count}, each with a name and an address of its own")),
+        ([], count) => {
+            Check::ok(NAME, format!("{count}, each with a name and an address of its own"))
+        }
         (faults, _) => fault(NAME, faults.join("; "), "mend address of these [[peer]] sections"),
     }
 }

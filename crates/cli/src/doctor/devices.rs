@@ -16,8 +16,7 @@ fn chosen() -> Check {
     match choose(BackendKind::Auto) {
         Ok(backend) => Check::ok(NAME, format!("{} would be used", backend.kind())),
         Err(error) => {
-            let help =
-                "give the kernel one of these: FUSE and loop devices, the nbd module, or the ublk_drv module";
+            let help = "give the kernel one of these: FUSE and loop devices, the nbd module, or the ublk_drv module";
             Check::missing(NAME, error.to_string(), help).essential()
         }
     }
@@ -29,7 +28,8 @@ fn backend(probe: Probe) -> Check {
     match probe.missing {
         None => Check::ok(name, "can be used"),
         Some(missing) => {
-            let (found, help) = missing.split_once("; ").unwrap_or((&missing, "no way out is known"));
+            let (found, help) =
+                missing.split_once("; ").unwrap_or((&missing, "no way out is known"));
             Check::missing(name, found, help)
         }
     }

@@ -11,8 +11,12 @@ fn root() -> Check {
         Check::ok("root", "running as root")
     } else {
         let found = format!("running as user {}", rustix::process::geteuid().as_raw());
-        Check::missing("root", found, "run as root: swap, cgroups and block devices are the kernel's")
-            .essential()
+        Check::missing(
+            "root",
+            found,
+            "run as root: swap, cgroups and block devices are the kernel's",
+        )
+        .essential()
     }
 }
 

@@ -9,7 +9,16 @@ use super::{Check, read};
 use crate::cgroup::{Hierarchy, Version};
 
 pub(super) fn checks() -> Vec<Check> {
-    vec![cgroup(), swap_accounting(), pressure(), shm(), locked_memory(), overcommit(), swap(), regions()]
+    vec![
+        cgroup(),
+        swap_accounting(),
+        pressure(),
+        shm(),
+        locked_memory(),
+        overcommit(),
+        swap(),
+        regions(),
+    ]
 }
 
 fn cgroup() -> Check {
@@ -30,7 +39,9 @@ fn cgroup() -> Check {
 fn swap_accounting() -> Check {
     const NAME: &str = "swap accounting";
     match Hierarchy::find() {
-        Ok(hierarchy) if hierarchy.counts_swap() => Check::ok(NAME, "the kernel counts swap by cgroup"),
+        Ok(hierarchy) if hierarchy.counts_swap() => {
+            Check::ok(NAME, "the kernel counts swap by cgroup")
+        }
         _ => Check::warn(
             NAME,
             "the kernel does not count swap by cgroup: 'aquifer run --remote' cannot limit it",
@@ -69,12 +80,15 @@ fn shm() -> Check {
     const NAME: &str = "/dev/shm";
     let remedy = "mount -t tmpfs -o size=80% tmpfs /dev/shm, or give --dir another tmpfs";
     match rustix::fs::statfs(NAME) {
-        Err(error) => {
-            Check::missing(NAME, format!("holds the leases of a lender, and is not there: {error}"), remedy)
-                .essential()
-        }
+        Err(error) => Check::missing(
+            NAME,
+            format!("holds the leases of a lender, and is not there: {error}"),
+            remedy,
+        )
+        .essential(),
         Ok(fs) if fs.f_type != TMPFS_MAGIC || !is_mount_point(NAME) => {
-            Check::missing(NAME, "holds the leases of a lender, and is no tmpfs", remedy).essential()
+            Check::missing(NAME, "holds the leases of a lender, and is no tmpfs", remedy)
+                .essential()
         }
         Ok(fs) => shm_size(&fs),
     }
@@ -90,7 +104,8 @@ fn shm_size(fs: &StatFs) -> Check {
     let bytes = |blocks: u64| Bytes(blocks * u64::try_from(fs.f_bsize).unwrap_or(0));
     let (size, free) = (bytes(fs.f_blocks), bytes(fs.f_bavail));
     // Root's lenders mount a tmpfs of their own below it, as large as 80 % of RAM.
-    let found = format!("tmpfs of {size}, {free} free: the most that other users than root can lend");
+    let found =
+        format!("tmpfs of {size}, {free} free: the most that other users than root can lend");
     let host = rustix::system::sysinfo();
     let total = Bytes(host.totalram * u64::from(host.mem_unit));
     if size.pages() < total.pages() / 2 {
@@ -133,10 +148,12 @@ fn overcommit() -> Check {
 
 fn swap() -> Check {
     match read("/proc/swaps") {
-        None => {
-            Check::missing("swap", "the kernel has no /proc/swaps", "use a kernel built with CONFIG_SWAP")
-                .essential()
-        }
+        None => Check::missing(
+            "swap",
+            "the kernel has no /proc/swaps",
+            "use a kernel built with CONFIG_SWAP",
+        )
+        .essential(),
         Some(text) => {
             let devices: Vec<_> =
                 text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();

@@ -28,9 +28,11 @@ fn checks_of(root: &Root) -> Vec<Check> {
 fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
     match Module::find(root, module) {
         Module::Loaded => Check::ok(module, format!("can be used: {of_use_for}")),
-        Module::Available => {
-            Check::warn(module, format!("not loaded; {of_use_for} needs it"), format!("modprobe {module}"))
-        }
+        Module::Available => Check::warn(
+            module,
+            format!("not loaded; {of_use_for} needs it"),
+            format!("modprobe {module}"),
+        ),
         Module::Missing => Check::missing(
             module,
             format!("the kernel has none; {of_use_for} needs it"),
@@ -42,7 +44,8 @@ fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
 fn kernel_target(root: &Root) -> Check {
     let check = part(root, "nvmet", "what 'aquifer export --kernel' configures");
     if check.verdict == Verdict::Ok && target::check(root).is_err() {
-        let found = "loaded, but 'aquifer export --kernel' does not find it: configfs is not mounted";
+        let found =
+            "loaded, but 'aquifer export --kernel' does not find it: configfs is not mounted";
         return Check::warn(check.name, found, "mount -t configfs none /sys/kernel/config");
     }
     check
@@ -52,10 +55,14 @@ fn ram(root: &Root) -> Check {
     const NAME: &str = "RAM disks";
     let find = |module| Module::find(root, module);
     match (find("zram"), find("brd")) {
-        (Module::Loaded, _) => Check::ok(NAME, "zram: 'aquifer export --kernel' takes one for each export"),
-        (Module::Available, _) => {
-            Check::warn(NAME, "zram is not loaded; 'aquifer export --kernel' needs it", "modprobe zram")
+        (Module::Loaded, _) => {
+            Check::ok(NAME, "zram: 'aquifer export --kernel' takes one for each export")
         }
+        (Module::Available, _) => Check::warn(
+            NAME,
+            "zram is not loaded; 'aquifer export --kernel' needs it",
+            "modprobe zram",
+        ),
         (Module::Missing, Module::Loaded) => Check::warn(
             NAME,
             "only brd: what 'aquifer export --kernel' has stored there is not given back",
@@ -106,8 +113,9 @@ fn frames(root: &Root) -> Vec<Check> {
     const NAME: &str = "large frames";
     let dangers = network::dangers(root);
     if dangers.is_empty() {
-        let found =
-            format!("no network has frames over {ORDINARY_MTU} bytes with a reserve too small for them");
+        let found = format!(
+            "no network has frames over {ORDINARY_MTU} bytes with a reserve too small for them"
+        );
         return vec![Check::ok(NAME, found)];
     }
     dangers.iter().map(|danger| Check::warn(NAME, danger.why(), danger.help())).collect()

@@ -76,7 +76,8 @@ impl Member {
     /// # Errors
     /// If the address is a name that cannot be resolved.
     pub fn new(name: &HostName, address: &str) -> Result<Self> {
-        let resolve = || (address, AGENT_PORT).to_socket_addrs().ok()?.next().map(|found| found.ip());
+        let resolve =
+            || (address, AGENT_PORT).to_socket_addrs().ok()?.next().map(|found| found.ip());
         let ip = address.parse().ok().or_else(resolve).ok_or_else(|| {
             Failure::new(
                 format!("admitting {name}"),
@@ -118,7 +119,8 @@ impl Cluster {
             authority
                 .issue(&dir.join(TLS), &member.name, std::slice::from_ref(&member.address), false)
                 .or_fail(what)?;
-            let peers = members.iter().filter(|other| other.name != member.name).map(peer_of_member);
+            let peers =
+                members.iter().filter(|other| other.name != member.name).map(peer_of_member);
             let peers: Vec<_> = known.iter().map(peer_of_known).chain(peers).collect();
             fs::write(dir.join(CONFIG), template::config(member, &peers.concat())).or_fail(what)?;
         }
@@ -127,8 +129,11 @@ impl Cluster {
             name: member.name.clone(),
             dir: self.dir.join(member.name.as_str()),
         };
-        let to_be_told =
-            if members.is_empty() { Vec::new() } else { known.into_iter().map(|host| host.host).collect() };
+        let to_be_told = if members.is_empty() {
+            Vec::new()
+        } else {
+            known.into_iter().map(|host| host.host).collect()
+        };
         Ok(Made {
             authority: self.dir.clone(),
             authority_is_new,
@@ -199,12 +204,17 @@ fn peer_of_known(known: &Known) -> String {
 /// Hosts are told apart by name and by address.
 fn refuse_duplicates(members: &[Member], known: &[Known]) -> Result<()> {
     let mut names = BTreeSet::new();
-    let mut addresses: BTreeMap<_, _> = known.iter().map(|host| (host.listen.ip(), &host.host)).collect();
+    let mut addresses: BTreeMap<_, _> =
+        known.iter().map(|host| (host.listen.ip(), &host.host)).collect();
     for member in members {
-        let fail =
-            |why: String, help: &str| Err(Failure::new(format!("admitting {}", member.name), why).help(help));
+        let fail = |why: String, help: &str| {
+            Err(Failure::new(format!("admitting {}", member.name), why).help(help))
+        };
         if !names.insert(&member.name) {
-            return fail("it is named twice".to_owned(), "name each host once, with its own --address");
+            return fail(
+                "it is named twice".to_owned(),
+                "name each host once, with its own --address",
+            );
         }
         if let Some(other) = addresses.insert(member.ip, &member.name) {
             let why = format!("its address {} is also that of host {other}", member.address);
@@ -235,7 +245,8 @@ mod tests {
     #[test]
     fn every_host_gets_its_own_and_knows_the_others() {
         let (_dir, cluster) = cluster();
-        let made = cluster.make(&[member("a", "192.0.2.1"), member("b", "2001:db8::2")], false).unwrap();
+        let made =
+            cluster.make(&[member("a", "192.0.2.1"), member("b", "2001:db8::2")], false).unwrap();
         assert!(made.authority_is_new && made.to_be_told.is_empty());
         for (host, other) in [("a", "[2001:db8::2]:7070"), ("b", "192.0.2.1:7070")] {
             let parsed: toml::Table = config(&cluster, host).parse().unwrap();
@@ -263,7 +274,8 @@ mod tests {
         let (_dir, cluster) = cluster();
         cluster.make(&[member("a", "192.0.2.1")], false).unwrap();
         let before = config(&cluster, "a");
-        let error = cluster.make(&[member("b", "192.0.2.2"), member("a", "192.0.2.9")], false).unwrap_err();
+        let error =
+            cluster.make(&[member("b", "192.0.2.2"), member("a", "192.0.2.9")], false).unwrap_err();
         assert!(error.to_string().contains("exists") && error.help.is_some(), "{error}");
         assert_eq!(config(&cluster, "a"), before);
         assert!(!cluster.dir.join("b").exists());
@@ -284,7 +296,10 @@ mod tests {
         }
         cluster.make(&[member("a", "192.0.2.1")], false).unwrap();
         let error = cluster.make(&[member("b", "192.0.2.1")], false).unwrap_err();
-        assert!(error.why.contains("that of host a"), "an address of a host admitted before: {error}");
+        assert!(
+            error.why.contains("that of host a"),
+            "an address of a host admitted before: {error}"
+        );
         cluster.make(&[member("a", "192.0.2.1")], true).unwrap();
     }
 

@@ -130,9 +130,9 @@ mod tests {
     fn uncommented() -> String {
         let in_force = |line: &str| match line.strip_prefix("# ") {
             Some(rest)
-                if rest
-                    .split_once(" = ")
-                    .is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_')) =>
+                if rest.split_once(" = ").is_some_and(|(key, _)| {
+                    key.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+                }) =>
             {
                 rest.to_owned()
             }
@@ -141,7 +141,12 @@ mod tests {
         let without_default = |line: &String| {
             ["cgroup", "reserved", "nvme"].iter().any(|key| line.starts_with(&format!("{key} = ")))
         };
-        text().lines().map(in_force).filter(|line| !without_default(line)).collect::<Vec<_>>().join("\n")
+        text()
+            .lines()
+            .map(in_force)
+            .filter(|line| !without_default(line))
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     #[test]
@@ -153,7 +158,11 @@ mod tests {
 
     #[test]
     fn what_is_commented_out_is_the_default() {
-        assert!(uncommented().lines().filter(|line| line.contains(" = ")).count() > 20, "{}", uncommented());
+        assert!(
+            uncommented().lines().filter(|line| line.contains(" = ")).count() > 20,
+            "{}",
+            uncommented()
+        );
         let as_is = format!("{:?}", load(&text()));
         // The default store is named by the host only when it is asked for.
         let spelled = format!("{:?}", load(&uncommented()))

@@ -59,9 +59,11 @@ impl Pool {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
         let order = Borrow { bytes, priority: Some(priority) };
         let what = format!("borrowing {bytes} for the command");
-        let borrowed = self.agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await);
-        let borrowed: Borrowed = borrowed
-            .map_err(|failure| if self.agent.is_there() { failure } else { failure.help(NO_POOL) })?;
+        let borrowed =
+            self.agent.call(&what, LIMIT, async |client| client.post(path::BORROW, &order).await);
+        let borrowed: Borrowed = borrowed.map_err(|failure| {
+            if self.agent.is_there() { failure } else { failure.help(NO_POOL) }
+        })?;
         let place = Place { state: borrowed.state, volume: borrowed.volume };
         Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
@@ -95,7 +97,8 @@ impl Pool {
             }
             Volume::Borrowed(_) => Ok(()),
             Volume::Attached(volume) => {
-                let is_there = self.volumes.all()?.iter().any(|found| found.record.spec.volume == volume);
+                let is_there =
+                    self.volumes.all()?.iter().any(|found| found.record.spec.volume == volume);
                 if is_there { self.volumes.detach(volume) } else { Ok(()) }
             }
         }

@@ -53,7 +53,9 @@ impl Choice {
 /// The lowest priority above these and above what agents and 'aquifer attach' use by default, or else
 /// the swap for which there is none above.
 fn above(swaps: &[Swap]) -> Result<u16, &Swap> {
-    let Some(highest) = swaps.iter().max_by_key(|swap| swap.priority) else { return Ok(PRIORITY + 1) };
+    let Some(highest) = swaps.iter().max_by_key(|swap| swap.priority) else {
+        return Ok(PRIORITY + 1);
+    };
     let above = highest.priority.max(PRIORITY.into()) + 1;
     u16::try_from(above).ok().filter(|above| *above <= MAX_PRIORITY).ok_or(highest)
 }
@@ -64,12 +66,15 @@ fn lock(path: &Path) -> Result<File> {
         fs::create_dir_all(directory).or_fail(what)?;
     }
     let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path).or_fail(what)?;
+    let file =
+        options.write(true).create(true).truncate(false).mode(0o600).open(path).or_fail(what)?;
     let deadline = Instant::now() + LIMIT;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_POLL_INTERVAL),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                thread::sleep(LOCK_POLL_INTERVAL)
+            }
             Err(TryLockError::WouldBlock) => {
                 let why = "another 'aquifer run' holds it and does not get its memory";
                 let help = "end that run, or choose a swap priority by --priority N";
@@ -93,9 +98,13 @@ mod tests {
 
     #[test]
     fn a_run_comes_before_all_swap_and_before_defaults() {
-        for (others, own) in
-            [(&[][..], 101), (&[-2], 101), (&[100, 5], 101), (&[5, 300, -2], 301), (&[32_766], 32_767)]
-        {
+        for (others, own) in [
+            (&[][..], 101),
+            (&[-2], 101),
+            (&[100, 5], 101),
+            (&[5, 300, -2], 301),
+            (&[32_766], 32_767),
+        ] {
             let swaps: Vec<_> = others.iter().copied().map(swap).collect();
             assert_eq!(above(&swaps), Ok(own), "{others:?}");
         }

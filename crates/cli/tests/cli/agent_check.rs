@@ -32,7 +32,8 @@ impl Host {
         ]);
         let made = init.arg(dir.path()).output().unwrap();
         assert!(made.status.success(), "{}", stderr(&made));
-        let mut config: Table = fs::read_to_string(dir.path().join("a/agent.toml")).unwrap().parse().unwrap();
+        let mut config: Table =
+            fs::read_to_string(dir.path().join("a/agent.toml")).unwrap().parse().unwrap();
         let mut set = |key: &str, value: &str| _ = config.insert(key.to_owned(), value.into());
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         set("tls", &path("a/tls"));
@@ -63,7 +64,8 @@ impl Host {
         let file = self.path("agent.toml");
         fs::write(&file, self.config.to_string()).unwrap();
         let mut check = aquifer(self.dir.path());
-        let output = check.args(["agent", "--check", "--config"]).arg(file).args(more).output().unwrap();
+        let output =
+            check.args(["agent", "--check", "--config"]).arg(file).args(more).output().unwrap();
         (output.status.code(), stdout(&output) + &stderr(&output))
     }
 
@@ -96,7 +98,9 @@ fn a_good_configuration_is_said_to_be_good() {
     }
     let (code, text) = Host::new().check(&[]);
     assert_eq!(code, Some(0), "{text}");
-    for named in ["certificate", "memory", "listen", "store", "borrow.spill", "peers", "An agent can run"] {
+    for named in
+        ["certificate", "memory", "listen", "store", "borrow.spill", "peers", "An agent can run"]
+    {
         assert!(text.contains(named), "no '{named}' in\n{text}");
     }
 }

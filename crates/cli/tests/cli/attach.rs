@@ -45,8 +45,10 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        let records =
-            self.volumes().into_iter().filter(|path| path.extension().is_some_and(|it| it == "json"));
+        let records = self
+            .volumes()
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|it| it == "json"));
         for record in records {
             let id = record.file_stem().unwrap().to_string_lossy().into_owned();
             let _ = aquifer(self.path()).args(["detach", "--force", &id]).output();
@@ -96,8 +98,10 @@ fn keeps(device: &str, offset: u64) {
 
 /// The bytes for which the export needs memory.
 fn stored(export: &Export) -> u64 {
-    let output =
-        Command::new("nbdinfo").args(["--map", "--totals", "--json", export.uri()]).output().unwrap();
+    let output = Command::new("nbdinfo")
+        .args(["--map", "--totals", "--json", export.uri()])
+        .output()
+        .unwrap();
     let kinds: Vec<Value> = serde_json::from_str(&stdout(&output)).unwrap();
     kinds.iter().filter(|kind| kind["type"] == 0).map(|kind| kind["size"].as_u64().unwrap()).sum()
 }
@@ -210,7 +214,9 @@ fn what_a_killed_volume_left_is_removed() {
     let pid = Pid::from_raw(attached["pid"].as_i64().unwrap().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
     eventually("it is detached", || dir.aquifer(&["detach", device(&attached)]).status.success());
-    eventually("its files are gone", || dir.volumes().iter().all(|path| path.extension().unwrap() == "log"));
+    eventually("its files are gone", || {
+        dir.volumes().iter().all(|path| path.extension().unwrap() == "log")
+    });
     dir.attach(&[export.uri()]);
 }
 
@@ -237,12 +243,22 @@ fn tls_admits_the_cluster_and_nobody_else() {
         assert!(init.arg(served.path().join(cluster)).output().unwrap().status.success());
     }
     let tls = |host: &str| served.path().join(host).join("tls").to_str().unwrap().to_owned();
-    let export = Export::start(served.path(), &["64M", "--nbd", "127.0.0.1:0", "--tls", &tls("cluster/a")]);
+    let export =
+        Export::start(served.path(), &["64M", "--nbd", "127.0.0.1:0", "--tls", &tls("cluster/a")]);
     let dir = Dir::new();
-    for (identity, lender, why) in
-        [("other/b", "a", "using nbds://"), ("cluster/b", "b", "using nbds://"), ("nowhere", "a", "nowhere")]
-    {
-        let output = dir.aquifer(&["attach", export.uri(), "--tls", &tls(identity), "--lender-host", lender]);
+    for (identity, lender, why) in [
+        ("other/b", "a", "using nbds://"),
+        ("cluster/b", "b", "using nbds://"),
+        ("nowhere", "a", "nowhere"),
+    ] {
+        let output = dir.aquifer(&[
+            "attach",
+            export.uri(),
+            "--tls",
+            &tls(identity),
+            "--lender-host",
+            lender,
+        ]);
         assert_eq!(output.status.code(), Some(1), "{identity} to {lender}");
         assert!(stderr(&output).contains(why), "{}", stderr(&output));
     }
@@ -269,9 +285,11 @@ fn what_cannot_be_attached_or_detached_is_named() {
         assert_eq!(output.status.code(), Some(1), "{words:?}");
         assert!(stderr(&output).contains(why), "{words:?}: {}", stderr(&output));
     }
-    for words in
-        [&["detach"] as &[&str], &["attach", "http://x/"], &["attach", "nbd://x/", "--backend", "floppy"]]
-    {
+    for words in [
+        &["detach"] as &[&str],
+        &["attach", "http://x/"],
+        &["attach", "nbd://x/", "--backend", "floppy"],
+    ] {
         assert_eq!(dir.aquifer(words).status.code(), Some(2), "{words:?}");
     }
 }
@@ -286,7 +304,8 @@ fn a_command_runs_with_a_third_of_its_memory_here_and_the_rest_at_the_lender() {
     let dir = Dir::new();
     let load = [env!("CARGO_BIN_EXE_aquifer"), "load", "--bytes", "72M"];
     let mut run = aquifer(dir.path());
-    run.args(["run", "--local", "24M", "--priority", "100", "--lender", export.uri(), "--"]).args(load);
+    run.args(["run", "--local", "24M", "--priority", "100", "--lender", export.uri(), "--"])
+        .args(load);
     let output = run.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let verdict: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();

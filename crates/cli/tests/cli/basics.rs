@@ -61,7 +61,10 @@ fn an_error_says_what_failed_why_and_what_to_do() {
     let output = aquifer(dir.path()).arg("status").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
-    assert!(text.starts_with("aquifer: asking for the status: no agent answers at unix:"), "{text}");
+    assert!(
+        text.starts_with("aquifer: asking for the status: no agent answers at unix:"),
+        "{text}"
+    );
     assert!(text.contains("\n  help: start one"), "{text}");
 
     let output = aquifer(dir.path()).args(["status", "--json"]).output().unwrap();
@@ -74,10 +77,16 @@ fn misuse_is_exit_code_2_in_either_form() {
     let dir = tempfile::tempdir().unwrap();
     let output = aquifer(dir.path()).arg("borow").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("'borrow'"), "it names what was probably meant: {}", stderr(&output));
+    assert!(
+        stderr(&output).contains("'borrow'"),
+        "it names what was probably meant: {}",
+        stderr(&output)
+    );
     let output = aquifer(dir.path()).args(["borrow", "much", "--json"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("'much' is not a size"));
+    assert!(
+        json(&stderr(&output))["error"]["why"].as_str().unwrap().contains("'much' is not a size")
+    );
     let output = aquifer(dir.path()).args(["init", "--host", "a"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
@@ -86,8 +95,12 @@ fn misuse_is_exit_code_2_in_either_form() {
 fn a_reader_that_has_enough_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();
     for words in [&["doctor"] as &[&str], &["--help"], &["man"], &["completions", "bash"]] {
-        let mut child =
-            aquifer(dir.path()).args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = aquifer(dir.path())
+            .args(words)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         assert_eq!(stderr(&output), "", "{words:?}");
@@ -101,13 +114,25 @@ fn init_makes_what_each_host_needs() {
     let cluster = dir.path().join("cluster");
     let mut command = aquifer(dir.path());
     command.args(["init", "--json", "--dir"]).arg(&cluster);
-    command.args(["--host", "a", "--address", "192.0.2.1", "--host", "b", "--address", "192.0.2.2"]);
+    command.args([
+        "--host",
+        "a",
+        "--address",
+        "192.0.2.1",
+        "--host",
+        "b",
+        "--address",
+        "192.0.2.2",
+    ]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let made = json(&stdout(&output));
     for host in made["hosts"].as_array().unwrap() {
         for file in ["agent.toml", "tls/ca.pem", "tls/host.pem", "tls/host.key"] {
-            assert!(std::path::Path::new(host["dir"].as_str().unwrap()).join(file).exists(), "{file}");
+            assert!(
+                std::path::Path::new(host["dir"].as_str().unwrap()).join(file).exists(),
+                "{file}"
+            );
         }
     }
     let output = command.output().unwrap();

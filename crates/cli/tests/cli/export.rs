@@ -38,8 +38,10 @@ fn several_addresses_and_a_name_lead_to_the_same_device() {
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", dir.path().join("a.sock").display());
-    let export =
-        Export::start(dir.path(), &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"]);
+    let export = Export::start(
+        dir.path(),
+        &["1M", "--nbd", &socket, "--nbd", "127.0.0.1:0", "--name", "disk"],
+    );
     let uris: Vec<_> =
         export.ready["uris"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap()).collect();
     assert_eq!(uris.len(), 2);
@@ -54,8 +56,10 @@ fn nvme_hosts_are_told_where_and_as_what() {
     let dir = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", dir.path().join("n.sock").display());
     let host = "nqn.2014-08.org.example:host";
-    let export =
-        Export::start(dir.path(), &["1M", "--nvme", &socket, "--nvme", "127.0.0.1:0", "--allow-host", host]);
+    let export = Export::start(
+        dir.path(),
+        &["1M", "--nvme", &socket, "--nvme", "127.0.0.1:0", "--allow-host", host],
+    );
     assert!(export.ready["uri"].is_null() && !dir.path().join("export.sock").exists());
     let nvme = &export.ready["nvme"];
     assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
@@ -73,13 +77,15 @@ fn nvme_hosts_are_told_where_and_as_what() {
 #[test]
 fn nvme_is_for_this_host_only_or_for_who_knows_the_secret() {
     let dir = tempfile::tempdir().unwrap();
-    let output = aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
+    let output =
+        aquifer(dir.path()).args(["export", "1M", "--nvme", "0.0.0.0:4420"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("other hosts could reach it"), "{}", stderr(&output));
     let output = aquifer(dir.path()).args(["export", "1M", "--allow-host", "x"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let file = dir.path().join("secret");
-    let with_secret = ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
+    let with_secret =
+        ["export", "1M", "--nvme", "0.0.0.0:0", "--dhchap-secret", file.to_str().unwrap()];
     for (content, why) in [("", "the file is empty"), ("DHHC-1:00:AAAA:", "too short")] {
         fs::write(&file, content).unwrap();
         let output = aquifer(dir.path()).args(with_secret).output().unwrap();
@@ -129,7 +135,8 @@ fn with_tls_a_client_without_a_certificate_gets_nothing() {
     init.args(["init", "--host", "a", "--address", "127.0.0.1", "--dir"]).arg(&cluster);
     assert!(init.output().unwrap().status.success());
     let tls = cluster.join("a/tls");
-    let export = Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
+    let export =
+        Export::start(dir.path(), &["1M", "--nbd", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
     assert!(export.uri().starts_with("nbds://127.0.0.1:"), "{}", export.uri());
     let plain = export.uri().replacen("nbds", "nbd", 1);
     assert!(!Command::new("nbdinfo").arg(plain).output().unwrap().status.success());
@@ -172,7 +179,8 @@ fn an_export_refuses_a_directory_of_another_user() {
     fs::write(&precious, "not the store's").unwrap();
     symlink(&precious, pages.path().join("lock")).unwrap();
     chown(pages.path(), Some(OTHER), None).unwrap();
-    let output = aquifer(dir.path()).args(["export", "1M", "--dir"]).arg(pages.path()).output().unwrap();
+    let output =
+        aquifer(dir.path()).args(["export", "1M", "--dir"]).arg(pages.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let named = format!("{} belongs to user {OTHER}", pages.path().display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));

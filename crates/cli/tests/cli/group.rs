@@ -112,7 +112,11 @@ fn what_was_written_is_there_when_the_cache_was_killed_and_another_took_its_plac
     for round in 2..6_u8 {
         let mut cache = Cache::start(&host);
         let second = host.aquifer().args(["group", "cache", "blue"]).output().unwrap();
-        assert!(!second.status.success() && stderr(&second).contains("already"), "{}", stderr(&second));
+        assert!(
+            !second.status.success() && stderr(&second).contains("already"),
+            "{}",
+            stderr(&second)
+        );
         let mut client = host.connect(&disk);
         client.read(0, &mut read).unwrap();
         assert!(read == expected, "round {round}");
@@ -169,7 +173,11 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
     );
     assert!(did.status.success() && !stdout(&did).contains("failed"), "{did:?}");
     let file = fs::read(&disk).unwrap();
-    assert!(file[100..5100] == [2; 5000] && file[..100] == [1; 100] && file[64 << 10..][..1000] == [0; 1000]);
+    assert!(
+        file[100..5100] == [2; 5000]
+            && file[..100] == [1; 100]
+            && file[64 << 10..][..1000] == [0; 1000]
+    );
 
     let client = host.connect(&disk);
     let both = qemu_io(disk.to_str().unwrap(), &["read 0 512"]);
@@ -177,7 +185,9 @@ fn qemu_has_a_disk_by_the_cache_or_without_it_and_never_both() {
     let both = qemu_io(&export, &["read 0 512"]);
     assert!(stderr(&both).contains("is written by process"), "{both:?}");
     drop(client);
-    eventually("QEMU can open it", || qemu_io(disk.to_str().unwrap(), &["read 0 512"]).status.success());
+    eventually("QEMU can open it", || {
+        qemu_io(disk.to_str().unwrap(), &["read 0 512"]).status.success()
+    });
 }
 
 #[test]
@@ -195,8 +205,10 @@ fn a_cache_borrows_from_another_host_whose_cache_is_killed_and_comes_again() {
         init.args(["--host", host, "--address", address]);
     }
     assert!(init.output().unwrap().status.success());
-    let tls = ["here", "there"].map(|host| cluster.join(host).join("tls").to_str().unwrap().to_owned());
-    let lends = |at: &str| Cache::start_with(&there, &["--size", "8M", "--lend", at, "--tls", &tls[1]]);
+    let tls =
+        ["here", "there"].map(|host| cluster.join(host).join("tls").to_str().unwrap().to_owned());
+    let lends =
+        |at: &str| Cache::start_with(&there, &["--size", "8M", "--lend", at, "--tls", &tls[1]]);
     let (mut lender, status) = lends("127.0.0.1:0");
     let address = status["lends"][0].as_str().unwrap().to_owned();
     let uri = format!("nbds://{address}/");
@@ -242,7 +254,11 @@ fn a_cache_neither_lends_nor_borrows_where_it_would_not_be_safe() {
         (&["--borrow", "2G"], "--lender"),
     ] {
         let refused = host.aquifer().args(["group", "cache", "blue"]).args(words).output().unwrap();
-        assert!(!refused.status.success() && stderr(&refused).contains(why), "{}", stderr(&refused));
+        assert!(
+            !refused.status.success() && stderr(&refused).contains(why),
+            "{}",
+            stderr(&refused)
+        );
     }
 }
 
@@ -254,8 +270,11 @@ fn what_groups_save_is_handed_out_by_one_that_corrects_what_one_before_it_has_le
     let host = Host::new();
     // It has a size that was given to it when its group had members.
     let _cache = Cache::start_with(&host, &[]).0;
-    let resized =
-        cache::resize(&host.dir.path().join("run/regions"), &"blue".parse().unwrap(), Bytes::mib(4));
+    let resized = cache::resize(
+        &host.dir.path().join("run/regions"),
+        &"blue".parse().unwrap(),
+        Bytes::mib(4),
+    );
     assert_eq!(resized.unwrap().unwrap().size, Bytes::mib(4));
     let payer = host.dir.path().join("run/regions/@blue/payer");
     fs::write(&payer, r#"{"group":"red","cgroup":null}"#).unwrap();
@@ -273,7 +292,10 @@ fn what_groups_save_is_handed_out_by_one_that_corrects_what_one_before_it_has_le
     assert_eq!(host.status()["size"], 0);
     for words in [&[][..], &["--undo"]] {
         let second = balance(words).output().unwrap();
-        assert!(!second.status.success() && stderr(&second).contains("handed out already"), "{second:?}");
+        assert!(
+            !second.status.success() && stderr(&second).contains("handed out already"),
+            "{second:?}"
+        );
     }
     assert!(balance(&["--dry-run", "--periods", "1"]).output().unwrap().status.success());
     first.kill().unwrap();

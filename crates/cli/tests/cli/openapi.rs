@@ -45,7 +45,16 @@ impl Agent {
         let [a, b] = [10, 11].map(|host| Ipv4Addr::new(127, host, two, one.clamp(1, 254)));
         let mut init = aquifer(dir.path());
         init.args(["init", "--dir"]).arg(dir.path());
-        init.args(["--host", "a", "--address", &a.to_string(), "--host", "b", "--address", &b.to_string()]);
+        init.args([
+            "--host",
+            "a",
+            "--address",
+            &a.to_string(),
+            "--host",
+            "b",
+            "--address",
+            &b.to_string(),
+        ]);
         let output = init.output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         let store = stores().unwrap().join(format!("openapi-{}", std::process::id()));
@@ -80,7 +89,14 @@ impl Agent {
     fn keeps_to(&mut self, tag: &str, url: &str, seconds: u32) {
         let tls = self.path("b/tls");
         let mut schemathesis = tool("schemathesis");
-        schemathesis.arg("run").arg(document()).args(["--url", url, "--include-tag", tag, "--checks", "all"]);
+        schemathesis.arg("run").arg(document()).args([
+            "--url",
+            url,
+            "--include-tag",
+            tag,
+            "--checks",
+            "all",
+        ]);
         schemathesis.args([
             "--seed",
             "1",
@@ -93,7 +109,8 @@ impl Agent {
         schemathesis.arg("--tls-verify").arg(tls.join("ca.pem"));
         schemathesis.arg("--request-cert").arg(tls.join("host.pem"));
         schemathesis.arg("--request-cert-key").arg(tls.join("host.key"));
-        let output = schemathesis.current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap();
+        let output =
+            schemathesis.current_dir(self.dir.path()).stdin(Stdio::null()).output().unwrap();
         let log = fs::read_to_string(self.path("log")).unwrap();
         assert!(output.status.success(), "{}{}\n{log}", stdout(&output), stderr(&output));
         assert!(self.child.try_wait().unwrap().is_none() && !log.contains("panicked"), "{log}");

@@ -69,7 +69,8 @@ fn a_missing_right_is_not_taken_for_nothing() {
     }
     for (dir, record) in [("vms", "one"), ("regions", ".one")] {
         fs::set_permissions(open.path().join(dir), PermissionsExt::from_mode(0o755)).unwrap();
-        fs::set_permissions(open.path().join(dir).join(record), PermissionsExt::from_mode(0o700)).unwrap();
+        fs::set_permissions(open.path().join(dir).join(record), PermissionsExt::from_mode(0o700))
+            .unwrap();
     }
     for words in [&["vm", "list"] as &[&str], &["region", "list"]] {
         open.refuses_nobody(words);
@@ -113,14 +114,17 @@ fn help_of_subcommands_has_examples_and_exit_status() {
             assert!(help.contains(part), "no '{part}' in\n{help}");
         }
     }
-    let sharing = stdout(&aquifer(dir.path()).args(["demo", "sharing", "--help"]).output().unwrap());
+    let sharing =
+        stdout(&aquifer(dir.path()).args(["demo", "sharing", "--help"]).output().unwrap());
     assert!(sharing.contains("at least 192MiB"), "{sharing}");
 }
 
 #[test]
 fn a_log_level_that_is_none_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    for (value, named) in [("loud", "'loud'"), ("aquifer_agent=loud", "AQUIFER_LOG=aquifer_agent=loud")] {
+    for (value, named) in
+        [("loud", "'loud'"), ("aquifer_agent=loud", "AQUIFER_LOG=aquifer_agent=loud")]
+    {
         let output = aquifer(dir.path()).arg("agent").env("AQUIFER_LOG", value).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         let text = stderr(&output);
@@ -133,7 +137,8 @@ fn init_without_a_host_is_misuse_and_with_a_double_one_makes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cluster = dir.path().join("cluster");
     let init = |words: &[&str]| {
-        let output = aquifer(dir.path()).args(["init", "--dir"]).arg(&cluster).args(words).output().unwrap();
+        let output =
+            aquifer(dir.path()).args(["init", "--dir"]).arg(&cluster).args(words).output().unwrap();
         assert!(!cluster.exists(), "{words:?} leaves {cluster:?}");
         (output.status.code(), stderr(&output))
     };
@@ -150,8 +155,9 @@ fn init_without_a_host_is_misuse_and_with_a_double_one_makes_nothing() {
 fn a_vm_of_a_group_that_is_not_there_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let groups = dir.path().join("groups");
-    let aquifer =
-        |words: &[&str]| aquifer(dir.path()).args(words).env("AQUIFER_GROUPS", &groups).output().unwrap();
+    let aquifer = |words: &[&str]| {
+        aquifer(dir.path()).args(words).env("AQUIFER_GROUPS", &groups).output().unwrap()
+    };
     let start = ["vm", "start", "one", "--memory", "64M"];
     let cached = ["--cache", "64M", "--emulate-link", "1us", "--group", "nosuch"];
     let refused = stderr(&aquifer(&[&start[..], &cached].concat()));
@@ -160,7 +166,10 @@ fn a_vm_of_a_group_that_is_not_there_does_not_start() {
         assert!(aquifer(&["group", "create", group]).status.success());
     }
     let refused = stderr(&aquifer(&[&start[..], &cached].concat()));
-    assert!(refused.contains("only blue, red") && refused.contains("group create nosuch"), "{refused}");
+    assert!(
+        refused.contains("only blue, red") && refused.contains("group create nosuch"),
+        "{refused}"
+    );
     let refused = aquifer(&[&start[..], &["--group", "blue"]].concat());
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("--cache"), "{}", stderr(&refused));
@@ -223,7 +232,10 @@ fn an_adopted_vm_is_shown_with_its_own_paths() {
     }
     let output = aquifer(dir.path()).args(["vm", "show", "theirs", "--json"]).output().unwrap();
     let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!((&shown["qmp"], &shown["serial"]), (&qmp.to_str().unwrap().into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&shown["qmp"], &shown["serial"]),
+        (&qmp.to_str().unwrap().into(), &serde_json::Value::Null)
+    );
 }
 
 /// A QEMU that does all that it is asked by its monitor, with a guest that is deaf.
@@ -236,8 +248,7 @@ fn deaf_guest(monitor: UnixListener) {
                 )?;
                 for order in BufReader::new(client.try_clone()?).lines() {
                     let id = serde_json::from_str::<serde_json::Value>(&order?)?["id"].clone();
-                    let answer =
-                        serde_json::json!({"return": {"status": "running", "running": true}, "id": id});
+                    let answer = serde_json::json!({"return": {"status": "running", "running": true}, "id": id});
                     client.write_all(format!("{answer}\r\n").as_bytes())?;
                 }
                 Ok(())
@@ -265,7 +276,10 @@ fn a_stop_says_at_once_how_long_it_waits_for_a_deaf_guest() {
         stop.args(["vm", "stop", "one", "--timeout", "2s"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(stop.stderr.take().unwrap()).lines().map(Result::unwrap);
     let first = said.next().unwrap();
-    assert!(first.contains("waiting for the guest of VM 'one'") && first.contains("at most 2s"), "{first}");
+    assert!(
+        first.contains("waiting for the guest of VM 'one'") && first.contains("at most 2s"),
+        "{first}"
+    );
     assert!(stop.try_wait().unwrap().is_none(), "it says so before it is over");
     assert_eq!(stop.wait().unwrap().code(), Some(1));
     let rest: Vec<_> = said.collect();

@@ -100,8 +100,10 @@ fn the_command_and_its_children_are_limited_together() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let output =
-        run(dir.path(), &["sh", "-c", "(grep memory /proc/self/cgroup || cat /proc/self/cgroup) & wait"]);
+    let output = run(
+        dir.path(),
+        &["sh", "-c", "(grep memory /proc/self/cgroup || cat /proc/self/cgroup) & wait"],
+    );
     let output = { output }.output().unwrap();
     assert!(stdout(&output).contains("aquifer-run-"), "{}", stdout(&output));
 
@@ -137,7 +139,17 @@ fn an_ignored_hangup_stays_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let mut outer = std::process::Command::new("sh");
     outer.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_aquifer")]);
-    outer.args(["run", "--local", "64M", "--remote", "0", "--", "grep", "SigIgn", "/proc/self/status"]);
+    outer.args([
+        "run",
+        "--local",
+        "64M",
+        "--remote",
+        "0",
+        "--",
+        "grep",
+        "SigIgn",
+        "/proc/self/status",
+    ]);
     let output = outer.env("AQUIFER_RUN_DIR", dir.path()).output().unwrap();
     let mask = u64::from_str_radix(stdout(&output).split_whitespace().last().unwrap(), 16).unwrap();
     assert_eq!(mask & 1, 1, "{}", stdout(&output));
@@ -193,9 +205,11 @@ fn without_a_pool_it_says_what_to_do() {
 #[test]
 fn a_senseless_command_line_is_misuse() {
     let dir = tempfile::tempdir().unwrap();
-    for words in
-        [&["run"] as &[&str], &["run", "--local", "12parsecs", "--", "true"], &["run", "--local", "1M"]]
-    {
+    for words in [
+        &["run"] as &[&str],
+        &["run", "--local", "12parsecs", "--", "true"],
+        &["run", "--local", "1M"],
+    ] {
         let output = aquifer(dir.path()).args(words).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
     }

@@ -22,7 +22,8 @@ fn run(dir: &Path, export: &Export, words: &[&str]) -> Command {
 
 /// The devices of the volumes in a run directory.
 fn devices(dir: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(dir.join("volumes")).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let files =
+        fs::read_dir(dir.join("volumes")).into_iter().flatten().map(|entry| entry.unwrap().path());
     let records = files.filter(|path| path.extension().is_some_and(|it| it == "json"));
     let record = |path: PathBuf| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
     records.map(|path| record(path)["device"].as_str().unwrap().into()).collect()
@@ -150,9 +151,21 @@ fn the_agent_swaps_at_the_priority_that_a_run_chose() {
         return;
     }
     let cluster = Cluster::that_swaps([Spec::new("a"), Spec::new("b")]);
-    let words = ["run", "--local", "24M", "--remote", "64M", "--priority", "50", "--", "cat", "/proc/swaps"];
+    let words = [
+        "run",
+        "--local",
+        "24M",
+        "--remote",
+        "64M",
+        "--priority",
+        "50",
+        "--",
+        "cat",
+        "/proc/swaps",
+    ];
     let said = Answer::of(&mut cluster["a"].aquifer(&words)).stdout;
-    let priorities: Vec<_> = said.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let priorities: Vec<_> =
+        said.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(priorities.contains(&"50"), "{said}");
 }
 
@@ -244,7 +257,11 @@ fn a_run_tells_of_a_lender_that_is_lost_and_of_its_pages() {
     assert_eq!(code, Some(125), "{said}");
     let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for event in ["lender_lost", "page_lost"] {
-        assert_eq!(lines.iter().filter(|line| line["event"]["event"] == event).count(), 1, "{said}");
+        assert_eq!(
+            lines.iter().filter(|line| line["event"]["event"] == event).count(),
+            1,
+            "{said}"
+        );
     }
     let failure = &lines.last().unwrap()["error"];
     assert!(failure["why"].as_str().unwrap().contains("SIGBUS"), "{said}");

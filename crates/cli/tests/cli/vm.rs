@@ -35,7 +35,8 @@ impl Host {
 
     /// Starts a VM; its QEMU's process.
     fn start(&self, name: &str, more: &[&str]) -> u32 {
-        let words = [&["vm", "start", name, "--memory", "32M", "--accel", "tcg"][..], more].concat();
+        let words =
+            [&["vm", "start", name, "--memory", "32M", "--accel", "tcg"][..], more].concat();
         self.done(&words)["pid"].as_u64().unwrap() as u32
     }
 
@@ -43,7 +44,8 @@ impl Host {
     fn end(&self, name: &str) -> String {
         let last = || {
             let all = self.done(&["vm", "list", "--all"]);
-            let ended = all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
+            let ended =
+                all["ended"].as_array().unwrap().iter().rfind(|ended| ended["name"] == name)?;
             Some(ended.to_string())
         };
         eventually("it has ended", || last().is_some());
@@ -81,7 +83,8 @@ impl Drop for Stopped {
 impl Drop for Host {
     fn drop(&mut self) {
         let all = aquifer(self.dir()).args(["--json", "vm", "list"]).output();
-        let all = all.map(|output| serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default());
+        let all =
+            all.map(|output| serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default());
         for vm in all.iter().filter_map(Value::as_array).flatten() {
             let name = vm["name"].as_str().unwrap_or_default();
             let _ = aquifer(self.dir()).args(["vm", "stop", "--force", name]).output();
@@ -109,8 +112,13 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
         let states: Vec<_> = all.as_array().unwrap().iter().map(|vm| vm["state"].clone()).collect();
         assert_eq!(states, ["running", "unresponsive"], "{all}");
     }
-    let refused = aquifer(host.dir()).args(["vm", "stop", "silent", "--timeout", "1s"]).output().unwrap();
-    assert!(!refused.status.success() && stderr(&refused).contains("--force"), "{}", stderr(&refused));
+    let refused =
+        aquifer(host.dir()).args(["vm", "stop", "silent", "--timeout", "1s"]).output().unwrap();
+    assert!(
+        !refused.status.success() && stderr(&refused).contains("--force"),
+        "{}",
+        stderr(&refused)
+    );
     drop(stopped);
     host.done(&["vm", "stop", "silent", "--force"]);
     let end = host.end("silent");
@@ -127,7 +135,8 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
 
     host.start("off", &[]);
     let mut qmp =
-        aquifer_guest::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60)).unwrap();
+        aquifer_guest::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60))
+            .unwrap();
     // As far as is known: who has its monitor may have it quit.
     let _ = qmp.execute("quit", serde_json::json!({}));
     let end = host.end("off");

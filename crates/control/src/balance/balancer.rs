@@ -52,7 +52,13 @@ impl Balancer {
         self.plan(host, section, &standings, &dealt)
     }
 
-    fn plan(&self, host: &Host, section: Section, standings: &[Standing<'_>], dealt: &[Dealt]) -> Plan {
+    fn plan(
+        &self,
+        host: &Host,
+        section: Section,
+        standings: &[Standing<'_>],
+        dealt: &[Dealt],
+    ) -> Plan {
         let waits = who_waits(section.down(host.sections_free), standings, dealt);
         let each = || standings.iter().zip(dealt).zip(&waits);
         let mut moves: Vec<(u8, Move)> = each()
@@ -66,10 +72,19 @@ impl Balancer {
         moves.sort_by_key(|&(place, _)| place);
         let verdicts =
             each().map(|((standing, dealt), &waits)| self.verdict(standing, dealt, waits, section));
-        Plan { moves: moves.into_iter().map(|(_, one)| one).collect(), verdicts: verdicts.collect() }
+        Plan {
+            moves: moves.into_iter().map(|(_, one)| one).collect(),
+            verdicts: verdicts.collect(),
+        }
     }
 
-    fn verdict(&self, standing: &Standing<'_>, dealt: &Dealt, waits: bool, section: Section) -> Verdict {
+    fn verdict(
+        &self,
+        standing: &Standing<'_>,
+        dealt: &Dealt,
+        waits: bool,
+        section: Section,
+    ) -> Verdict {
         let why = self.why(standing, dealt, waits, section);
         let Some(figures) = standing.figures else { return untouched(standing.reading, why) };
         let Reading { size, swap_used, wish, limits, .. } = *standing.reading;
@@ -116,7 +131,11 @@ impl Balancer {
             _ if surplus == Bytes::ZERO => Why::Fits,
             _ if standing.hold > 0 => Why::Holds { surplus, periods: standing.hold },
             _ if standing.lasting > 0 => Why::Keeps { surplus: section.bytes(standing.lasting) },
-            _ => Why::Lasts { surplus, periods: standing.lasted, of: self.config.surplus_periods.max(1) },
+            _ => Why::Lasts {
+                surplus,
+                periods: standing.lasted,
+                of: self.config.surplus_periods.max(1),
+            },
         }
     }
 }
@@ -144,7 +163,8 @@ fn untouched(reading: &Reading, why: Why) -> Verdict {
 /// when shrinking.
 fn target(size: Bytes, goal: Bytes, max: Bytes, section: Section) -> Bytes {
     if goal > size {
-        let sections = section.up(goal.saturating_sub(size)).min(section.down(max.saturating_sub(size)));
+        let sections =
+            section.up(goal.saturating_sub(size)).min(section.down(max.saturating_sub(size)));
         size.saturating_add(section.bytes(sections))
     } else {
         size.saturating_sub(section.bytes(section.down(size.saturating_sub(goal))))

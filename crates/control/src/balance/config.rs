@@ -97,15 +97,23 @@ impl fmt::Display for ConfigError {
                 "slack = {slack} is not a share of what a guest uses: write 0 to 10, for example 0.25"
             ),
             Self::Pressure(percent) => {
-                write!(f, "pressure_percent = {percent}: write 0 to 100, for example 5 (100 turns it off)")
+                write!(
+                    f,
+                    "pressure_percent = {percent}: write 0 to 100, for example 5 (100 turns it off)"
+                )
             }
             Self::SurplusPeriods(periods) => {
-                write!(f, "surplus_periods = {periods}: write at most {MOST_PERIODS}, for example 5")
+                write!(
+                    f,
+                    "surplus_periods = {periods}: write at most {MOST_PERIODS}, for example 5"
+                )
             }
             Self::MinAboveMax { min, max } => {
                 write!(f, "min = {min} is above max = {max}: raise max or lower min")
             }
-            Self::NoMax => f.write_str("max is zero: write the most that the VM may have, for example 4GiB"),
+            Self::NoMax => {
+                f.write_str("max is zero: write the most that the VM may have, for example 4GiB")
+            }
         }
     }
 }
@@ -177,7 +185,10 @@ mod tests {
             (Config { slack: f64::NAN, ..Config::default() }, "slack = NaN"),
             (Config { pressure_percent: 101.0, ..Config::default() }, "pressure_percent = 101"),
             (Config { pressure_percent: f64::NAN, ..Config::default() }, "pressure_percent = NaN"),
-            (Config { surplus_periods: u32::MAX, ..Config::default() }, "surplus_periods = 4294967295"),
+            (
+                Config { surplus_periods: u32::MAX, ..Config::default() },
+                "surplus_periods = 4294967295",
+            ),
         ];
         for (config, named) in cases {
             let error = config.validate().unwrap_err().to_string();
@@ -187,7 +198,8 @@ mod tests {
 
     #[test]
     fn limits_that_leave_no_size_are_refused_and_weight_zero_is_not() {
-        let limits = Limits { min: Bytes::gib(1), max: Bytes::gib(2), weight: 0, reserve: Bytes::ZERO };
+        let limits =
+            Limits { min: Bytes::gib(1), max: Bytes::gib(2), weight: 0, reserve: Bytes::ZERO };
         assert_eq!(limits.validate(), Ok(()));
         let error = Limits { min: Bytes::gib(3), ..limits }.validate().unwrap_err().to_string();
         assert_eq!(error, "min = 3GiB is above max = 2GiB: raise max or lower min");
@@ -199,7 +211,10 @@ mod tests {
     fn what_is_not_set_has_its_default_and_what_is_not_known_is_refused() {
         let config: Config =
             serde_json::from_str(r#"{"least_slack": "64MiB", "keep_surplus": false}"#).unwrap();
-        assert_eq!(config, Config { least_slack: Bytes::mib(64), keep_surplus: false, ..Config::default() });
+        assert_eq!(
+            config,
+            Config { least_slack: Bytes::mib(64), keep_surplus: false, ..Config::default() }
+        );
         let error = serde_json::from_str::<Config>(r#"{"slak": 0.5}"#).unwrap_err().to_string();
         assert!(error.contains("unknown field `slak`"), "{error}");
     }

@@ -14,10 +14,20 @@ pub(super) struct Dealt {
 }
 
 /// Deals out what is free and what is given, by the four steps of the module's documentation.
-pub(super) fn deal(host: &Host, section: Section, standings: &[Standing<'_>], config: &Config) -> Vec<Dealt> {
+pub(super) fn deal(
+    host: &Host,
+    section: Section,
+    standings: &[Standing<'_>],
+    config: &Config,
+) -> Vec<Dealt> {
     let free = section.down(host.sections_free);
-    let mut deal =
-        Deal { standings, section, free, pot: free, dealt: vec![Dealt::default(); standings.len()] };
+    let mut deal = Deal {
+        standings,
+        section,
+        free,
+        pot: free,
+        dealt: vec![Dealt::default(); standings.len()],
+    };
     deal.take(u64::MAX, Give::OverMax, &deal.each(|standing| standing.over_max));
     let lasting = deal.each(|standing| standing.surplus(false));
     if !config.keep_surplus || host.short {
@@ -58,7 +68,12 @@ impl Deal<'_> {
 
     /// What is wanted by those for whom others give at once.
     fn urgent(&self) -> u64 {
-        total(self.standings.iter().filter(|standing| standing.urgent()).map(|standing| standing.wants))
+        total(
+            self.standings
+                .iter()
+                .filter(|standing| standing.urgent())
+                .map(|standing| standing.wants),
+        )
     }
 
     /// Takes up to `most` of what each VM `has` to give, counted with what it has given so far; from the VM with most by
@@ -100,7 +115,8 @@ impl Deal<'_> {
         for (&i, &share) in places.iter().zip(&shares) {
             let standing = &standings[i];
             let size = standing.reading.size;
-            below = below.saturating_add(self.section.down(share.saturating_sub(size)).min(standing.wants));
+            below = below
+                .saturating_add(self.section.down(share.saturating_sub(size)).min(standing.wants));
             if let (0, Some(keeps)) = (standing.hold, standing.keeps(at_once, self.section)) {
                 above[i] = self.section.down(size.saturating_sub(keeps.max(share)));
             }
@@ -120,8 +136,10 @@ impl Deal<'_> {
     /// Gives what is in the pot to those who want it: up to their mins first, then the rest.
     fn hand_out(&mut self) {
         for to_min in [true, false] {
-            let growers: Vec<Grower> = (0..self.standings.len()).map(|i| self.grower(i, to_min)).collect();
-            for (dealt, gets) in self.dealt.iter_mut().zip(divide(self.pot, &growers, self.section)) {
+            let growers: Vec<Grower> =
+                (0..self.standings.len()).map(|i| self.grower(i, to_min)).collect();
+            for (dealt, gets) in self.dealt.iter_mut().zip(divide(self.pot, &growers, self.section))
+            {
                 dealt.gets += gets;
                 self.pot -= gets;
             }
@@ -133,7 +151,8 @@ impl Deal<'_> {
         let limits = standing.reading.limits;
         let size = standing.reading.size.saturating_add(self.section.bytes(dealt.gets));
         let wants = if dealt.gives > 0 { 0 } else { standing.wants - dealt.gets };
-        let most = if to_min { self.section.up(limits.least().saturating_sub(size)) } else { u64::MAX };
+        let most =
+            if to_min { self.section.up(limits.least().saturating_sub(size)) } else { u64::MAX };
         Grower { size, wants: wants.min(most), weight: limits.weight }
     }
 }

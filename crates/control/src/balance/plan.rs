@@ -108,7 +108,9 @@ impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vm, from, to, because } = self;
         match because {
-            Because::Grows { want, waits: false } => write!(f, "{vm} grows from {from} to {to}: {want}"),
+            Because::Grows { want, waits: false } => {
+                write!(f, "{vm} grows from {from} to {to}: {want}")
+            }
             Because::Grows { want, waits: true } => {
                 write!(f, "{vm} grows from {from} to {to} when others have given: {want}")
             }

@@ -18,7 +18,8 @@ const FRACTION: u32 = 20;
 impl Claim {
     /// Its share when each unit of weight gets `level`.
     fn at(&self, level: u128) -> u64 {
-        let share = u64::try_from((level * u128::from(self.weight)) >> FRACTION).unwrap_or(u64::MAX);
+        let share =
+            u64::try_from((level * u128::from(self.weight)) >> FRACTION).unwrap_or(u64::MAX);
         share.min(self.most.0).max(self.least.0)
     }
 }
@@ -50,16 +51,21 @@ pub(super) struct Grower {
 pub(super) fn divide(mut sections: u64, growers: &[Grower], section: Section) -> Vec<u64> {
     let mut gets = vec![0; growers.len()];
     for weightless in [false, true] {
-        let of: Vec<usize> = (0..growers.len()).filter(|&i| (growers[i].weight == 0) == weightless).collect();
+        let of: Vec<usize> =
+            (0..growers.len()).filter(|&i| (growers[i].weight == 0) == weightless).collect();
         let claims: Vec<Claim> = of.iter().map(|&i| claim(&growers[i], section)).collect();
         let have: u128 = claims.iter().map(|claim| u128::from(claim.least.0)).sum();
         let pool = have + u128::from(section.bytes(sections).0);
         for (&i, share) in of.iter().zip(fair(pool, &claims)) {
-            gets[i] = section.down(share.saturating_sub(growers[i].size)).min(growers[i].wants).min(sections);
+            gets[i] = section
+                .down(share.saturating_sub(growers[i].size))
+                .min(growers[i].wants)
+                .min(sections);
             sections -= gets[i];
         }
         // What rounding has left: less than a section for each, so to those who have least by weight.
-        let mut missing: Vec<usize> = of.into_iter().filter(|&i| gets[i] < growers[i].wants).collect();
+        let mut missing: Vec<usize> =
+            of.into_iter().filter(|&i| gets[i] < growers[i].wants).collect();
         missing.sort_by_key(|&i| {
             let has = growers[i].size.saturating_add(section.bytes(gets[i]));
             u128::from(has.0) * SCALE / u128::from(growers[i].weight.max(1))
@@ -91,7 +97,8 @@ mod tests {
     const SECTION: Bytes = Bytes::mib(128);
 
     fn claims(given: &[(u64, u64, u32)]) -> Vec<Claim> {
-        let claim = |&(least, most, weight)| Claim { least: Bytes(least), most: Bytes(most), weight };
+        let claim =
+            |&(least, most, weight)| Claim { least: Bytes(least), most: Bytes(most), weight };
         given.iter().map(claim).collect()
     }
 
@@ -100,7 +107,8 @@ mod tests {
     }
 
     fn grown(sections: u64, growers: &[(u64, u64, u32)]) -> Vec<u64> {
-        let grower = |&(size, wants, weight)| Grower { size: Bytes::mib(128 * size), wants, weight };
+        let grower =
+            |&(size, wants, weight)| Grower { size: Bytes::mib(128 * size), wants, weight };
         let growers: Vec<_> = growers.iter().map(grower).collect();
         divide(sections, &growers, Section::new(SECTION).unwrap())
     }
@@ -120,7 +128,10 @@ mod tests {
     #[test]
     fn extreme_weights_and_sizes_are_divided_too() {
         let most = u64::MAX;
-        assert_eq!(shares(u128::from(most) * 2, &[(0, most, 1), (0, most, u32::MAX)]), [most, most]);
+        assert_eq!(
+            shares(u128::from(most) * 2, &[(0, most, 1), (0, most, u32::MAX)]),
+            [most, most]
+        );
         let shares = shares(1 << 40, &[(0, most, u32::MAX), (0, most, u32::MAX)]);
         assert!(shares.iter().all(|&share| share.abs_diff(1 << 39) <= 4096), "{shares:?}");
     }

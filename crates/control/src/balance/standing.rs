@@ -182,7 +182,9 @@ fn figures(
         None
     };
     let need = match want {
-        Some(Want::Swaps { .. } | Want::Pressure { .. }) => need.max(size.saturating_add(section.bytes(1))),
+        Some(Want::Swaps { .. } | Want::Pressure { .. }) => {
+            need.max(size.saturating_add(section.bytes(1)))
+        }
         _ => need,
     };
     (Figures { used, kept, slack, demand: Demand { need, floor } }, want)

@@ -109,7 +109,9 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vm, size, .. } = self;
         match self.why {
-            Why::Silent => return write!(f, "{vm} keeps its {size}: its guest has given no fresh figures"),
+            Why::Silent => {
+                return write!(f, "{vm} keeps its {size}: its guest has given no fresh figures");
+            }
             Why::Busy => return write!(f, "{vm} keeps its {size}: it is being resized"),
             Why::NoSection => {
                 return write!(f, "{vm} keeps its {size}: the host names no size of a section");
@@ -144,22 +146,34 @@ impl Verdict {
                 write!(f, "{}: {want}", if waits { ", when others have given" } else { "" })
             }
             Why::Lacks { want, wanted, reserve } => {
-                write!(f, "does not grow by {wanted} though {want}: nothing is free or may be taken")?;
+                write!(
+                    f,
+                    "does not grow by {wanted} though {want}: nothing is free or may be taken"
+                )?;
                 if reserve > Bytes::ZERO {
                     write!(f, "; {reserve} are promised to it for when it is out of memory")?;
                 }
                 Ok(())
             }
             Why::HostShort { want, wanted } => {
-                write!(f, "does not grow by {wanted} though {want}: the host itself is short of memory")
+                write!(
+                    f,
+                    "does not grow by {wanted} though {want}: the host itself is short of memory"
+                )
             }
             Why::AtMax { max } => write!(f, "does not grow: its max is {max}"),
             Why::Shrinks { give } => write!(f, "shrinks to {to}: {give}"),
             Why::Holds { surplus, periods } => {
-                write!(f, "keeps a surplus of {surplus} for {periods} more period(s), as it grew lately")
+                write!(
+                    f,
+                    "keeps a surplus of {surplus} for {periods} more period(s), as it grew lately"
+                )
             }
             Why::Lasts { surplus, periods, of } => {
-                write!(f, "keeps a surplus of {surplus}, which has lasted {periods} of {of} periods")
+                write!(
+                    f,
+                    "keeps a surplus of {surplus}, which has lasted {periods} of {of} periods"
+                )
             }
             Why::Keeps { surplus } => write!(f, "keeps a surplus of {surplus}, which nobody needs"),
             Why::Fits => f.write_str("stays, it has what it needs"),

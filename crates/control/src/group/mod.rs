@@ -59,7 +59,10 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu(percent) => {
-                write!(f, "cpu_percent = {percent} is not a percentage: write 0 to 100, for example 90")
+                write!(
+                    f,
+                    "cpu_percent = {percent} is not a percentage: write 0 to 100, for example 90"
+                )
             }
             Self::NoMin => f.write_str("min is zero: write at least 1, for example 5"),
             Self::NoUnit => f.write_str("unit is zero: write at least 1, for example 5"),
@@ -67,7 +70,10 @@ impl fmt::Display for ConfigError {
                 write!(f, "min = {min} is above max = {max}: raise max or lower min")
             }
             Self::Step(step) => {
-                write!(f, "step = {step} is too small: write at least {LEAST_STEP}, for example 10MiB")
+                write!(
+                    f,
+                    "step = {step} is too small: write at least {LEAST_STEP}, for example 10MiB"
+                )
             }
         }
     }

@@ -53,8 +53,10 @@ fn algorithm_2_lines_2_3_a_request_above_what_can_be_shared_is_rejected_with_the
     assert_eq!(host.rejection_sent(), (Bytes::gib(3), Reason::NoRoom));
     assert_eq!(host.role(), Role::Neutral);
     // Eq. 1: 10 GiB less the 9 reserved.
-    let mut host =
-        Host::new(Config { shareable: Shareable::Preconfigured { reserved: Bytes::gib(9) }, ..config() });
+    let mut host = Host::new(Config {
+        shareable: Shareable::Preconfigured { reserved: Bytes::gib(9) },
+        ..config()
+    });
     host.tick(50, &[]).receive("b", req(1, Bytes::gib(1) + Bytes::mib(64)));
     assert_eq!(host.rejection_sent(), (Bytes::gib(1), Reason::NoRoom));
 }
@@ -80,7 +82,8 @@ fn algorithm_2_lines_6_8_an_ack_activates_a_volume_and_makes_the_host_a_borrower
 }
 
 #[test]
-fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_makes_the_host_a_lender() {
+fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_makes_the_host_a_lender()
+ {
     let mut host = Host::new(config());
     let lease = host.tick(50, &[]).receive("b", req(1, Bytes::gib(3))).opened();
     assert_eq!(host.role(), Role::Neutral);
@@ -92,7 +95,8 @@ fn algorithm_2_lines_9_13_a_grant_sets_up_the_lease_then_sends_the_ack_then_make
 // Algorithm 3: Borrower.
 
 #[test]
-fn algorithm_3_lines_1_2_while_used_and_swapped_memory_reach_the_lower_threshold_a_borrower_stays_one() {
+fn algorithm_3_lines_1_2_while_used_and_swapped_memory_reach_the_lower_threshold_a_borrower_stays_one()
+ {
     let mut host = Host::new(config());
     host.borrow();
     host.read(60, Bytes::ZERO, &[]).does_nothing();
@@ -114,7 +118,8 @@ fn algorithm_3_line_1_when_the_lender_ends_the_lease_its_content_moves_and_then_
 }
 
 #[test]
-fn algorithm_3_lines_3_6_below_the_lower_threshold_volume_lease_and_role_are_given_up_in_this_order() {
+fn algorithm_3_lines_3_6_below_the_lower_threshold_volume_lease_and_role_are_given_up_in_this_order()
+ {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.read(50, Bytes::mib(1023), &[]);
@@ -140,7 +145,8 @@ fn algorithm_4_lines_1_2_without_a_fin_a_lender_stays_one() {
 fn algorithm_4_lines_3_4_above_the_upper_threshold_the_fewest_leases_are_asked_back() {
     let mut host = Host::new(config());
     host.tick(20, &[]);
-    let leases = [("b", 1), ("c", 2), ("d", 3)].map(|(to, request)| host.lend(to, request, Bytes::gib(2)));
+    let leases =
+        [("b", 1), ("c", 2), ("d", 3)].map(|(to, request)| host.lend(to, request, Bytes::gib(2)));
     for (lease, gib) in leases.into_iter().zip([1, 2, 2]) {
         host.event(Event::BorrowerSeen { lease });
         host.stored.insert(lease, Bytes::gib(gib));

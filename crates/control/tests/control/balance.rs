@@ -40,8 +40,10 @@ fn what_the_kernel_of_a_guest_keeps_from_its_count_is_needed_too() {
 
 #[test]
 fn a_surplus_is_taken_only_when_it_has_lasted() {
-    let mut machine =
-        machine(5120, [("a", Vm::new(1024, 700)), ("b", limited(Vm::new(4096, 3800), 64, 4096, 100))]);
+    let mut machine = machine(
+        5120,
+        [("a", Vm::new(1024, 700)), ("b", limited(Vm::new(4096, 3800), 64, 4096, 100))],
+    );
     machine.periods(10);
     machine.vm("b").load = 1000;
     machine.vm("a").load = 900;
@@ -137,7 +139,11 @@ fn memory_that_is_scarce_is_divided_by_weight() {
     assert_eq!(machine.periods(50), []);
     let plan = machine.look();
     // `b` has its share, `a` too, and both would take more.
-    assert!(matches!(verdict(&plan, "a").why, Why::Lacks { .. } | Why::Fits), "{}", verdict(&plan, "a"));
+    assert!(
+        matches!(verdict(&plan, "a").why, Why::Lacks { .. } | Why::Fits),
+        "{}",
+        verdict(&plan, "a")
+    );
 }
 
 #[test]
@@ -190,7 +196,8 @@ fn surplus_goes_back_to_the_host_if_the_operator_wants_it_so_or_the_host_is_shor
     assert!(verdict(&keeps.look(), "a").to_string().ends_with("which nobody needs"));
     keeps.short = true;
     assert_eq!(said(&keeps.periods(20)), ["a 4096>1152 Return"]);
-    let mut returns = Machine::new(Config { keep_surplus: false, ..Config::default() }, 8192, idle());
+    let mut returns =
+        Machine::new(Config { keep_surplus: false, ..Config::default() }, 8192, idle());
     assert_eq!(returns.periods(4), []);
     assert_eq!(said(&returns.periods(20)), ["a 4096>1152 Return"]);
 }
@@ -237,8 +244,10 @@ fn vms_come_and_go() {
 #[test]
 fn odd_sizes_move_by_whole_sections_and_stay_within_their_limits() {
     // Of 1000 MiB, three sections fit below its max of 1400; of 1001, three above its min of 600.
-    let vms =
-        [("a", limited(Vm::new(1000, 1200), 64, 1400, 1)), ("b", limited(Vm::new(1001, 10), 600, 4096, 1))];
+    let vms = [
+        ("a", limited(Vm::new(1000, 1200), 64, 1400, 1)),
+        ("b", limited(Vm::new(1001, 10), 600, 4096, 1)),
+    ];
     let mut machine = machine(2001, vms);
     assert_eq!(said(&machine.periods(1)), ["b 1001>617 Surplus", "a 1000>1384 Tight waits"]);
 }

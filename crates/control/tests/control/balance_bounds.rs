@@ -68,14 +68,16 @@ fn host() -> impl Strategy<Value = Host> {
 fn config() -> impl Strategy<Value = Config> {
     let times = (0..4u32, 0..4u32);
     (0.0..1.0f64, size(), times, any::<bool>(), any::<bool>()).prop_map(
-        |(slack, least_slack, (surplus_periods, hold_after_grow), swap_is_need, keep_surplus)| Config {
-            slack,
-            least_slack: Bytes(least_slack.0 / 8),
-            surplus_periods,
-            hold_after_grow,
-            swap_is_need,
-            keep_surplus,
-            ..Config::default()
+        |(slack, least_slack, (surplus_periods, hold_after_grow), swap_is_need, keep_surplus)| {
+            Config {
+                slack,
+                least_slack: Bytes(least_slack.0 / 8),
+                surplus_periods,
+                hold_after_grow,
+                swap_is_need,
+                keep_surplus,
+                ..Config::default()
+            }
         },
     )
 }
@@ -114,7 +116,8 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
             shrunk = true;
         }
     }
-    let all = |sizes: &mut dyn Iterator<Item = Bytes>| sizes.map(|size| u128::from(size.0)).sum::<u128>();
+    let all =
+        |sizes: &mut dyn Iterator<Item = Bytes>| sizes.map(|size| u128::from(size.0)).sum::<u128>();
     let before = all(&mut firsts.values().map(|reading| reading.size));
     let after = all(&mut sizes.values().copied());
     assert!(after <= before + u128::from(host.sections_free.0), "{plan:?}");

@@ -47,7 +47,8 @@ fn loads_that_alternate_get_what_they_need_without_swap_and_do_not_fit_without_t
     // A ramp of 4000 MiB needs some moves of each VM, but not one each period.
     assert!(pair.moves.len() < 6 * 80, "{} moves", pair.moves.len());
     // Half of the budget each, as without a balancer, is not enough.
-    let mut half = Machine::new(Config::default(), 4096, [("a", Vm { kept: 60, ..Vm::new(4096, 4400) })]);
+    let mut half =
+        Machine::new(Config::default(), 4096, [("a", Vm { kept: 60, ..Vm::new(4096, 4400) })]);
     half.look();
     assert!(half.vm("a").swapping() > 0);
 }
@@ -55,9 +56,13 @@ fn loads_that_alternate_get_what_they_need_without_swap_and_do_not_fit_without_t
 /// Loads, weights and sizes of three VMs under a budget of 12 GiB.
 fn trios() -> Vec<[(u64, u64, u32); 3]> {
     let mut trios = Vec::new();
-    for loads in
-        [[500, 500, 500], [6000, 6000, 6000], [9000, 500, 2500], [3300, 3400, 3500], [100, 12000, 2200]]
-    {
+    for loads in [
+        [500, 500, 500],
+        [6000, 6000, 6000],
+        [9000, 500, 2500],
+        [3300, 3400, 3500],
+        [100, 12000, 2200],
+    ] {
         for weights in [[100, 100, 100], [1, 2, 4], [0, 10, 1]] {
             for sizes in [[4096, 4096, 4096], [1024, 1024, 1024], [8064, 1131, 2048]] {
                 trios.push(std::array::from_fn(|i| (loads[i], sizes[i], weights[i])));
@@ -125,10 +130,9 @@ fn noise_of_half_a_section_moves_nothing_of_a_vm_that_the_balancer_has_sized() {
 
 #[test]
 fn noise_of_half_a_section_moves_a_vm_once_at_most_whatever_it_had_before() {
-    for (load, size, keep_surplus) in LOADS
-        .into_iter()
-        .flat_map(|load| [(load, 512, true), (load, 512, false), (load, 4096, true), (load, 4096, false)])
-    {
+    for (load, size, keep_surplus) in LOADS.into_iter().flat_map(|load| {
+        [(load, 512, true), (load, 512, false), (load, 4096, true), (load, 4096, false)]
+    }) {
         let moves = moves_by_noise(load, size, keep_surplus);
         for vm in ["a", "b"] {
             assert!(

@@ -62,7 +62,10 @@ fn an_owner_whose_vms_swap_gets_all_back_at_once_and_has_it_when_it_comes() {
     // NPB DT begins.
     host.tenant("bt").guest("a").load = 700;
     let plan = host.period();
-    assert!(matches!(plan.changes[..], [ref one] if matches!(one.why, Why::OwnerSwaps { .. })), "{plan:?}");
+    assert!(
+        matches!(plan.changes[..], [ref one] if matches!(one.why, Why::OwnerSwaps { .. })),
+        "{plan:?}"
+    );
     assert_eq!(account(&plan, "bt").surplus().awaited.0 >> 20, 180);
     host.period();
     assert_eq!(host.tenant("wc").handed(), 50);
@@ -141,8 +144,11 @@ fn a_group_that_is_gone_has_lent_and_borrowed_nothing() {
 
 #[test]
 fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
-    let tenants =
-        [("bt", group(300, [300, 300])), ("sort", group(0, [900, 300])), ("wc", group(0, [560, 300]))];
+    let tenants = [
+        ("bt", group(300, [300, 300])),
+        ("sort", group(0, [900, 300])),
+        ("wc", group(0, [560, 300])),
+    ];
     let mut host = Host::new(tenants);
     let plan = last(&mut host, 60);
     // What the lender keeps is one step, and one is in the cache of who still swaps.
@@ -155,8 +161,11 @@ fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
 
 #[test]
 fn a_borrower_goes_on_with_its_lender_and_takes_another_when_that_has_no_more() {
-    let tenants =
-        [("one", group(100, [300, 300])), ("two", group(200, [300, 300])), ("wc", group(0, [900, 300]))];
+    let tenants = [
+        ("one", group(100, [300, 300])),
+        ("two", group(200, [300, 300])),
+        ("wc", group(0, [900, 300])),
+    ];
     let mut host = Host::new(tenants);
     host.periods(15);
     let plan = host.period();

@@ -12,7 +12,8 @@ fn why(plan: &Plan, vm: &str) -> Why {
 
 #[test]
 fn by_demand_only_who_swaps_is_fed_a_step_a_period_until_it_does_not() {
-    let mut tenant = Tenant::new(Policy::Demand, 500, [("a", Guest::new(540)), ("b", Guest::new(300))]);
+    let mut tenant =
+        Tenant::new(Policy::Demand, 500, [("a", Guest::new(540)), ("b", Guest::new(300))]);
     let plan = tenant.period();
     assert_eq!(said(&plan), ["a +10"]);
     assert!(matches!(why(&plan, "a"), Why::Swaps { .. }) && why(&plan, "b") == Why::Stays);
@@ -33,7 +34,8 @@ fn by_demand_who_swaps_most_is_first_when_there_is_not_enough_for_all() {
 
 #[test]
 fn what_a_vm_has_got_by_demand_it_keeps_when_it_does_not_swap_any_more() {
-    let mut tenant = Tenant::new(Policy::Demand, 60, [("a", Guest::new(600)), ("b", Guest::new(300))]);
+    let mut tenant =
+        Tenant::new(Policy::Demand, 60, [("a", Guest::new(600)), ("b", Guest::new(300))]);
     tenant.periods(20);
     tenant.guest("a").load = 300;
     tenant.guest("b").load = 600;
@@ -52,7 +54,11 @@ fn fair_ends_equal_and_what_does_not_go_round_is_the_caches() {
 
 #[test]
 fn what_a_vm_at_its_max_cannot_take_is_divided_among_the_others() {
-    let vms = [("a", Guest { max: 535, ..Guest::new(900) }), ("b", Guest::new(100)), ("c", Guest::new(100))];
+    let vms = [
+        ("a", Guest { max: 535, ..Guest::new(900) }),
+        ("b", Guest::new(100)),
+        ("c", Guest::new(100)),
+    ];
     let mut tenant = Tenant::new(Policy::Fair, 210, vms);
     tenant.periods(20);
     assert_eq!(tenant.extras(), [20, 90, 90]);
@@ -83,7 +89,10 @@ fn the_cache_shrinks_first_and_vms_give_only_what_it_cannot() {
         tenant.saved = handed - 1;
         let plan = tenant.period();
         assert_eq!(said(&plan).len(), 1, "{policy:?}: {:?}", said(&plan));
-        assert_eq!(plan.verdicts.iter().filter(|one| matches!(one.why, Why::Deficit { .. })).count(), 1);
+        assert_eq!(
+            plan.verdicts.iter().filter(|one| matches!(one.why, Why::Deficit { .. })).count(),
+            1
+        );
     }
 }
 
@@ -192,7 +201,10 @@ fn what_others_have_still_to_give_back_is_not_handed_out_and_takes_nothing_from_
         assert_eq!(tenant.periods(20), [""; 0], "{policy:?}");
         tenant.awaited = 0;
         tenant.periods(20);
-        assert_eq!(tenant.extras().iter().sum::<u64>(), if policy == Policy::Demand { 90 } else { 80 });
+        assert_eq!(
+            tenant.extras().iter().sum::<u64>(),
+            if policy == Policy::Demand { 90 } else { 80 }
+        );
     }
 }
 

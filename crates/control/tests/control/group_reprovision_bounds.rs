@@ -49,13 +49,20 @@ fn at_rest(tenant: &Tenant) {
             for guest in tenant.guests.values() {
                 let fed = guest.swaps() == 0 || guest.extra() == room(guest) || left < STEP + keep;
                 assert!(fed, "{guest:?} with {left} left");
-                assert!(guest.extra() == 0 || guest.size < guest.load + STEP, "{guest:?} did not swap");
+                assert!(
+                    guest.extra() == 0 || guest.size < guest.load + STEP,
+                    "{guest:?} did not swap"
+                );
             }
         }
         Policy::Fair => {
             let most = tenant.extras().into_iter().max().unwrap_or(0);
-            assert!(tenant.guests.values().all(|guest| guest.extra() == room(guest).min(most)), "{tenant:?}");
-            let open = tenant.guests.values().filter(|guest| guest.extra() < room(guest)).count() as u64;
+            assert!(
+                tenant.guests.values().all(|guest| guest.extra() == room(guest).min(most)),
+                "{tenant:?}"
+            );
+            let open =
+                tenant.guests.values().filter(|guest| guest.extra() < room(guest)).count() as u64;
             let left = saved.saturating_sub(tenant.handed());
             assert!(open == 0 || left < open * STEP + keep, "{left} left of {tenant:?}");
         }
@@ -159,10 +166,19 @@ fn the_largest_figures_there_are_overflow_nothing() {
     let vm = |name: &str| {
         let most = Bytes(u64::MAX);
         let vm = name.parse().unwrap();
-        Vm { vm, base: Bytes::ZERO, max: most, size: most, target: most, swapped: most, contributed: most }
+        Vm {
+            vm,
+            base: Bytes::ZERO,
+            max: most,
+            size: most,
+            target: most,
+            swapped: most,
+            contributed: most,
+        }
     };
     for policy in [Policy::Demand, Policy::Fair, Policy::Entitlement] {
-        let config = Config { policy, step: Bytes::ZERO, keep: Bytes(u64::MAX), ..Config::default() };
+        let config =
+            Config { policy, step: Bytes::ZERO, keep: Bytes(u64::MAX), ..Config::default() };
         let mut reprovisioner = Reprovisioner::new(config);
         for bytes in [0, 1, u64::MAX] {
             let surplus = Surplus { bytes: Bytes(bytes), awaited: Bytes(u64::MAX - bytes) };

@@ -49,14 +49,42 @@ fn algorithm_1_every_branch_at_every_rate() {
         ("4-5", activity(0.0, 0, 0), [(&up, "CpuFree"); 3]),
         ("4-5", activity(89.99, 500, -500), [(&up, "CpuFree"); 3]),
         // At the threshold it is not below it.
-        ("7-8", activity(90.0, 0, 0), [(&down, "CpuScarce"), (&down, "NoDemand"), (&down, "NoDemand")]),
-        ("7-8", activity(100.0, 0, 9999), [(&down, "CpuScarce"), (&down, "NoDemand"), (&down, "NoDemand")]),
+        (
+            "7-8",
+            activity(90.0, 0, 0),
+            [(&down, "CpuScarce"), (&down, "NoDemand"), (&down, "NoDemand")],
+        ),
+        (
+            "7-8",
+            activity(100.0, 0, 9999),
+            [(&down, "CpuScarce"), (&down, "NoDemand"), (&down, "NoDemand")],
+        ),
         // "The presence of swap operations is deemed memory demands": one page is enough.
-        ("10-11", activity(90.0, 1, WORTH + 1), [(&down, "CpuScarce"), (&up, "Demand"), (&up, "Productive")]),
-        ("14", activity(100.0, 1, WORTH), [(&down, "CpuScarce"), (&up, "Demand"), (&stay, "LittleSaved")]),
-        ("14", activity(100.0, 800, 1), [(&down, "CpuScarce"), (&up, "Demand"), (&stay, "LittleSaved")]),
-        ("12-13", activity(100.0, 800, 0), [(&down, "CpuScarce"), (&up, "Demand"), (&down, "Unproductive")]),
-        ("12-13", activity(100.0, 1, -1), [(&down, "CpuScarce"), (&up, "Demand"), (&down, "Unproductive")]),
+        (
+            "10-11",
+            activity(90.0, 1, WORTH + 1),
+            [(&down, "CpuScarce"), (&up, "Demand"), (&up, "Productive")],
+        ),
+        (
+            "14",
+            activity(100.0, 1, WORTH),
+            [(&down, "CpuScarce"), (&up, "Demand"), (&stay, "LittleSaved")],
+        ),
+        (
+            "14",
+            activity(100.0, 800, 1),
+            [(&down, "CpuScarce"), (&up, "Demand"), (&stay, "LittleSaved")],
+        ),
+        (
+            "12-13",
+            activity(100.0, 800, 0),
+            [(&down, "CpuScarce"), (&up, "Demand"), (&down, "Unproductive")],
+        ),
+        (
+            "12-13",
+            activity(100.0, 1, -1),
+            [(&down, "CpuScarce"), (&up, "Demand"), (&down, "Unproductive")],
+        ),
         (
             "12-13",
             activity(120.0, 9, i64::MIN / 4096),
@@ -68,7 +96,11 @@ fn algorithm_1_every_branch_at_every_rate() {
             for rate in 5..=50 {
                 let verdict = at(variant, rate).step(&activity);
                 let found = (verdict.from, verdict.to, word(verdict.why));
-                assert_eq!(found, (Rate(rate), Rate(to(rate)), why.to_owned()), "line {lines}, {variant:?}");
+                assert_eq!(
+                    found,
+                    (Rate(rate), Rate(to(rate)), why.to_owned()),
+                    "line {lines}, {variant:?}"
+                );
             }
         }
     }
@@ -113,7 +145,18 @@ impl Run {
     fn new(variant: Variant, wants: f64, missing: i64, equal: i64) -> Self {
         let controller = Controller::new(Config { variant, ..Config::default() });
         let (found, broken, swapped, ran, scanned) = (0, 0, 0, 0.0, 0.0);
-        Self { controller, wants, missing, equal, found, broken, swapped, ran, scanned, rates: Vec::new() }
+        Self {
+            controller,
+            wants,
+            missing,
+            equal,
+            found,
+            broken,
+            swapped,
+            ran,
+            scanned,
+            rates: Vec::new(),
+        }
     }
 
     fn periods(mut self, periods: usize) -> Self {
@@ -125,7 +168,8 @@ impl Run {
 
     fn period(&mut self) {
         let rate = self.controller.rate().0;
-        let saved = i64::from(rate) * 1000 * (self.equal - self.found) / PAGES - self.broken.min(self.found);
+        let saved = i64::from(rate) * 1000 * (self.equal - self.found) / PAGES
+            - self.broken.min(self.found);
         self.found += saved;
         // What is found goes to who swaps; what does not fit even so is swapped.
         let short = (self.missing - self.found).max(0);
@@ -189,7 +233,8 @@ fn where_both_are_scarce_cpu_alone_does_not_help_and_swap_and_deduplication_do()
 fn what_deduplication_no_longer_yields_only_csd_stops_looking_for() {
     // Figs. 6 and 7, SORT and NPB CG: memory stays short. CSD is like CS as long as there is much to find, and leaves the CPU
     // to programs then.
-    let run = |variant| Run { broken: 40, ..Run::new(variant, 100.0, 400_000, 200_000) }.periods(300);
+    let run =
+        |variant| Run { broken: 40, ..Run::new(variant, 100.0, 400_000, 200_000) }.periods(300);
     let [c, cs, csd] = ADAPTIVE.map(run);
     assert_eq!(cs.rates[..12], csd.rates[..12], "as long as it finds much");
     assert_eq!((c.last(), cs.last()), (5, 50));

@@ -307,7 +307,11 @@ fn a_move_that_outlives_the_borrowers_agent_is_found_done_by_the_next() {
     network.step(1, Event::Drain { on: true });
     network.deliver(0);
     network.crash(0, true);
-    assert_eq!(network.hosts[0].volumes.values().next().unwrap().leases.len(), 1, "the move goes on");
+    assert_eq!(
+        network.hosts[0].volumes.values().next().unwrap().leases.len(),
+        1,
+        "the move goes on"
+    );
     seconds(&mut network, 3, &[used(85), used(20), used(40)]);
     assert!(network.hosts[1].store.is_empty(), "{:#?}", network.decisions);
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::{
-    Action, Cause, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Message, Offer,
-    Reason, Refusal, RequestId, Restored, Role, What,
+    Action, Cause, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Message,
+    Offer, Reason, Refusal, RequestId, Restored, Role, What,
 };
 use aquifer_page::{Bytes, Group, LeaseId, VolumeId};
 
@@ -18,7 +18,8 @@ fn a_borrower_and_a_host_that_asks_and_one_that_is_overloaded_grant_nothing() {
     assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Starting));
     host.tick(85, &[]).receive("c", req(9, Bytes::gib(1)));
     assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Overloaded));
-    host.tick(50, &[("b", 4)]).event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
+    host.tick(50, &[("b", 4)])
+        .event(Event::Borrow { bytes: Bytes::gib(1), group: Group::default() });
     let (_, request, bytes) = host.request_sent();
     host.receive("c", req(9, Bytes::gib(1)));
     assert_eq!(host.rejection_sent(), (Bytes::ZERO, Reason::Asking));
@@ -100,7 +101,8 @@ fn a_lender_with_less_room_than_thought_is_asked_again_for_what_it_has() {
     let (to, request, bytes) =
         host.receive("b", rej(request, Bytes::mib(200), Reason::NoRoom)).request_sent();
     assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)), "the other one has more now");
-    let (to, _, bytes) = host.receive("c", rej(request, Bytes::ZERO, Reason::NoRoom)).request_sent();
+    let (to, _, bytes) =
+        host.receive("c", rej(request, Bytes::ZERO, Reason::NoRoom)).request_sent();
     assert_eq!((to.as_str(), bytes), ("b", Bytes::mib(192)));
 }
 
@@ -171,8 +173,10 @@ fn a_recall_that_overtakes_its_ack_leaves_nothing_in_use() {
 fn half_way() -> (Host, RequestId) {
     let mut host = Host::new(config());
     let offers = vec![("b", 640), ("c", 512)];
-    let lenders =
-        offers.into_iter().map(|(host, mib)| Offer { host: name(host), spare: Bytes::mib(mib) }).collect();
+    let lenders = offers
+        .into_iter()
+        .map(|(host, mib)| Offer { host: name(host), spare: Bytes::mib(mib) })
+        .collect();
     let memory = Memory { total: TOTAL, used: Bytes::gib(9), ..Memory::default() };
     let (_, request, bytes) =
         host.event(Event::Tick { memory, stored: BTreeMap::new(), lenders }).request_sent();
@@ -186,7 +190,8 @@ fn half_way() -> (Host, RequestId) {
 fn what_one_lender_lacks_another_gives_and_all_leases_are_under_one_volume() {
     let (mut host, request) = half_way();
     let volume = host.receive("c", ack(request, 2, Bytes::mib(384))).activates();
-    let leases: Vec<_> = volume.leases.iter().map(|lease| (lease.lender.as_str(), lease.bytes)).collect();
+    let leases: Vec<_> =
+        volume.leases.iter().map(|lease| (lease.lender.as_str(), lease.bytes)).collect();
     assert_eq!(leases, [("b", Bytes::mib(640)), ("c", Bytes::mib(384))]);
     assert_eq!(volume.bytes, Bytes::gib(1));
 }
@@ -249,7 +254,8 @@ fn a_borrower_whose_borrowed_swap_is_nearly_full_borrows_again_up_to_the_limit()
     host.event(Event::Activated { volume });
     host.read(85, Bytes::mib(1500), &[("b", 4)]);
     let (borrowed, max) = (Bytes::mib(1536), Bytes::mib(1536));
-    let refused = What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::OverMax { borrowed, max } };
+    let refused =
+        What::BorrowRefused { bytes: Bytes::gib(1), refusal: Refusal::OverMax { borrowed, max } };
     assert_eq!(host.step.decisions[0].what, refused);
 }
 
@@ -268,7 +274,8 @@ fn a_volume_that_cannot_be_made_gives_its_leases_back() {
 fn a_volume_that_cannot_be_given_back_serves_on_and_is_tried_again_after_the_cooldown() {
     let mut host = Host::new(config());
     let volume = host.borrow();
-    host.tick(20, &[]).event(Event::DeactivationFailed { volume, why: "swapoff: no memory".to_owned() });
+    host.tick(20, &[])
+        .event(Event::DeactivationFailed { volume, why: "swapoff: no memory".to_owned() });
     assert_eq!(host.role(), Role::Borrower);
     assert!(host.tick(20, &[]).step.actions.is_empty());
     host.now += config().cooldown;
@@ -287,7 +294,8 @@ fn a_lease_that_cannot_be_set_up_is_rejected_and_leaves_nothing() {
 
 #[test]
 fn the_early_signal_makes_a_host_ask_and_a_lender_take_back_one_lease() {
-    let pressure = Memory { total: TOTAL, used: Bytes::gib(2), pressure: true, ..Memory::default() };
+    let pressure =
+        Memory { total: TOTAL, used: Bytes::gib(2), pressure: true, ..Memory::default() };
     let reading = |lenders| Event::Tick { memory: pressure, stored: BTreeMap::new(), lenders };
     let mut host = Host::new(config());
     host.event(reading(vec![Offer { host: name("b"), spare: Bytes::gib(4) }])).request_sent();
@@ -310,7 +318,9 @@ fn a_restarted_lender_goes_on_with_the_leases_it_finds() {
     host.tick(20, &[]);
     assert!(matches!(host.sent()[..], [("b", Message::MemBorAck { .. })]), "do you still hold it?");
     host.receive("b", req(1, Bytes::gib(1)));
-    assert!(matches!(host.sent()[..], [("b", Message::MemBorAck { lease: same, .. })] if *same == lease));
+    assert!(
+        matches!(host.sent()[..], [("b", Message::MemBorAck { lease: same, .. })] if *same == lease)
+    );
     host.event(Event::BorrowerSeen { lease });
     assert_eq!(host.controller.lent()[0].state, LoanState::Held);
     host.receive("b", bor_fin(lease)).event(Event::LeaseFreed { lease });
@@ -425,14 +435,24 @@ fn what_a_failed_move_could_not_borrow_is_asked_for_at_the_next_try() {
     let mut host = Host::new(config());
     let volume = host.borrow();
     host.receive("b", len_fin(1));
-    host.event(Event::EvacuationFailed { lease: LeaseId(1), unused: Vec::new(), why: "no room".to_owned() });
+    host.event(Event::EvacuationFailed {
+        lease: LeaseId(1),
+        unused: Vec::new(),
+        why: "no room".to_owned(),
+    });
     host.tick(70, &[("c", 4)]).receive("b", len_fin(1));
     let (to, request, bytes) = host.request_sent();
     assert_eq!((to.as_str(), bytes), ("c", Bytes::gib(1)));
     host.receive("c", ack(request, 2, bytes));
-    assert!(matches!(&host.step.actions[..], [Action::Evacuate { volume: id, .. }] if *id == volume));
+    assert!(
+        matches!(&host.step.actions[..], [Action::Evacuate { volume: id, .. }] if *id == volume)
+    );
     // What was borrowed is in the volume, so that nothing more is asked for however often the move fails.
-    host.event(Event::EvacuationFailed { lease: LeaseId(1), unused: Vec::new(), why: "slow".to_owned() });
+    host.event(Event::EvacuationFailed {
+        lease: LeaseId(1),
+        unused: Vec::new(),
+        why: "slow".to_owned(),
+    });
     host.tick(70, &[("c", 4)]).receive("b", len_fin(1));
     assert!(matches!(&host.step.actions[..], [Action::Evacuate { onto, .. }] if onto.is_empty()));
 }

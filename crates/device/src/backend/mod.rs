@@ -74,7 +74,11 @@ pub trait Backend: Send + Sync {
     fn probe(&self) -> Result<(), String>;
 
     /// Makes a block device of `disk`.
-    fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError>;
+    fn attach(
+        &self,
+        disk: Arc<dyn Disk>,
+        options: &Options,
+    ) -> Result<Box<dyn Attached>, DeviceError>;
 }
 
 /// A block device that serves a disk until it is detached. Dropping it gives up this process's use of it; the
@@ -114,7 +118,9 @@ pub fn probe() -> Vec<Probe> {
 /// Whether a backend can be used by this process: all of them answer programs that may then not make a device.
 fn usable(backend: &dyn Backend) -> Result<(), String> {
     if !capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN)) {
-        return Err("it takes CAP_SYS_ADMIN; run as root (containers: --cap-add SYS_ADMIN)".to_owned());
+        return Err(
+            "it takes CAP_SYS_ADMIN; run as root (containers: --cap-add SYS_ADMIN)".to_owned()
+        );
     }
     backend.probe()
 }
@@ -125,9 +131,13 @@ fn absent(module: &str, place: &str) -> String {
         Module::Loaded => {
             format!("the kernel's {module} driver cannot be reached; give this process {place}")
         }
-        Module::Available => format!("the kernel's {module} driver is not loaded; modprobe {module}"),
+        Module::Available => {
+            format!("the kernel's {module} driver is not loaded; modprobe {module}")
+        }
         Module::Missing => {
-            format!("the kernel has no {module} driver; use a kernel that has it, or another backend")
+            format!(
+                "the kernel has no {module} driver; use a kernel that has it, or another backend"
+            )
         }
     }
 }
@@ -164,7 +174,11 @@ pub fn is_marked(device: &Path, label: &str) -> bool {
 pub(crate) fn find(label: &str) -> io::Result<Option<(PathBuf, BackendKind)>> {
     for entry in fs::read_dir("/sys/block")? {
         let name = entry?.file_name();
-        let kinds = [("loop", BackendKind::FuseLoop), ("nbd", BackendKind::Nbd), ("ublk", BackendKind::Ublk)];
+        let kinds = [
+            ("loop", BackendKind::FuseLoop),
+            ("nbd", BackendKind::Nbd),
+            ("ublk", BackendKind::Ublk),
+        ];
         let kind = kinds.iter().find(|(start, _)| name.to_string_lossy().starts_with(start));
         let device = Path::new("/dev").join(&name);
         if let Some((_, kind)) = kind

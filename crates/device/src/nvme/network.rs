@@ -62,7 +62,11 @@ pub fn danger(root: &Root, lender: IpAddr) -> Option<Danger> {
 /// The danger of swapping over each interface that has one.
 pub fn dangers(root: &Root) -> Vec<Danger> {
     let interfaces = root.names("/sys/class/net").unwrap_or_default();
-    interfaces.iter().filter(|name| *name != "lo").filter_map(|name| danger_of(root, name)).collect()
+    interfaces
+        .iter()
+        .filter(|name| *name != "lo")
+        .filter_map(|name| danger_of(root, name))
+        .collect()
 }
 
 fn danger_of(root: &Root, interface: &str) -> Option<Danger> {
@@ -123,7 +127,11 @@ fn route_v4(line: &str, to: Ipv4Addr) -> Option<Route> {
     let leads = u32::from_ne_bytes(to.octets()) & mask == destination;
     let metric = fields.get(6)?.parse().ok()?;
     let usable = flags & ROUTE_UP != 0 && flags & ROUTE_REJECT == 0;
-    (leads && usable).then(|| Route { prefix: mask.count_ones(), metric, interface: fields[0].to_owned() })
+    (leads && usable).then(|| Route {
+        prefix: mask.count_ones(),
+        metric,
+        interface: fields[0].to_owned(),
+    })
 }
 
 /// `destination prefix source prefix next-hop metric refcnt use flags interface`, all hexadecimal.
@@ -132,7 +140,8 @@ fn route_v6(line: &str, to: Ipv6Addr) -> Option<Route> {
     let word = |index: usize| u32::from_str_radix(fields.get(index)?, 16).ok();
     let (prefix, metric, flags) = (word(1)?, word(5)?, word(8)?);
     let destination = u128::from_str_radix(fields.first()?, 16).ok()?;
-    let differs = (u128::from(to) ^ destination).checked_shr(128_u32.checked_sub(prefix)?).unwrap_or(0);
+    let differs =
+        (u128::from(to) ^ destination).checked_shr(128_u32.checked_sub(prefix)?).unwrap_or(0);
     let usable = flags & ROUTE_UP != 0 && flags & ROUTE_REJECT == 0;
     let interface = (*fields.get(9)?).to_owned();
     (differs == 0 && usable && interface != "lo").then_some(Route { prefix, metric, interface })
@@ -186,7 +195,9 @@ mod tests {
 
     #[test]
     fn only_large_frames_with_a_small_reserve_are_dangerous() {
-        for (mtu, min_free, dangerous) in [(9000, 1700, true), (9000, 16 << 10, false), (1500, 1700, false)] {
+        for (mtu, min_free, dangerous) in
+            [(9000, 1700, true), (9000, 16 << 10, false), (1500, 1700, false)]
+        {
             let (_dir, root) = host(mtu, min_free);
             assert_eq!(danger(&root, to("10.77.0.2")).is_some(), dangerous, "{mtu} {min_free}");
             assert_eq!(dangers(&root).len(), usize::from(dangerous));

@@ -34,7 +34,8 @@ impl Root {
     pub(crate) fn write(&self, path: impl AsRef<Path>, text: &str) -> io::Result<()> {
         let imitated = self.is_imitated();
         let path = self.ready(path)?;
-        let mut file = OpenOptions::new().write(true).create(imitated).truncate(imitated).open(path)?;
+        let mut file =
+            OpenOptions::new().write(true).create(imitated).truncate(imitated).open(path)?;
         match file.write(text.as_bytes())? {
             written if written == text.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
@@ -49,7 +50,11 @@ impl Root {
     /// Has the kernel remove one, which takes the files and groups that came with it along; one that is gone is fine.
     pub(crate) fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = self.path(path);
-        gone_is_fine(if self.is_imitated() { fs::remove_dir_all(path) } else { fs::remove_dir(path) })
+        gone_is_fine(if self.is_imitated() {
+            fs::remove_dir_all(path)
+        } else {
+            fs::remove_dir(path)
+        })
     }
 
     /// Has the kernel bind one object of configfs to another.
@@ -81,7 +86,8 @@ impl Root {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+        let name =
+            |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
         let mut names = entries.map(name).collect::<io::Result<Vec<_>>>()?;
         names.sort_unstable();
         Ok(names)

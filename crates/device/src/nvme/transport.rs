@@ -64,7 +64,11 @@ impl Module {
     /// Looks for the module `name` of the running kernel.
     pub fn find(root: &Root, name: &str) -> Self {
         let loaded = format!("/sys/module/{}", name.replace('-', "_"));
-        if [Some(loaded.as_str()), sign(name)].into_iter().flatten().any(|path| root.path(path).exists()) {
+        if [Some(loaded.as_str()), sign(name)]
+            .into_iter()
+            .flatten()
+            .any(|path| root.path(path).exists())
+        {
             return Self::Loaded;
         }
         let release = root.read("/proc/sys/kernel/osrelease").unwrap_or_default();

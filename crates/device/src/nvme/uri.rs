@@ -100,7 +100,9 @@ mod tests {
         ] {
             assert_eq!(text.parse::<SubsystemUri>().unwrap().to_string(), text);
         }
-        for text in ["nvme+tcp://b/nqn.2014-08.org.example:a", "nvme+tcp://[::1]/nqn.2014-08.org.example:a"] {
+        for text in
+            ["nvme+tcp://b/nqn.2014-08.org.example:a", "nvme+tcp://[::1]/nqn.2014-08.org.example:a"]
+        {
             assert_eq!(text.parse::<SubsystemUri>().unwrap().port, 4420, "{text}");
         }
     }

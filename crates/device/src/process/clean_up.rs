@@ -33,16 +33,19 @@ fn clean_up_after(files: &Files) -> Result<(), ProcessError> {
     }
     let _lock = Locked::take(files)?;
     let path = files.record();
-    let record = files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
+    let record =
+        files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
     let known = record.map(|VolumeRecord { device, backend, .. }| (device, backend));
     // Without a record that can be read, the mark on the device tells.
     let found = match known {
         Some(known) => Some(known),
-        None => backend::find(&label(volume))
-            .map_err(ProcessError::io("cannot look for the device of a dead volume in /sys/block"))?,
+        None => backend::find(&label(volume)).map_err(ProcessError::io(
+            "cannot look for the device of a dead volume in /sys/block",
+        ))?,
     };
     if let Some((device, backend)) = found {
-        release(&device, backend, &label(volume)).map_err(|why| ProcessError::Left { volume, why })?;
+        release(&device, backend, &label(volume))
+            .map_err(|why| ProcessError::Left { volume, why })?;
     }
     files.remove();
     Ok(())
@@ -56,7 +59,9 @@ fn release(device: &Path, kind: BackendKind, label: &str) -> Result<(), String> 
         return Ok(());
     }
     let failing = backend::release_dead(device, kind).map_err(|error| error.to_string())?;
-    if let Some(lost) = swap::usage(device).map_err(|error| format!("cannot read /proc/swaps: {error}"))? {
+    if let Some(lost) =
+        swap::usage(device).map_err(|error| format!("cannot read /proc/swaps: {error}"))?
+    {
         tracing::warn!(device = %device.display(), %lost, "swap on a volume that nobody serves any more: turning it off");
         swap::off(device, |_| ()).map_err(|error| error.to_string())?;
     }

@@ -49,7 +49,9 @@ impl Started {
     /// From now on the volume is served until somebody detaches it.
     pub fn keep(mut self) -> Result<VolumeRecord, ProcessError> {
         let told = self.pipe.write_all(KEEP.as_bytes());
-        told.map_err(|error| silent(&self.files, &format!("ended as soon as it served ({error})")))?;
+        told.map_err(|error| {
+            silent(&self.files, &format!("ended as soon as it served ({error})"))
+        })?;
         Ok(self.record)
     }
 }
@@ -83,9 +85,11 @@ fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
     let deadline = Instant::now() + START_PATIENCE;
     while Locked::is_taken(files) {
         if Instant::now() > deadline {
-            let pid = files.read().ok().flatten().map_or("?".to_owned(), |record| record.pid.to_string());
-            let why =
-                format!("its process ({pid}) did not serve it in time and does not end either; end that");
+            let pid =
+                files.read().ok().flatten().map_or("?".to_owned(), |record| record.pid.to_string());
+            let why = format!(
+                "its process ({pid}) did not serve it in time and does not end either; end that"
+            );
             return Err(ProcessError::Left { volume: files.id, why });
         }
         thread::sleep(Duration::from_millis(20));
@@ -103,9 +107,10 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
         .mode(0o600)
         .open(&path)
         .map_err(ProcessError::io(format!("cannot open the log {}", path.display())))?;
-    let fail = || ProcessError::io(format!("cannot start a volume process with {}", program.display()));
-    let mut task =
-        serde_json::to_vec(&Task::Serve(Box::new(spec.clone()))).map_err(|error| fail()(error.into()))?;
+    let fail =
+        || ProcessError::io(format!("cannot start a volume process with {}", program.display()));
+    let mut task = serde_json::to_vec(&Task::Serve(Box::new(spec.clone())))
+        .map_err(|error| fail()(error.into()))?;
     task.push(b'\n');
     let mut child = Command::new(program)
         .arg(SUBCOMMAND)
@@ -142,8 +147,8 @@ fn first_line(output: ChildStdout) -> io::Result<Option<String>> {
 
 /// All volumes under a state directory, served or left behind.
 pub fn list(state: &Path) -> Result<Vec<VolumeId>, ProcessError> {
-    let files =
-        Files::all(state).map_err(ProcessError::io(format!("cannot list volumes in {}", state.display())))?;
+    let files = Files::all(state)
+        .map_err(ProcessError::io(format!("cannot list volumes in {}", state.display())))?;
     Ok(files.into_iter().map(|files| files.id).collect())
 }
 
@@ -158,8 +163,12 @@ pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessErr
     match files.read() {
         Ok(Some(record)) => Ok(record),
         Ok(None) => Err(ProcessError::NotServed(volume)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ProcessError::NotServed(volume)),
-        Err(error) => Err(ProcessError::io(format!("cannot read {}", files.record().display()))(error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(ProcessError::NotServed(volume))
+        }
+        Err(error) => {
+            Err(ProcessError::io(format!("cannot read {}", files.record().display()))(error))
+        }
     }
 }
 
@@ -223,7 +232,11 @@ pub fn swap_off(
     swap_off::by_helper(helper, device, progress)
 }
 
-fn done(files: &Files, request: &Request, progress: impl FnMut(Response)) -> Result<(), ProcessError> {
+fn done(
+    files: &Files,
+    request: &Request,
+    progress: impl FnMut(Response),
+) -> Result<(), ProcessError> {
     match ask(files, request, PATIENCE, progress)? {
         Response::Done => Ok(()),
         other => Err(unexpected(files, &other)),
@@ -261,7 +274,9 @@ fn ask(
 fn open(files: &Files) -> Result<UnixStream, ProcessError> {
     let path = files.socket();
     UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ProcessError::NotServed(files.id),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ProcessError::NotServed(files.id)
+        }
         _ => ProcessError::io(format!("cannot connect to {}", path.display()))(error),
     })
 }

@@ -33,8 +33,13 @@ impl Control {
         // The volume's lock is ours, so nobody else serves on this socket.
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)
-            .and_then(|listener| fs::set_permissions(&path, Permissions::from_mode(0o600)).map(|()| listener))
-            .map_err(ProcessError::io(format!("cannot make the control socket {}", path.display())))?;
+            .and_then(|listener| {
+                fs::set_permissions(&path, Permissions::from_mode(0o600)).map(|()| listener)
+            })
+            .map_err(ProcessError::io(format!(
+                "cannot make the control socket {}",
+                path.display()
+            )))?;
         Ok(Self { listener, serving: serving.clone(), finish })
     }
 
@@ -77,9 +82,9 @@ fn converse(serving: &Serving, client: &UnixStream, finish: &Sender<()>) -> io::
     let mut detached = false;
     let last = match serde_json::from_str(&line) {
         Ok(Request::Status) => Response::Status(Box::new(serving.status())),
-        Ok(Request::AddLease { lease }) => {
-            serving.add_lease(*lease).map_or_else(|error| failed(error.to_string()), |()| Response::Done)
-        }
+        Ok(Request::AddLease { lease }) => serving
+            .add_lease(*lease)
+            .map_or_else(|error| failed(error.to_string()), |()| Response::Done),
         Ok(Request::Evacuate { lease }) => serving
             .evacuate(lease, |now| progress(Response::Evacuating(now)))
             .map_or_else(|error| failed(error.to_string()), |()| Response::Done),

@@ -40,10 +40,12 @@ pub fn run() -> ExitCode {
     let task = io::stdin().read_line(&mut text).and_then(|_| Ok(serde_json::from_str(&text)?));
     let result = match task {
         Ok(Task::Serve(spec)) => serve(&spec),
-        Ok(Task::SwapOff { device }) => swap_off::helper(&device).map_err(ProcessError::io("cannot report")),
-        Err(error) => {
-            Err(ProcessError::io("cannot understand what to do (this command is not for people)")(error))
+        Ok(Task::SwapOff { device }) => {
+            swap_off::helper(&device).map_err(ProcessError::io("cannot report"))
         }
+        Err(error) => Err(ProcessError::io(
+            "cannot understand what to do (this command is not for people)",
+        )(error)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -65,7 +67,9 @@ fn say(response: &Response) -> io::Result<()> {
 
 /// Leaves the starter, makes the device, tells the starter, and serves until the volume is detached.
 fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
-    if leave_starter().map_err(ProcessError::io("cannot leave the process that started this one"))? {
+    if leave_starter()
+        .map_err(ProcessError::io("cannot leave the process that started this one"))?
+    {
         return Ok(());
     }
     let safety = safety::protect();
@@ -94,9 +98,12 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
 /// Turns swap on, if that is wanted, and listens to those who may ask for the end.
 fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result<(), ProcessError> {
     let control = Control::bind(serving, finish.clone())?;
-    watch_signals(serving.clone(), finish.clone()).map_err(ProcessError::io("cannot watch for signals"))?;
+    watch_signals(serving.clone(), finish.clone())
+        .map_err(ProcessError::io("cannot watch for signals"))?;
     if starter_has_left().map_err(ProcessError::io("cannot look whether the starter waits"))? {
-        return Err(ProcessError::Refused("the process that wanted the volume has gone".to_owned()));
+        return Err(ProcessError::Refused(
+            "the process that wanted the volume has gone".to_owned(),
+        ));
     }
     serving.swap_on()?;
     control.listen()
@@ -132,7 +139,9 @@ fn listen_to_starter(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Res
             let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdin);
             return;
         }
-        tracing::warn!("the process that wanted the volume ended before it knew that it has it: detaching");
+        tracing::warn!(
+            "the process that wanted the volume ended before it knew that it has it: detaching"
+        );
         match serving.detach(|_| ()) {
             Ok(()) => _ = finish.send(()),
             Err(error) => tracing::error!("{error}; the volume is still served"),

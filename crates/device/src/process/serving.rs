@@ -77,7 +77,12 @@ impl Serving {
     pub(super) fn status(&self) -> Status {
         let record = self.record();
         let swap_used = swap::usage(&record.device).ok().flatten().unwrap_or_default();
-        Status { record, swap_used, volume: self.volume.known_status(), safety: self.safety.clone() }
+        Status {
+            record,
+            swap_used,
+            volume: self.volume.known_status(),
+            safety: self.safety.clone(),
+        }
     }
 
     pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), PoolError> {
@@ -122,7 +127,8 @@ impl Serving {
     /// Where this fails the volume is served as before, with or without swap as `status` says.
     pub(super) fn detach(&self, progress: impl FnMut(swap::Progress)) -> Result<(), ProcessError> {
         let mut attached = self.claim()?;
-        let used = swap::usage(attached.path()).map_err(ProcessError::io("cannot read /proc/swaps"))?;
+        let used =
+            swap::usage(attached.path()).map_err(ProcessError::io("cannot read /proc/swaps"))?;
         if used.is_some() {
             swap_off::by_helper(swap_off::this_program(), attached.path(), progress)?;
         }
@@ -143,9 +149,10 @@ impl Serving {
         match self.attached.try_lock() {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) => {
-                Err(ProcessError::Refused(format!("volume {} is being detached already", self.files.id)))
-            }
+            Err(TryLockError::WouldBlock) => Err(ProcessError::Refused(format!(
+                "volume {} is being detached already",
+                self.files.id
+            ))),
         }
     }
 }
@@ -155,7 +162,9 @@ fn log(event: &Event) {
     match event.what {
         Happening::LenderBack { .. } | Happening::SpillEnded => tracing::info!("{}", event.what),
         Happening::SpillStarted => tracing::warn!("{}", event.what),
-        Happening::LenderLost { .. } | Happening::PageLost { .. } => tracing::error!("{}", event.what),
+        Happening::LenderLost { .. } | Happening::PageLost { .. } => {
+            tracing::error!("{}", event.what)
+        }
     }
 }
 

@@ -143,9 +143,12 @@ impl Files {
 
     /// Makes the directory, for root only.
     pub(super) fn make_directory(&self) -> Result<(), ProcessError> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(ProcessError::io(
-            format!("cannot make the directory {} for the volume's files", self.directory.display()),
-        ))
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(
+            ProcessError::io(format!(
+                "cannot make the directory {} for the volume's files",
+                self.directory.display()
+            )),
+        )
     }
 
     /// Removes socket and record; the log stays.
@@ -192,7 +195,9 @@ impl Locked {
             let file = options.open(&path).map_err(fail())?;
             match file.try_lock() {
                 // The process that had it before may have removed or replaced the file after we opened it.
-                Ok(()) if file::is_at(&file, &path).map_err(fail())? => return Ok(Self { path, file }),
+                Ok(()) if file::is_at(&file, &path).map_err(fail())? => {
+                    return Ok(Self { path, file });
+                }
                 Ok(()) => {}
                 Err(fs::TryLockError::WouldBlock) if Instant::now() > deadline => {
                     return Err(ProcessError::Served(files.id));

@@ -42,8 +42,8 @@ pub(super) fn by_helper(
         source,
         help: "the process for it could not be started",
     };
-    let task =
-        serde_json::to_string(&Task::SwapOff { device: device.to_owned() }).map_err(|e| fail(e.into()))?;
+    let task = serde_json::to_string(&Task::SwapOff { device: device.to_owned() })
+        .map_err(|e| fail(e.into()))?;
     let mut helper = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(fail)?;
     if let Some(mut input) = helper.stdin.take() {
         writeln!(input, "{task}").map_err(fail)?;
@@ -54,7 +54,8 @@ pub(super) fn by_helper(
             Ok(Report::Progress(now)) => progress(now),
             Ok(Report::Done) => result = Some(Ok(())),
             Ok(Report::Failed { errno, error }) => {
-                let source = errno.map_or_else(|| io::Error::other(error), io::Error::from_raw_os_error);
+                let source =
+                    errno.map_or_else(|| io::Error::other(error), io::Error::from_raw_os_error);
                 result = Some(Err(swap::off_error(device, used, source)));
             }
             Err(error) => return Err(fail(error.into())),

@@ -46,7 +46,10 @@ impl Report {
     }
 
     fn apply(&mut self, rule: &str, result: io::Result<()>) {
-        self.0.push(Rule { rule: rule.to_owned(), failed: result.err().map(|error| error.to_string()) });
+        self.0.push(Rule {
+            rule: rule.to_owned(),
+            failed: result.err().map(|error| error.to_string()),
+        });
     }
 }
 
@@ -59,7 +62,10 @@ pub fn protect() -> Report {
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
     report.apply("is not limited by a memory control group", cgroup::leave());
     report.apply("never waits for memory that it must free itself", io_flusher());
-    report.apply("may have memory that the kernel keeps from others (real-time priority)", reserve::enter());
+    report.apply(
+        "may have memory that the kernel keeps from others (real-time priority)",
+        reserve::enter(),
+    );
     report.apply("has enough of that memory on this host (vm.min_free_kbytes)", reserve::fill());
     report.apply("may open as many connections as the host allows", open_files());
     report.apply("keeps the heap that it has", sys::keep_heap());

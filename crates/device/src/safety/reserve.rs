@@ -36,6 +36,9 @@ pub(crate) fn fill() -> io::Result<()> {
         return Ok(());
     }
     fs::write(MIN_FREE, wanted.to_string()).map_err(|error| {
-        io::Error::new(error.kind(), format!("{error}; set vm.min_free_kbytes from {now} to {wanted}"))
+        io::Error::new(
+            error.kind(),
+            format!("{error}; set vm.min_free_kbytes from {now} to {wanted}"),
+        )
     })
 }

@@ -28,7 +28,8 @@ fn header(capacity: Bytes, label: &str, uuid: u128) -> io::Result<[u8; PAGE_SIZE
     if pages < 10 {
         return Err(invalid("the kernel takes no swap device below 40KiB"));
     }
-    let last = u32::try_from(pages - 1).map_err(|_| invalid("a swap device cannot be larger than 16TiB"))?;
+    let last = u32::try_from(pages - 1)
+        .map_err(|_| invalid("a swap device cannot be larger than 16TiB"))?;
     let mut page = [0; PAGE_SIZE];
     page[INFO..INFO + 4].copy_from_slice(&1u32.to_ne_bytes());
     page[INFO + 4..INFO + 8].copy_from_slice(&last.to_ne_bytes());
@@ -64,8 +65,11 @@ mod tests {
         std::fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
         let uuid = 0x0011_2233_4455_6677_8899_aabb_ccdd_eeff;
         format(&file, Bytes::mib(64), "aquifer", uuid).unwrap();
-        let output =
-            std::process::Command::new("blkid").args(["-p", "-o", "export"]).arg(&file).output().unwrap();
+        let output = std::process::Command::new("blkid")
+            .args(["-p", "-o", "export"])
+            .arg(&file)
+            .output()
+            .unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         for line in ["TYPE=swap", "LABEL=aquifer", "UUID=00112233-4455-6677-8899-aabbccddeeff"] {
             assert!(text.contains(line), "{line} is not in {text}");

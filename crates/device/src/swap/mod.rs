@@ -131,7 +131,8 @@ pub fn on(device: &Path, priority: Option<u16>) -> Result<(), SwapError> {
 /// The kernel ends *the process that calls swapoff* first when memory runs out meanwhile, whatever its
 /// `oom_score_adj` says. So the process that serves the device must leave this to another one.
 pub fn off(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
-    let fail = |source| SwapError::Off { device: device.to_owned(), source, help: "see the kernel's log" };
+    let fail =
+        |source| SwapError::Off { device: device.to_owned(), source, help: "see the kernel's log" };
     let path = c_string(device).map_err(fail)?;
     let total = usage(device).map_err(fail)?.unwrap_or_default();
     let (done, result) = mpsc::channel();

@@ -27,9 +27,14 @@ pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
 fn available_memory() -> io::Result<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+        .find_map(|line| {
+            line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok()
+        })
         .map(Bytes::kib)
         .ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo does not say what is available")
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "/proc/meminfo does not say what is available",
+            )
         })
 }

@@ -32,7 +32,10 @@ fn parse(text: &str) -> io::Result<Vec<Swap>> {
 }
 
 fn malformed(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("cannot understand this line of /proc/swaps: {line}"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("cannot understand this line of /proc/swaps: {line}"),
+    )
 }
 
 /// `path type size used priority`, sizes in KiB; the path is padded with spaces and escapes its own.

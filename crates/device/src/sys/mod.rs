@@ -101,7 +101,9 @@ pub(crate) mod loop_control {
     ) -> io::Result<()> {
         let config = Config { fd: backing.as_raw_fd() as u32, block_size, info, reserved: [0; 8] };
         // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `config` is and outlives the call.
-        check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), CONFIGURE as _, &raw const config) })?;
+        check(unsafe {
+            libc::ioctl(device.as_fd().as_raw_fd(), CONFIGURE as _, &raw const config)
+        })?;
         Ok(())
     }
 
@@ -109,7 +111,9 @@ pub(crate) mod loop_control {
     pub(crate) fn status(device: impl AsFd) -> io::Result<Info> {
         let mut info = Info::ZERO;
         // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, for which every bit pattern is valid.
-        check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), GET_STATUS64 as _, &raw mut info) })?;
+        check(unsafe {
+            libc::ioctl(device.as_fd().as_raw_fd(), GET_STATUS64 as _, &raw mut info)
+        })?;
         Ok(info)
     }
 }
@@ -203,7 +207,8 @@ impl LockedMemory {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
         // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
-        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
         let start = ptr::NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Self { start, length };
         // SAFETY: the range is ours. Memory that cannot be locked does its service as long as nothing is swapped out.

@@ -53,14 +53,20 @@ impl ControlRing {
     }
 
     /// Carries out a command and waits until it is done. The kernel reads `payload`, or writes to it.
-    pub(crate) fn call(&mut self, control: Control, command: Command, payload: &mut [u8]) -> io::Result<i32> {
+    pub(crate) fn call(
+        &mut self,
+        control: Control,
+        command: Command,
+        payload: &mut [u8],
+    ) -> io::Result<i32> {
         let mut bytes = [0; 80];
         bytes[..4].copy_from_slice(&command.device.to_ne_bytes());
         bytes[4..6].copy_from_slice(&u16::MAX.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(payload.len() as u16).to_ne_bytes());
         bytes[8..16].copy_from_slice(&(payload.as_mut_ptr() as u64).to_ne_bytes());
         bytes[16..24].copy_from_slice(&command.data.to_ne_bytes());
-        let entry = opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), control as u32).cmd(bytes).build();
+        let entry =
+            opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), control as u32).cmd(bytes).build();
         // SAFETY: the device is open and `payload` borrowed until the command has completed, for which this waits;
         // no error lets it return before.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
@@ -75,7 +81,11 @@ impl ControlRing {
 }
 
 fn result(done: &cqueue::Entry) -> io::Result<i32> {
-    if done.result() < 0 { Err(io::Error::from_raw_os_error(-done.result())) } else { Ok(done.result()) }
+    if done.result() < 0 {
+        Err(io::Error::from_raw_os_error(-done.result()))
+    } else {
+        Ok(done.result())
+    }
 }
 
 /// `struct ublksrv_io_desc`, which the driver fills before it completes a fetch.
@@ -115,10 +125,16 @@ pub(crate) struct QueueRing {
 }
 
 impl QueueRing {
-    pub(crate) fn new(device: Arc<File>, queue: u16, depth: u16, buffer_size: usize) -> io::Result<Self> {
+    pub(crate) fn new(
+        device: Arc<File>,
+        queue: u16,
+        depth: u16,
+        buffer_size: usize,
+    ) -> io::Result<Self> {
         let page = rustix::param::page_size();
         let mapped = (usize::from(depth) * size_of::<Descriptor>()).next_multiple_of(page);
-        let offset = usize::from(queue) * (MAX_DEPTH * size_of::<Descriptor>()).next_multiple_of(page);
+        let offset =
+            usize::from(queue) * (MAX_DEPTH * size_of::<Descriptor>()).next_multiple_of(page);
         let ring = IoUring::new(depth.into())?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
@@ -190,10 +206,12 @@ impl QueueRing {
         bytes[2..4].copy_from_slice(&tag.to_ne_bytes());
         bytes[4..8].copy_from_slice(&result.to_ne_bytes());
         bytes[8..].copy_from_slice(&(self.buffer(tag).as_mut_ptr() as u64).to_ne_bytes());
-        let entry = opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), operation).cmd(bytes).build();
+        let entry =
+            opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), operation).cmd(bytes).build();
         // SAFETY: the device and the buffer of the tag live as long as the ring, which is dropped before them; nobody
         // touches the buffer until the driver hands the tag back.
-        unsafe { self.ring.submission().push(&entry.user_data(tag.into())) }.map_err(io::Error::other)
+        unsafe { self.ring.submission().push(&entry.user_data(tag.into())) }
+            .map_err(io::Error::other)
     }
 }
 

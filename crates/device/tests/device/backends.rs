@@ -51,7 +51,11 @@ fn the_backends_that_must_be_there_can_be_used() {
     let wanted = std::env::var("AQUIFER_TEST_BACKENDS").unwrap_or_else(|_| "fuse-loop".to_owned());
     let found: Vec<String> = available().map(|backend| backend.kind().to_string()).collect();
     for kind in wanted.split_ascii_whitespace() {
-        assert!(found.iter().any(|found| found == kind), "{kind} is missing: {:?}", backend::probe());
+        assert!(
+            found.iter().any(|found| found == kind),
+            "{kind} is missing: {:?}",
+            backend::probe()
+        );
     }
     assert_eq!(backend::choose(BackendKind::Auto).unwrap().kind().to_string(), found[0]);
 }

@@ -196,7 +196,10 @@ fn a_lease_may_be_moved_out_by_several_at_once_and_again() {
     });
     // The one that asked may have died with the answer.
     evacuate().unwrap();
-    assert_eq!(client::record(volume.state(), volume.id()).unwrap().spec.leases, [lease(&second, 2)]);
+    assert_eq!(
+        client::record(volume.state(), volume.id()).unwrap().spec.leases,
+        [lease(&second, 2)]
+    );
     drop(first);
     check_content(&record.device);
     volume.detach().unwrap();
@@ -251,11 +254,13 @@ fn logs_of_past_volumes_are_bounded() {
     let volume = Volume::new(vec![lease(&lender, 1)]);
     let directory = volume.files().log().parent().unwrap().to_owned();
     fs::create_dir_all(&directory).unwrap();
-    (0..30).for_each(|_| fs::write(Files::new(volume.state(), VolumeId::random()).log(), "it died").unwrap());
+    (0..30).for_each(|_| {
+        fs::write(Files::new(volume.state(), VolumeId::random()).log(), "it died").unwrap()
+    });
     volume.spawn();
-    let logs = fs::read_dir(&directory)
-        .unwrap()
-        .filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|kind| kind == "log"));
+    let logs = fs::read_dir(&directory).unwrap().filter(|entry| {
+        entry.as_ref().unwrap().path().extension().is_some_and(|kind| kind == "log")
+    });
     assert!(logs.count() <= 9);
     assert!(volume.files().log().exists());
     volume.detach().unwrap();
@@ -349,7 +354,8 @@ fn a_detach_that_is_refused_leaves_the_volume_served() {
     let lender = OurLender::start(EXTENTS);
     let volume = Volume::new(vec![lease(&lender, 1)]);
     let record = volume.spawn();
-    let holder = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&record.device).unwrap();
+    let holder =
+        OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&record.device).unwrap();
     let refused = volume.detach().unwrap_err().to_string();
     assert!(refused.contains(record.device.to_str().unwrap()), "{refused}");
     write_content(&record.device);
@@ -379,7 +385,9 @@ fn what_a_killed_process_leaves_is_cleaned_up() {
     let record = volume.spawn();
     assert!(matches!(client::clean_up(volume.state(), volume.id()), Err(ProcessError::Served(_))));
     kill_process(pid(record.pid), Signal::KILL).unwrap();
-    crate::common::wait_until("the death of the process", || !client::is_alive(volume.state(), volume.id()));
+    crate::common::wait_until("the death of the process", || {
+        !client::is_alive(volume.state(), volume.id())
+    });
     assert_eq!(client::list(volume.state()).unwrap(), [volume.id()]);
     assert!(matches!(client::status(volume.state(), volume.id()), Err(ProcessError::NotServed(_))));
     client::clean_up(volume.state(), volume.id()).unwrap();
@@ -419,7 +427,9 @@ fn a_volume_that_cannot_be_swapped_to_leaves_nothing() {
     (volume.spec.swap, volume.spec.priority) = (true, Some(40_000));
     let refused = client::spawn(&volume_process(), &volume.spec).unwrap_err().to_string();
     assert!(refused.contains("40000") && refused.contains("32767"), "{refused}");
-    crate::common::wait_until("the end of the process", || !client::is_alive(volume.state(), volume.id()));
+    crate::common::wait_until("the end of the process", || {
+        !client::is_alive(volume.state(), volume.id())
+    });
     assert_eq!(client::list(volume.state()).unwrap(), []);
     assert!(!volume.files().socket().exists());
 }

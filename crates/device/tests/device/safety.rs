@@ -39,7 +39,10 @@ fn the_protected_process() {
     assert!(text_and_heap > 4096, "only {text_and_heap} KiB are locked");
     let untouched: Vec<u8> = Vec::with_capacity(64 << 20);
     let resident = status_kib("VmRSS:");
-    assert!(resident < 64 << 10, "{resident} KiB are resident: a buffer came in before it was touched");
+    assert!(
+        resident < 64 << 10,
+        "{resident} KiB are resident: a buffer came in before it was touched"
+    );
     drop(untouched);
 }
 
@@ -48,7 +51,9 @@ const SCHED_RR: u64 = 2;
 /// The scheduling policy of a thread that is started now: field 41 of its `stat`, of which the second is a name in
 /// parentheses (proc_pid_stat(5)).
 fn policy_of_a_new_thread() -> u64 {
-    let stat = std::thread::spawn(|| fs::read_to_string("/proc/thread-self/stat").unwrap()).join().unwrap();
+    let stat = std::thread::spawn(|| fs::read_to_string("/proc/thread-self/stat").unwrap())
+        .join()
+        .unwrap();
     let (_, after_name) = stat.rsplit_once(')').unwrap();
     after_name.split_ascii_whitespace().nth(38).unwrap().parse().unwrap()
 }

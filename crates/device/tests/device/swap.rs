@@ -101,7 +101,10 @@ impl Load {
 
     fn verify(&mut self) {
         self.input.write_all(b"verify\n").unwrap();
-        assert_eq!(self.next().trim(), format!(r#"{{"verified_pages":{},"wrong":0}}"#, LOAD.pages()));
+        assert_eq!(
+            self.next().trim(),
+            format!(r#"{{"verified_pages":{},"wrong":0}}"#, LOAD.pages())
+        );
     }
 }
 

@@ -44,7 +44,9 @@ pub enum AddressError {
     )]
     Uri(String, &'static str),
     /// Neither of the two forms of a URI of NVMe.
-    #[error("'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+unix:///NQN?socket=PATH")]
+    #[error(
+        "'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+unix:///NQN?socket=PATH"
+    )]
     NvmeUri(String, String),
 }
 
@@ -54,7 +56,8 @@ impl Address {
         match self {
             Self::Unix(_) => true,
             Self::Tcp { host, .. } => {
-                host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+                host == "localhost"
+                    || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
             }
         }
     }
@@ -74,7 +77,9 @@ impl Address {
                 )
             }
             None => match text.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => return Err("an IPv6 address needs brackets"),
+                Some((host, _)) if host.contains(':') => {
+                    return Err("an IPv6 address needs brackets");
+                }
                 Some((host, port)) => (host, Some(port)),
                 None => (text, None),
             },
@@ -136,7 +141,11 @@ through_text!(Uri);
 through_text!(NvmeUri);
 
 /// The parts of a URI behind its scheme: where the server is, and the unescaped path without its first slash.
-fn parse_rest(rest: &str, unix: bool, default_port: u16) -> Result<(Address, String), &'static str> {
+fn parse_rest(
+    rest: &str,
+    unix: bool,
+    default_port: u16,
+) -> Result<(Address, String), &'static str> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let path = unescape(path).ok_or("what is behind the host is not well escaped")?;

@@ -27,7 +27,8 @@ impl FromStr for NvmeUri {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let error = |why: String| AddressError::NvmeUri(text.to_owned(), why);
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| error("it has no scheme".to_owned()))?;
+        let (scheme, rest) =
+            text.split_once("://").ok_or_else(|| error("it has no scheme".to_owned()))?;
         let unix = match scheme {
             "nvme+tcp" => false,
             "nvme+unix" => true,
@@ -35,8 +36,9 @@ impl FromStr for NvmeUri {
         };
         let (address, subsystem) =
             parse_rest(rest, unix, DEFAULT_PORT).map_err(|why| error(why.to_owned()))?;
-        let subsystem =
-            subsystem.parse().map_err(|bad: crate::nvme::proto::NqnError| error(bad.to_string()))?;
+        let subsystem = subsystem
+            .parse()
+            .map_err(|bad: crate::nvme::proto::NqnError| error(bad.to_string()))?;
         Ok(Self { address, subsystem })
     }
 }
@@ -49,7 +51,9 @@ mod tests {
 
     #[test]
     fn a_uri_survives_being_written_and_read() {
-        for text in [format!("nvme+tcp://10.0.0.2:4421/{NQN}"), format!("nvme+unix:///{NQN}?socket=/a%20b")] {
+        for text in
+            [format!("nvme+tcp://10.0.0.2:4421/{NQN}"), format!("nvme+unix:///{NQN}?socket=/a%20b")]
+        {
             assert_eq!(text.parse::<NvmeUri>().unwrap().to_string(), text);
         }
         let uri: NvmeUri = format!("nvme+tcp://[::1]/{NQN}").parse().unwrap();

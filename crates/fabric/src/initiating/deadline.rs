@@ -37,11 +37,16 @@ impl Deadline {
     }
 
     /// Receives some bytes.
-    pub(crate) fn recv(self, channel: &mut dyn Channel, into: &mut [u8]) -> Result<usize, Interrupted> {
+    pub(crate) fn recv(
+        self,
+        channel: &mut dyn Channel,
+        into: &mut [u8],
+    ) -> Result<usize, Interrupted> {
         channel.set_deadline(Some(self.at));
         match channel.recv(into).map_err(|error| self.interrupted(error))? {
             0 => {
-                let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it");
+                let closed =
+                    io::Error::new(io::ErrorKind::UnexpectedEof, "the other end closed it");
                 Err(Interrupted::Lost(closed))
             }
             received => Ok(received),
@@ -61,7 +66,9 @@ impl Deadline {
     /// What an error of the channel means.
     fn interrupted(self, error: io::Error) -> Interrupted {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Interrupted::Silent(self.patience),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Interrupted::Silent(self.patience)
+            }
             _ => Interrupted::Lost(error),
         }
     }

@@ -112,8 +112,12 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 }
 
 fn listen_unix(path: &Path) -> io::Result<UnixListener> {
-    let socket: OwnedFd =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket: OwnedFd = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     // On Linux the mode of the socket becomes that of its file, so there is no moment at which others could connect.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -122,7 +126,8 @@ fn listen_unix(path: &Path) -> io::Result<UnixListener> {
 }
 
 fn is_abandoned(path: &Path) -> bool {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    let is_socket =
+        fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     is_socket && UnixStream::connect(path).err().is_some_and(refused)
 }

@@ -69,9 +69,14 @@ impl<C> Book<C> {
     ///
     /// It is the one that has been in its handshake the longest: a client that has not said what it wants must not keep
     /// out a borrower that is on its way back to its pages. A host at its limit makes room among its own only.
-    pub(super) fn admit(&mut self, ip: Option<IpAddr>, handle: C) -> Result<(u64, Option<&C>), Full> {
+    pub(super) fn admit(
+        &mut self,
+        ip: Option<IpAddr>,
+        handle: C,
+    ) -> Result<(u64, Option<&C>), Full> {
         let host = self.limits.host(ip);
-        let of_host = host.map_or(0, |_| self.open.values().filter(|entry| entry.host == host).count());
+        let of_host =
+            host.map_or(0, |_| self.open.values().filter(|entry| entry.host == host).count());
         let leaves = if of_host >= self.limits.per_host {
             Some(self.dawdler(|entry| entry.host == host).ok_or(Full::Host(of_host))?)
         } else if self.open.len() >= self.limits.all {
@@ -127,7 +132,8 @@ impl<C> Book<C> {
 mod tests {
     use super::*;
 
-    const LIMITS: ConnectionLimits = ConnectionLimits { all: 6, per_host: 3, exempts_loopback: true };
+    const LIMITS: ConnectionLimits =
+        ConnectionLimits { all: 6, per_host: 3, exempts_loopback: true };
 
     fn host(number: u8) -> Option<IpAddr> {
         Some(IpAddr::from([10, 0, 0, number]))
@@ -171,7 +177,11 @@ mod tests {
         assert_eq!(settled(&mut book, host(1)), Ok(None));
         assert_eq!(admit(&mut book, host(1)), Ok(None));
         assert_eq!(settled(&mut book, host(1)), Ok(None));
-        assert_eq!(admit(&mut book, host(1)), Ok(Some(3)), "host 2 has been in its handshake longer");
+        assert_eq!(
+            admit(&mut book, host(1)),
+            Ok(Some(3)),
+            "host 2 has been in its handshake longer"
+        );
         assert_eq!(admit(&mut book, host(1)), Ok(Some(5)), "the third leaves already");
     }
 
@@ -204,7 +214,8 @@ mod tests {
         assert_eq!(admit(&mut book, loopback), Err(Full::All(6)));
         assert_eq!(admit(&mut book, None), Err(Full::All(6)));
 
-        let mut book = Book::new(ConnectionLimits { per_host: 3, exempts_loopback: false, ..LIMITS });
+        let mut book =
+            Book::new(ConnectionLimits { per_host: 3, exempts_loopback: false, ..LIMITS });
         for _ in 0..3 {
             assert_eq!(settled(&mut book, loopback), Ok(None));
         }

@@ -57,7 +57,11 @@ impl<S: Service> fmt::Debug for Listener<S> {
 
 impl<S: Service> Listener<S> {
     /// Listens on `address` for as many connections at a time as `limits` has room for.
-    pub(crate) fn start(address: &Address, limits: ConnectionLimits, service: S) -> io::Result<Self> {
+    pub(crate) fn start(
+        address: &Address,
+        limits: ConnectionLimits,
+        service: S,
+    ) -> io::Result<Self> {
         let (acceptor, address) = Acceptor::bind(address)?;
         let shared = Arc::new(Shared::new(service, limits));
         let (ours, theirs) = (acceptor.try_clone()?, Arc::clone(&shared));
@@ -129,7 +133,11 @@ fn accept_all<S: Service>(acceptor: &Acceptor, shared: &Arc<Shared<S>>) {
     );
 }
 
-fn start_connection<S: Service>(socket: Socket, origin: Origin, shared: &Arc<Shared<S>>) -> io::Result<()> {
+fn start_connection<S: Service>(
+    socket: Socket,
+    origin: Origin,
+    shared: &Arc<Shared<S>>,
+) -> io::Result<()> {
     let handle = socket.try_clone()?;
     let id = {
         let mut book = shared.locked();

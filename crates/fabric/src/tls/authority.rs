@@ -77,8 +77,8 @@ impl Authority {
     /// [`TlsError::File`] if a file cannot be read, [`TlsError::Issue`] if it is not what it should be.
     pub fn load(dir: &Path) -> Result<Self, TlsError> {
         let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
-        let pair =
-            KeyPair::from_pem(&read_file(&key)?).map_err(|source| TlsError::Issue { path: key, source })?;
+        let pair = KeyPair::from_pem(&read_file(&key)?)
+            .map_err(|source| TlsError::Issue { path: key, source })?;
         let issuer = Issuer::from_ca_cert_pem(&read_file(&certificate)?, pair)
             .map_err(|source| TlsError::Issue { path: certificate, source })?;
         Ok(Self { dir: dir.to_owned(), issuer })
@@ -94,7 +94,13 @@ impl Authority {
     /// # Errors
     /// [`TlsError::Exists`] without `force`; [`TlsError::Name`] for a name that a certificate cannot carry;
     /// [`TlsError::File`] if a file cannot be written.
-    pub fn issue(&self, dir: &Path, host: &HostName, names: &[String], force: bool) -> Result<(), TlsError> {
+    pub fn issue(
+        &self,
+        dir: &Path,
+        host: &HostName,
+        names: &[String],
+        force: bool,
+    ) -> Result<(), TlsError> {
         make_dir(dir)?;
         let (certificate, key, ca) =
             (dir.join(HOST_CERTIFICATE), dir.join(HOST_KEY), dir.join(CA_CERTIFICATE));

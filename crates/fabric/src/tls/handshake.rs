@@ -34,7 +34,8 @@ pub fn accept(
 ) -> Result<(TlsStream, HostName), TlsError> {
     let deadline = Instant::now() + timeout;
     let mut engine = UnbufferedServerConnection::new(config)?;
-    shake_hands(&mut engine, &mut socket, deadline).inspect_err(|_| dismiss(&mut socket, deadline))?;
+    shake_hands(&mut engine, &mut socket, deadline)
+        .inspect_err(|_| dismiss(&mut socket, deadline))?;
     let host = peer(&engine)?;
     let (secrets, kernel) = engine.dangerous_into_kernel_connection()?;
     Ok((TlsStream::new(socket, secrets, Kernel::Server(kernel))?, host))
@@ -58,7 +59,9 @@ pub fn connect(
     let found = peer(&engine)?;
     // Verification was content with any DNS name of the certificate; the host is the one that its subject names.
     if found != *host {
-        return Err(TlsError::Peer(format!("its certificate is that of host {found}, not of {host}")));
+        return Err(TlsError::Peer(format!(
+            "its certificate is that of host {found}, not of {host}"
+        )));
     }
     let (secrets, kernel) = engine.dangerous_into_kernel_connection()?;
     TlsStream::new(socket, secrets, Kernel::Client(kernel))
@@ -73,13 +76,19 @@ fn peer(connection: &CommonState) -> Result<HostName, TlsError> {
 trait Engine {
     type Data;
 
-    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
 }
 
 impl Engine for UnbufferedClientConnection {
     type Data = ClientConnectionData;
 
-    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
         self.process_tls_records(incoming)
     }
 }
@@ -87,7 +96,10 @@ impl Engine for UnbufferedClientConnection {
 impl Engine for UnbufferedServerConnection {
     type Data = ServerConnectionData;
 
-    fn process<'c, 'i>(&'c mut self, incoming: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
         self.process_tls_records(incoming)
     }
 }
@@ -106,7 +118,11 @@ enum Next {
     Done,
 }
 
-fn shake_hands<E: Engine>(engine: &mut E, socket: &mut Socket, deadline: Instant) -> Result<(), TlsError> {
+fn shake_hands<E: Engine>(
+    engine: &mut E,
+    socket: &mut Socket,
+    deadline: Instant,
+) -> Result<(), TlsError> {
     let mut buffers = Buffers::default();
     socket.set_deadline(Some(deadline));
     loop {
@@ -116,7 +132,10 @@ fn shake_hands<E: Engine>(engine: &mut E, socket: &mut Socket, deadline: Instant
             Ok(Next::Receive) => receive_record(socket, &mut buffers.incoming)?,
             Ok(Next::Done) if buffers.incoming.is_empty() => break,
             Ok(Next::Done) => {
-                return Err(rustls::Error::General("data beyond the handshake in one record".into()).into());
+                return Err(rustls::Error::General(
+                    "data beyond the handshake in one record".into(),
+                )
+                .into());
             }
             Err(error) => {
                 // Rustls has an alert ready that tells the peer why, but gives it out only: it does not get to asking
@@ -131,18 +150,26 @@ fn shake_hands<E: Engine>(engine: &mut E, socket: &mut Socket, deadline: Instant
     Ok(())
 }
 
-fn step<E: Engine>(engine: &mut E, buffers: &mut Buffers, socket: &mut Socket) -> Result<Next, TlsError> {
+fn step<E: Engine>(
+    engine: &mut E,
+    buffers: &mut Buffers,
+    socket: &mut Socket,
+) -> Result<Next, TlsError> {
     let UnbufferedStatus { discard, state } = engine.process(&mut buffers.incoming);
     let next = match state {
         Err(error) => Err(error.into()),
-        Ok(ConnectionState::EncodeTlsData(data)) => encode(data, &mut buffers.outgoing).map(|()| Next::Step),
+        Ok(ConnectionState::EncodeTlsData(data)) => {
+            encode(data, &mut buffers.outgoing).map(|()| Next::Step)
+        }
         Ok(ConnectionState::TransmitTlsData(data)) => {
             data.done();
             transmit(socket, &mut buffers.outgoing).map(|()| Next::Step)
         }
         Ok(ConnectionState::BlockedHandshake) => Ok(Next::Receive),
         Ok(ConnectionState::WriteTraffic(_)) => Ok(Next::Done),
-        Ok(state) => Err(rustls::Error::General(format!("the peer left the handshake ({state:?})")).into()),
+        Ok(state) => {
+            Err(rustls::Error::General(format!("the peer left the handshake ({state:?})")).into())
+        }
     };
     buffers.incoming.drain(..discard);
     next
@@ -162,7 +189,9 @@ fn encode<Data>(mut data: EncodeTlsData<'_, Data>, outgoing: &mut Vec<u8>) -> Re
                 outgoing.truncate(start + written);
                 return Ok(());
             }
-            Err(EncodeError::InsufficientSize(missing)) => outgoing.resize(start + missing.required_size, 0),
+            Err(EncodeError::InsufficientSize(missing)) => {
+                outgoing.resize(start + missing.required_size, 0)
+            }
             Err(error) => return Err(rustls::Error::General(error.to_string()).into()),
         }
     }
@@ -183,7 +212,12 @@ fn receive_exactly(socket: &mut Socket, into: &mut Vec<u8>, count: usize) -> io:
     into.resize(at + count, 0);
     while at < into.len() {
         match socket.recv(&mut into[at..]).map_err(late)? {
-            0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the connection")),
+            0 => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the peer closed the connection",
+                ));
+            }
             received => at += received,
         }
     }
@@ -203,7 +237,9 @@ fn dismiss(socket: &mut Socket, deadline: Instant) {
 
 fn late(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "the peer took too long"),
+        io::ErrorKind::WouldBlock => {
+            io::Error::new(io::ErrorKind::TimedOut, "the peer took too long")
+        }
         _ => error,
     }
 }

@@ -84,13 +84,16 @@ impl Identity {
         let (path, authority) = (dir.join(HOST_CERTIFICATE), dir.join(CA_CERTIFICATE));
         let chain = certificates(&path)?;
         let roots = Arc::new(roots(&authority)?);
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider())).build();
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots, Arc::new(provider())).build();
         let verifier = verifier.map_err(|error| TlsError::certificate(&authority, error))?;
         match verifier.verify_client_cert(&chain[0], &chain[1..], UnixTime::now()) {
             Ok(_) => Ok(()),
             Err(error) => Err(TlsError::certificate(
                 &path,
-                format!("no peer would trust it: {error}; give this host a new one by 'aquifer init'"),
+                format!(
+                    "no peer would trust it: {error}; give this host a new one by 'aquifer init'"
+                ),
             )),
         }
     }
@@ -119,7 +122,8 @@ impl Identity {
 pub fn host_name(certificate: &CertificateDer<'_>) -> Result<HostName, TlsError> {
     let peer = |why: &str| TlsError::Peer(format!("its certificate {why}"));
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| peer("is malformed"))?;
-    let name = parsed.subject().iter_common_name().next().ok_or_else(|| peer("has no common name"))?;
+    let name =
+        parsed.subject().iter_common_name().next().ok_or_else(|| peer("has no common name"))?;
     let name = name.as_str().map_err(|_| peer("has a common name that is not text"))?;
     name.parse().map_err(|error| peer(&format!("names no host: {error}")))
 }

@@ -32,7 +32,9 @@ impl Receiving {
     /// Takes the next record off `sealed`, if it is there whole.
     pub(super) fn next_record(&mut self) -> Result<Option<Range<usize>>, Violation> {
         let arrived = &self.buffer[self.sealed.clone()];
-        let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else { return Ok(None) };
+        let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else {
+            return Ok(None);
+        };
         let length = usize::from(u16::from_be_bytes([high, low]));
         if kind != content::APPLICATION_DATA {
             return Err(unexpected("a record that is not encrypted"));
@@ -53,7 +55,10 @@ impl Receiving {
 
     pub(super) fn open(&mut self, record: Range<usize>) -> Result<(usize, u8), Violation> {
         let (length, content) = self.key.open(&mut self.buffer[record]).ok_or_else(|| {
-            Violation(AlertDescription::BadRecordMac, "a record of the peer was damaged or forged".into())
+            Violation(
+                AlertDescription::BadRecordMac,
+                "a record of the peer was damaged or forged".into(),
+            )
         })?;
         if length > MAX_PLAINTEXT {
             return Err(Violation(
@@ -66,7 +71,9 @@ impl Receiving {
 
     /// Section 6: a farewell ends the stream; anything else, but for one that only announces the farewell, is fatal.
     pub(super) fn alert(&mut self, inner: Range<usize>) -> Result<(), Violation> {
-        let &[_, description] = &self.buffer[inner] else { return Err(unexpected("a malformed alert")) };
+        let &[_, description] = &self.buffer[inner] else {
+            return Err(unexpected("a malformed alert"));
+        };
         match AlertDescription::from(description) {
             AlertDescription::CloseNotify => self.closed = true,
             AlertDescription::UserCanceled => {}

@@ -72,8 +72,13 @@ impl fmt::Debug for TlsStream {
 }
 
 impl TlsStream {
-    pub(super) fn new(socket: Socket, secrets: ExtractedSecrets, kernel: Kernel) -> Result<Self, TlsError> {
-        let unknown = || rustls::Error::General("the cipher that was agreed on is not one of ours".into());
+    pub(super) fn new(
+        socket: Socket,
+        secrets: ExtractedSecrets,
+        kernel: Kernel,
+    ) -> Result<Self, TlsError> {
+        let unknown =
+            || rustls::Error::General("the cipher that was agreed on is not one of ours".into());
         let suite = kernel.suite().tls13().ok_or_else(unknown)?;
         let receiving = Receiving::new(RecordKey::new(secrets.rx).ok_or_else(unknown)?);
         let key = RecordKey::new(secrets.tx).ok_or_else(unknown)?;
@@ -183,7 +188,8 @@ impl TlsStream {
         self.sending.plaintext_area()[..5].copy_from_slice(&[KEY_UPDATE, 0, 0, 1, 0]);
         self.sending.seal(5, content::HANDSHAKE);
         let next = self.kernel.next_send().ok().and_then(RecordKey::new);
-        self.sending.key = next.ok_or_else(|| io::Error::other("TLS: the sending key cannot be renewed"))?;
+        self.sending.key =
+            next.ok_or_else(|| io::Error::other("TLS: the sending key cannot be renewed"))?;
         self.sending.update_owed = false;
         Ok(())
     }
@@ -200,7 +206,8 @@ impl TlsStream {
 
     /// Sends what the socket takes at once. Returns whether that was all.
     fn try_flush(&mut self) -> io::Result<bool> {
-        let sent = self.socket.try_send(&[IoSlice::new(&self.sending.buffer[self.sending.ready.clone()])]);
+        let sent =
+            self.socket.try_send(&[IoSlice::new(&self.sending.buffer[self.sending.ready.clone()])]);
         self.sending.ready.start += sent.inspect_err(|_| self.broken = true)?;
         if self.sending.ready.is_empty() {
             self.sending.ready = 0..0;
@@ -226,7 +233,10 @@ impl TlsStream {
 
     fn check(&self) -> io::Result<()> {
         if self.broken {
-            return Err(io::Error::new(io::ErrorKind::NotConnected, "TLS: the connection failed before"));
+            return Err(io::Error::new(
+                io::ErrorKind::NotConnected,
+                "TLS: the connection failed before",
+            ));
         }
         Ok(())
     }

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::Address;
 use aquifer_fabric::channel::{Channel, Socket};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 
 use crate::common::{PATIENCE, pattern};
 
@@ -60,7 +62,8 @@ fn nothing_is_received_after_the_deadline_even_if_it_is_there() {
 fn a_unix_socket_that_accepts_nobody_is_given_up_in_time() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full");
-    let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    let listener =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     listen(&listener, 0).unwrap();
     // One may wait to be accepted.

@@ -76,7 +76,10 @@ fn holes_are_told_from_data() {
     connection.write(64 << 10, &pattern(32 << 10, 4)).unwrap();
     let mut runs = Vec::new();
     connection.block_status(0, 256 << 10, &mut runs).unwrap();
-    assert_eq!(runs[..2], [Run { length: 64 << 10, hole: true }, Run { length: 32 << 10, hole: false }]);
+    assert_eq!(
+        runs[..2],
+        [Run { length: 64 << 10, hole: true }, Run { length: 32 << 10, hole: false }]
+    );
 }
 
 #[test]
@@ -89,10 +92,18 @@ fn an_error_of_the_server_is_typed_and_the_connection_goes_on() {
     assert!(read(&mut connection, 0, 4096) == vec![0; 4096]);
 
     let error = connection.read(1 << 20, &mut [0; 1]).unwrap_err();
-    assert!(matches!(error.failure, Failure::OutOfRange { .. }) && !error.ends_connection(), "{error}");
+    assert!(
+        matches!(error.failure, Failure::OutOfRange { .. }) && !error.ends_connection(),
+        "{error}"
+    );
 
-    let server =
-        Nbdkit::start(&["--filter=error", "memory", "1M", "error-pread=EIO", "error-pread-rate=100%"]);
+    let server = Nbdkit::start(&[
+        "--filter=error",
+        "memory",
+        "1M",
+        "error-pread=EIO",
+        "error-pread-rate=100%",
+    ]);
     let error = connect(&server).read(0, &mut [0; 4096]).unwrap_err();
     assert!(matches!(error.failure, Failure::Remote(5, _)) && !error.ends_connection(), "{error}");
     assert!(error.to_string().contains("Input/output error"), "{error}");
@@ -100,7 +111,8 @@ fn an_error_of_the_server_is_typed_and_the_connection_goes_on() {
 
 #[test]
 fn an_unknown_export_is_refused_by_name() {
-    let strict = ["--filter=exportname", "memory", "1M", "exportname-strict=true", "exportname=there"];
+    let strict =
+        ["--filter=exportname", "memory", "1M", "exportname-strict=true", "exportname=there"];
     let server = Nbdkit::start(&strict);
     let target = Target { address: server.address(), export: "not there".into(), tls: None };
     let error = Connection::connect(Arc::new(target), PATIENCE).unwrap_err().to_string();
@@ -123,7 +135,8 @@ fn a_killed_server_is_an_error_at_once_and_stays_one() {
 #[test]
 fn a_server_that_falls_silent_is_an_error_when_patience_is_over() {
     let server = Nbdkit::start(&["memory", "64M"]);
-    let mut connection = Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap();
+    let mut connection =
+        Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap();
     server.freeze();
     let started = Instant::now();
     let error = connection.read(0, &mut [0; 4096]).unwrap_err();
@@ -188,7 +201,10 @@ fn misbehaving(script: impl FnOnce(UnixStream, [u8; 8]) + Send + 'static) -> Nbd
 }
 
 /// A proper handshake with an answer to the choice of a context; the cookie of the first request.
-fn handshake(socket: &mut UnixStream, answer_context: impl FnOnce(&mut UnixStream, u32)) -> [u8; 8] {
+fn handshake(
+    socket: &mut UnixStream,
+    answer_context: impl FnOnce(&mut UnixStream, u32),
+) -> [u8; 8] {
     socket.write_all(GREETING).unwrap();
     socket.read_exact(&mut [0; 4]).unwrap();
     let structured = read_option(socket);
@@ -219,9 +235,11 @@ fn data(offset: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn a_server_that_breaks_the_protocol_in_the_handshake_is_found_out() {
-    let oldstyle =
-        malicious(|mut socket| socket.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\0").unwrap());
-    let web = malicious(|mut socket| socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap());
+    let oldstyle = malicious(|mut socket| {
+        socket.write_all(b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\0").unwrap()
+    });
+    let web =
+        malicious(|mut socket| socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap());
     let endless = malicious(|mut socket| {
         socket.write_all(GREETING).unwrap();
         socket.read_exact(&mut [0; 4]).unwrap();
@@ -230,7 +248,10 @@ fn a_server_that_breaks_the_protocol_in_the_handshake_is_found_out() {
         socket.write_all(&[option.to_be_bytes(), [0, 0, 0, 1], [0xff; 4]].concat()).unwrap();
     });
     for error in [oldstyle, web, endless] {
-        assert!(matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(), "{error}");
+        assert!(
+            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
+            "{error}"
+        );
     }
     let gone = malicious(|mut socket| socket.write_all(&GREETING[..10]).unwrap());
     assert!(matches!(gone.failure, Failure::Lost(_)), "{gone}");
@@ -259,7 +280,10 @@ fn a_reply_that_is_not_one_to_the_request_is_found_out() {
         let error = misbehaving(move |mut socket, cookie| {
             let _ = socket.write_all(&reply(cookie));
         });
-        assert!(matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(), "{what}: {error}");
+        assert!(
+            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
+            "{what}: {error}"
+        );
     }
 }
 

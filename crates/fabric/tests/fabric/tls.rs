@@ -76,7 +76,9 @@ where
 #[test]
 fn a_server_of_ours_understands_a_rustls_client_under_every_cipher() {
     let cluster = Cluster::new();
-    for suite in [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256] {
+    for suite in
+        [TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256]
+    {
         let (ours, theirs) = pair();
         let config = only_suite(&cluster.dir("borrower"), suite);
         let client = thread::spawn(move || {
@@ -121,7 +123,8 @@ fn data_sent_in_one_breath_with_the_end_of_the_handshake_is_not_lost() {
         }
         theirs
     });
-    let (mut stream, _) = tls::accept(ours, cluster.identity("lender").server_config(), PATIENCE).unwrap();
+    let (mut stream, _) =
+        tls::accept(ours, cluster.identity("lender").server_config(), PATIENCE).unwrap();
     assert!(receive_exactly(&mut stream, data.len()).unwrap() == data);
     client.join().unwrap();
 }
@@ -241,7 +244,8 @@ fn relay_and_damage(mut near: UnixStream, mut far: UnixStream, at: usize) {
 fn refusal(cluster: &Cluster, config: Arc<ClientConfig>) -> (String, TlsError) {
     let (ours, theirs) = pair();
     let server_config = cluster.identity("lender").server_config();
-    let server = thread::spawn(move || tls::accept(theirs.into(), server_config, PATIENCE).unwrap_err());
+    let server =
+        thread::spawn(move || tls::accept(theirs.into(), server_config, PATIENCE).unwrap_err());
     let told = match tls::connect(ours, config, &host("lender"), PATIENCE) {
         Err(error) => error.to_string(),
         Ok(mut stream) => {
@@ -270,7 +274,8 @@ fn a_host_of_another_cluster_gets_nothing_and_trusts_nothing() {
     assert!(matches!(found, TlsError::Handshake(_)), "{found}");
 
     // One that trusts our authority but bears a certificate of its own.
-    let (told, found) = refusal(&cluster, cluster.config_with_certificate_of(&other.dir("borrower")));
+    let (told, found) =
+        refusal(&cluster, cluster.config_with_certificate_of(&other.dir("borrower")));
     assert!(told.contains("the peer ended the connection"), "{told}");
     assert!(matches!(found, TlsError::Handshake(_)), "{found}");
 }
@@ -279,7 +284,9 @@ fn a_host_of_another_cluster_gets_nothing_and_trusts_nothing() {
 fn a_host_is_not_taken_for_another_one() {
     let cluster = Cluster::new();
     cluster.issue("impostor", &["lender".to_owned(), "127.0.0.1".to_owned()]);
-    for (name, why) in [("borrower", "certificate"), ("impostor", "that of host impostor, not of lender")] {
+    for (name, why) in
+        [("borrower", "certificate"), ("impostor", "that of host impostor, not of lender")]
+    {
         let (ours, theirs) = pair();
         let config = cluster.identity(name).server_config();
         let server = thread::spawn(move || tls::accept(theirs.into(), config, PATIENCE));

@@ -24,7 +24,12 @@ fn an_authority_that_is_opened_again_admits_hosts_to_the_same_cluster() {
     let cluster = Cluster::new();
     let again = Authority::load(&cluster.dir("ca")).unwrap();
     again
-        .issue(&cluster.dir("late"), &host("late"), &["late.example".into(), "10.0.0.7".into()], false)
+        .issue(
+            &cluster.dir("late"),
+            &host("late"),
+            &["late.example".into(), "10.0.0.7".into()],
+            false,
+        )
         .unwrap();
     assert_eq!(Identity::load(&cluster.dir("late")).unwrap().host(), &host("late"));
     let ca = |name: &str| fs::read(cluster.dir(name).join("ca.pem")).unwrap();
@@ -36,7 +41,10 @@ fn nothing_is_overwritten_unless_forced() {
     let cluster = Cluster::new();
     let before = fs::read(cluster.dir("lender").join("host.pem")).unwrap();
     let error = cluster.try_issue("lender", &[]).unwrap_err();
-    assert!(matches!(&error, TlsError::Exists(path) if path.ends_with("lender/host.pem")), "{error}");
+    assert!(
+        matches!(&error, TlsError::Exists(path) if path.ends_with("lender/host.pem")),
+        "{error}"
+    );
     let error = Authority::create(&cluster.dir("ca"), "another").unwrap_err();
     assert!(matches!(&error, TlsError::Exists(path) if path.ends_with("ca/ca.pem")), "{error}");
 
@@ -53,7 +61,8 @@ fn a_missing_or_foreign_file_is_named() {
     assert!(error.contains("nobody/host.pem"), "{error}");
     let error = Authority::load(&cluster.dir("lender")).unwrap_err().to_string();
     assert!(error.contains("lender/ca.key"), "{error}");
-    fs::copy(cluster.dir("borrower").join("host.key"), cluster.dir("lender").join("host.key")).unwrap();
+    fs::copy(cluster.dir("borrower").join("host.key"), cluster.dir("lender").join("host.key"))
+        .unwrap();
     let error = Identity::load(&cluster.dir("lender")).unwrap_err().to_string();
     assert!(error.contains("lender/host.pem"), "{error}");
 }

@@ -144,9 +144,10 @@ impl Balancing {
             charge(&directory, &agreements, &accounts);
         }
         let run_dir = &self.run_dir;
-        turn.groups = side_by_side(found.into_iter().zip(accounts), |((tenant, found, cache), account)| {
-            tenant.balance((run_dir, &directory), found, cache, account, act)
-        });
+        turn.groups =
+            side_by_side(found.into_iter().zip(accounts), |((tenant, found, cache), account)| {
+                tenant.balance((run_dir, &directory), found, cache, account, act)
+            });
         Ok(turn)
     }
 
@@ -159,8 +160,10 @@ impl Balancing {
         for (group, agreement) in read {
             match agreement {
                 Ok(agreement) => {
-                    let tenant =
-                        self.tenants.entry(group).or_insert_with(|| Tenant::new(&directory, &agreement));
+                    let tenant = self
+                        .tenants
+                        .entry(group)
+                        .or_insert_with(|| Tenant::new(&directory, &agreement));
                     tenant.agreement = agreement;
                 }
                 Err(error) => malformed.push(error.to_string()),
@@ -182,7 +185,13 @@ impl Balancing {
         let fail = |source| BalanceError::Lock { path: path.clone(), source };
         fs::create_dir_all(&self.run_dir).map_err(fail)?;
         let mut options = OpenOptions::new();
-        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(&path).map_err(fail)?;
+        let lock = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(fail)?;
         match lock.try_lock() {
             Ok(()) => self.lock = Some(lock),
             Err(TryLockError::WouldBlock) => return Err(BalanceError::Busy),
@@ -206,7 +215,9 @@ impl Balancing {
         let directory = self.directory();
         for (_, agreement) in self.agreements.each()? {
             // What a group has that cannot be read goes back by hand.
-            let Ok(agreement) = agreement.inspect_err(|error| tracing::warn!("{error}")) else { continue };
+            let Ok(agreement) = agreement.inspect_err(|error| tracing::warn!("{error}")) else {
+                continue;
+            };
             let mut tenant = Tenant::new(&directory, &agreement);
             let found = tenant.look()?;
             told.extend(tenant.tell_own(&self.run_dir, &found.vms));
@@ -218,7 +229,8 @@ impl Balancing {
 /// Has scanners be on the accounts of those who pay for them.
 fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
     for Account { group, payer, .. } in accounts {
-        let cgroup = agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
+        let cgroup =
+            agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
         let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
         // Whoever did this before may have been killed.
         let charged = payer::read(directory, group).and_then(|now| {

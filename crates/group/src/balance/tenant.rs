@@ -156,21 +156,29 @@ impl Tenant {
         failed.extend(cache.silent.map(|why| format!("the cache of disks does not answer: {why}")));
         let mut cache = cache.status;
         if act {
-            let resize = |cache: &mut Option<cache::Status>, failed: &mut Vec<String>| match cache::resize(
-                directory,
-                &self.agreement.name,
-                plan.cache.size,
-            ) {
-                Ok(resized) => *cache = resized,
-                Err(error) => failed
-                    .push(format!("the cache of disks is not told to have {}: {error}", plan.cache.size)),
-            };
+            let resize =
+                |cache: &mut Option<cache::Status>, failed: &mut Vec<String>| match cache::resize(
+                    directory,
+                    &self.agreement.name,
+                    plan.cache.size,
+                ) {
+                    Ok(resized) => *cache = resized,
+                    Err(error) => failed.push(format!(
+                        "the cache of disks is not told to have {}: {error}",
+                        plan.cache.size
+                    )),
+                };
             // It gives before anybody gets.
             if cache.as_ref().is_some_and(|cache| plan.cache.size < cache.size) {
                 resize(&mut cache, &mut failed);
             }
             let has_given = |cache: &cache::Status| cache.fixed || cache.size <= plan.cache.size;
-            failed.extend(tell(&mut self.vms, run_dir, &plan, cache.as_ref().is_none_or(has_given)));
+            failed.extend(tell(
+                &mut self.vms,
+                run_dir,
+                &plan,
+                cache.as_ref().is_none_or(has_given),
+            ));
             if cache.as_ref().is_some_and(|cache| plan.cache.size > cache.size) {
                 resize(&mut cache, &mut failed);
             }
@@ -198,12 +206,18 @@ impl Tenant {
 }
 
 /// Tells VMs, those first that give; those that get only if they `may_get`. What could not be told, and why.
-fn tell(vms: &mut BTreeMap<RegionName, Known>, run_dir: &Path, plan: &Plan, may_get: bool) -> Vec<String> {
+fn tell(
+    vms: &mut BTreeMap<RegionName, Known>,
+    run_dir: &Path,
+    plan: &Plan,
+    may_get: bool,
+) -> Vec<String> {
     let is_told = |verdict: &&Verdict| {
         let known = vms.get(&verdict.vm);
         // One that has what it was told to have need not hear it again; a silent one would not hear it.
         known.is_some_and(|known| {
-            known.silent_until.is_none() && (known.is.size != verdict.to || verdict.from != verdict.to)
+            known.silent_until.is_none()
+                && (known.is.size != verdict.to || verdict.from != verdict.to)
         })
     };
     let told = plan.verdicts.iter().filter(is_told);
@@ -251,7 +265,9 @@ fn find(
         Err(GuestError::Unknown(_)) => return (None, None),
         Err(error) => {
             let new = was_silent.is_none();
-            let new = new.then(|| format!("{name} does not answer, and counts as it was last seen: {error}"));
+            let new = new.then(|| {
+                format!("{name} does not answer, and counts as it was last seen: {error}")
+            });
             let unseen = || client::ballooned_at_most(vm).ok().flatten();
             let unseen = || unseen().map(|most| Known::from(name, &most, None, contributed));
             let known = before.or_else(unseen);

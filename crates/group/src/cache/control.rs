@@ -59,15 +59,25 @@ pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<Status>, Cache
 ///
 /// # Errors
 /// [`CacheError`].
-pub fn resize(regions_dir: &Path, group: &Group, size: Bytes) -> Result<Option<Status>, CacheError> {
+pub fn resize(
+    regions_dir: &Path,
+    group: &Group,
+    size: Bytes,
+) -> Result<Option<Status>, CacheError> {
     ask(regions_dir, group, &Request::Resize { size })
 }
 
 fn ask(regions_dir: &Path, group: &Group, request: &Request) -> Result<Option<Status>, CacheError> {
     let path = GroupFiles::new(regions_dir, group).cache_control();
-    let asking = |source| CacheError::Io { what: "asking the cache at", path: path.clone(), source };
+    let asking =
+        |source| CacheError::Io { what: "asking the cache at", path: path.clone(), source };
     let mut call = match ControlCall::ask(&path, request, ANSWERING) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
             return Ok(None);
         }
         call => call.map_err(asking)?,

@@ -142,7 +142,11 @@ impl Disk {
 
     /// Reads a page of which a part is about to be written.
     fn load(&self, at: u64, page: &mut [u8]) -> io::Result<()> {
-        if self.pages.read(self.key(at / PAGE), 0, page) { Ok(()) } else { self.file.read(at, page) }
+        if self.pages.read(self.key(at / PAGE), 0, page) {
+            Ok(())
+        } else {
+            self.file.read(at, page)
+        }
     }
 
     /// Has whole pages read as zeroes, if that takes no writing.

@@ -75,11 +75,12 @@ impl DiskFile {
         }
         lock(&plain, read_only)?;
         let length = seek(&plain, rustix::fs::SeekFrom::End(0))?;
-        let room = if kind.is_file() && path.extension().is_some_and(|is| is == "qcow2") && !read_only {
-            qcow2_room(&plain)
-        } else {
-            0
-        };
+        let room =
+            if kind.is_file() && path.extension().is_some_and(|is| is == "qcow2") && !read_only {
+                qcow2_room(&plain)
+            } else {
+                0
+            };
         let direct = options.custom_flags(OFlags::DIRECT.bits() as i32).open(path).ok();
         let this = Self { direct, plain, size: length.max(room), grows: room > length };
         Ok(if this.takes_direct() { this } else { Self { direct: None, ..this } })
@@ -170,7 +171,9 @@ impl DiskFile {
         let how = if hole { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
         // One that grows does that by being written.
         match fallocate(self.plain.as_fd(), how | FallocateFlags::KEEP_SIZE, start, length) {
-            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => Err(io::ErrorKind::Unsupported.into()),
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
             done => Ok(done?),
         }
     }
@@ -178,7 +181,8 @@ impl DiskFile {
     /// Has the kernel not keep what was read through its cache.
     fn forget(&self, start: u64, length: usize) {
         // Where it does all the same, it only has more than it should.
-        let _ = fadvise(&self.plain, start, std::num::NonZero::new(length as u64), Advice::DontNeed);
+        let _ =
+            fadvise(&self.plain, start, std::num::NonZero::new(length as u64), Advice::DontNeed);
     }
 }
 
@@ -191,7 +195,8 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let others_do = [DOES + WRITE, DOES + RESIZE];
     for byte in does.iter().map(|what| ALONE + what).chain(others_do) {
         if sys::is_locked_byte(file, byte)? {
-            let why = if read_only { "somebody else writes it" } else { "somebody else has it open" };
+            let why =
+                if read_only { "somebody else writes it" } else { "somebody else has it open" };
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
         }
     }

@@ -127,7 +127,8 @@ impl Lender {
         });
         let (queue, tasks) = mpsc::sync_channel(QUEUE);
         let theirs = inner.clone();
-        let sending = thread::Builder::new().name("lender".to_owned()).spawn(move || theirs.send(&tasks))?;
+        let sending =
+            thread::Builder::new().name("lender".to_owned()).spawn(move || theirs.send(&tasks))?;
         Ok(Self { inner, queue: Some(queue), sending: Some(sending) })
     }
 
@@ -182,15 +183,26 @@ impl Lender {
         let range = first.page..first.page.saturating_add(pages);
         let mut known = locked(&self.inner.known);
         let gone: Vec<_> = if pages <= known.pages.len() as u64 {
-            range.filter(|page| known.pages.remove(&Key { page: *page, ..first }).is_some()).collect()
+            range
+                .filter(|page| known.pages.remove(&Key { page: *page, ..first }).is_some())
+                .collect()
         } else {
             let is_meant = |key: &Key| key.disk == first.disk && range.contains(&key.page);
-            let gone = known.pages.iter().map(|(key, _)| *key).filter(is_meant).map(|key| key.page).collect();
+            let gone = known
+                .pages
+                .iter()
+                .map(|(key, _)| *key)
+                .filter(is_meant)
+                .map(|key| key.page)
+                .collect();
             known.pages.retain(|key, _| !is_meant(key));
             gone
         };
         if let Some((start, last)) = gone.iter().min().zip(gone.iter().max()) {
-            self.tell(Task::Forget { first: Key { page: *start, ..first }, pages: last + 1 - start });
+            self.tell(Task::Forget {
+                first: Key { page: *start, ..first },
+                pages: last + 1 - start,
+            });
         }
     }
 
@@ -265,7 +277,9 @@ impl Inner {
     }
 
     fn connect(&self) -> Option<Connection> {
-        Connection::connect(self.target.clone(), PATIENCE).inspect_err(|error| self.fail(error)).ok()
+        Connection::connect(self.target.clone(), PATIENCE)
+            .inspect_err(|error| self.fail(error))
+            .ok()
     }
 
     /// It is not to be used for now, and has nothing any more: it forgets when connections end.
@@ -307,7 +321,8 @@ impl Inner {
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let mut batch: Vec<_> = std::iter::once(first).chain(tasks.try_iter().take(BATCH - 1)).collect();
+            let mut batch: Vec<_> =
+                std::iter::once(first).chain(tasks.try_iter().take(BATCH - 1)).collect();
             let pages = batch.iter().filter(|task| matches!(task, Task::Keep { .. })).count();
             self.queued.fetch_sub(pages as u64, Ordering::Relaxed);
             let was_full = self.is_full.load(Ordering::Relaxed);
@@ -339,7 +354,10 @@ impl Inner {
                 Task::Forget { first, pages } => {
                     for page in (first.page..first.page + *pages).step_by(LONGEST as usize) {
                         let length = (LONGEST.min(first.page + *pages - page) * PAGE) as u32;
-                        operations.push(Operation::Trim { offset: place(Key { page, ..*first }), length });
+                        operations.push(Operation::Trim {
+                            offset: place(Key { page, ..*first }),
+                            length,
+                        });
                     }
                 }
             }

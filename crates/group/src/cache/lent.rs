@@ -56,7 +56,8 @@ impl Lent {
 
     /// Who has pages here.
     pub(super) fn borrowers(&self) -> Vec<String> {
-        let mut from: Vec<_> = locked(&self.open).borrowers.values().map(|one| one.from.clone()).collect();
+        let mut from: Vec<_> =
+            locked(&self.open).borrowers.values().map(|one| one.from.clone()).collect();
         from.sort();
         from
     }
@@ -65,8 +66,11 @@ impl Lent {
         let mut open = locked(&self.open);
         let next = open.next;
         let borrower = open.borrowers.entry(name.to_owned());
-        let borrower =
-            borrower.or_insert_with(|| Borrower { number: next, connections: 0, from: peer.to_string() });
+        let borrower = borrower.or_insert_with(|| Borrower {
+            number: next,
+            connections: 0,
+            from: peer.to_string(),
+        });
         borrower.connections += 1;
         let number = borrower.number;
         if number == next {
@@ -113,7 +117,11 @@ impl Exports for Borrowers {
 
 /// Whole pages only.
 fn check(offset: u64, length: u64) -> io::Result<()> {
-    if offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) { Ok(()) } else { Err(Errno::INVAL.into()) }
+    if offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) {
+        Ok(())
+    } else {
+        Err(Errno::INVAL.into())
+    }
 }
 
 impl server::Disk for Handle {

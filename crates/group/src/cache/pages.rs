@@ -238,7 +238,8 @@ impl Pages {
     }
 
     fn put_in(&self, shard: &mut Shard, key: Key, page: &[u8]) -> bool {
-        let Some(frame) = shard.frame_for(&self.frames, key, |key, frame| self.leave(key, frame)) else {
+        let Some(frame) = shard.frame_for(&self.frames, key, |key, frame| self.leave(key, frame))
+        else {
             self.offer(key, |copy| {
                 copy.copy_from_slice(page);
                 true
@@ -301,8 +302,8 @@ impl Pages {
             let mut shard = locked(shard);
             let gone = RefCell::new(Vec::new());
             shard.index.retain(|key, frame| {
-                let is_meant =
-                    (key.lent, key.disk) == (first.lent, first.disk) && (first.page..end).contains(&key.page);
+                let is_meant = (key.lent, key.disk) == (first.lent, first.disk)
+                    && (first.page..end).contains(&key.page);
                 if is_meant {
                     gone.borrow_mut().push(*frame);
                 }
@@ -335,8 +336,8 @@ mod tests {
     const PAGE: u64 = PAGE_SIZE as u64;
 
     fn content(key: Key) -> Vec<u8> {
-        let words =
-            (0..PAGE / 8).map(|word| (u64::from(key.disk) << 56 | key.page << 16 | word).to_le_bytes());
+        let words = (0..PAGE / 8)
+            .map(|word| (u64::from(key.disk) << 56 | key.page << 16 | word).to_le_bytes());
         words.flatten().collect()
     }
 
@@ -364,7 +365,10 @@ mod tests {
         keys(1).for_each(|key| put(&pages, key));
         has(&pages, Bytes::mib(4));
         assert!(pages.used() > Bytes::mib(3), "{}", pages.used());
-        assert_eq!(Bytes(keys(1).filter(|key| is_there(&pages, *key)).count() as u64 * PAGE), pages.used());
+        assert_eq!(
+            Bytes(keys(1).filter(|key| is_there(&pages, *key)).count() as u64 * PAGE),
+            pages.used()
+        );
         for size in [3 << 20, 1 << 20, 17 * PAGE, 1, 0] {
             pages.resize(Bytes(size));
             has(&pages, Bytes(size));
@@ -375,13 +379,16 @@ mod tests {
         keys(2).for_each(|key| put(&pages, key));
         assert_eq!(pages.used(), Bytes(3000 * PAGE));
         has(&pages, Bytes::mib(16));
-        assert!(keys(2).all(|key| is_there(&pages, key)) && !keys(1).any(|key| is_there(&pages, key)));
+        assert!(
+            keys(2).all(|key| is_there(&pages, key)) && !keys(1).any(|key| is_there(&pages, key))
+        );
     }
 
     #[test]
     fn a_page_is_what_it_was_last_said_to_be_and_is_gone_when_it_is_to_be_forgotten() {
         let pages = Pages::new(Bytes::mib(4), Vec::new()).unwrap();
-        let (one, other) = (Key { lent: false, disk: 1, page: 7 }, Key { lent: false, disk: 2, page: 7 });
+        let (one, other) =
+            (Key { lent: false, disk: 1, page: 7 }, Key { lent: false, disk: 2, page: 7 });
         pages.change(one, &vec![1; PAGE_SIZE]);
         put(&pages, one);
         put(&pages, other);
@@ -403,8 +410,13 @@ mod tests {
         let pages = Pages::new(Bytes(512 * PAGE), Vec::new()).unwrap();
         let often = |page| Key { lent: false, disk: 1, page };
         for round in 0..50 {
-            (0..128).map(often).filter(|key| !is_there(&pages, *key)).for_each(|key| put(&pages, key));
-            (0..256).for_each(|page| put(&pages, Key { lent: false, disk: 2, page: round * 256 + page }));
+            (0..128)
+                .map(often)
+                .filter(|key| !is_there(&pages, *key))
+                .for_each(|key| put(&pages, key));
+            (0..256).for_each(|page| {
+                put(&pages, Key { lent: false, disk: 2, page: round * 256 + page })
+            });
         }
         assert!((0..128).map(often).filter(|key| is_there(&pages, *key)).count() > 100);
     }

@@ -56,11 +56,13 @@ impl Service {
         let files = GroupFiles::new(regions_dir, &group);
         let lock = lock(&files, &group)?;
         let name = format!("{group}/{}", LeaseId::random());
-        let lender =
-            |target| Lender::new(Target { export: name.clone(), ..target }, options.borrows, options.sealed);
+        let lender = |target| {
+            Lender::new(Target { export: name.clone(), ..target }, options.borrows, options.sealed)
+        };
         let lenders = options.lenders.into_iter().map(lender).collect::<Result<_, _>>();
         let lenders = lenders.map_err(io("borrowing for", files.directory()))?;
-        let shelf = Shelf::new(options.size, lenders).map_err(io("finding memory for", files.directory()))?;
+        let shelf = Shelf::new(options.size, lenders)
+            .map_err(io("finding memory for", files.directory()))?;
         let shelf = Arc::new(shelf);
         let lent = Arc::new(Lent::new(group.clone(), shelf.pages.clone()));
         let (fixed, lends) = (options.fixed, OnceLock::new());
@@ -69,11 +71,17 @@ impl Service {
         let (servers, lock) = (Vec::new(), Some(lock));
         let mut this = Self { inner: inner.clone(), control: None, servers, files, lock };
         for (address, security) in options.lends {
-            this.servers.push(Server::bind(&address, security, Arc::new(Borrowers(inner.lent.clone())))?);
+            this.servers.push(Server::bind(
+                &address,
+                security,
+                Arc::new(Borrowers(inner.lent.clone())),
+            )?);
         }
         // It is set once.
-        let _ = inner.lends.set(this.servers.iter().map(|server| server.address().clone()).collect());
-        this.control = Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
+        let _ =
+            inner.lends.set(this.servers.iter().map(|server| server.address().clone()).collect());
+        this.control =
+            Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
         // Last of all, as it is what VMs look for.
         let address = Address::Unix(this.files.cache_disks());
         let exports = Arc::new(Disks(inner.shelf.clone()));
@@ -156,8 +164,9 @@ fn lock(files: &GroupFiles, group: &Group) -> Result<File, CacheError> {
             Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
         }
         // One that ended meanwhile has taken it away, and another one may have made it anew.
-        let is_there =
-            lock.metadata().is_ok_and(|lock| fs::metadata(&path).is_ok_and(|is| is.ino() == lock.ino()));
+        let is_there = lock
+            .metadata()
+            .is_ok_and(|lock| fs::metadata(&path).is_ok_and(|is| is.ino() == lock.ino()));
         if is_there {
             return Ok(lock);
         }

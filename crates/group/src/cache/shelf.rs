@@ -88,7 +88,8 @@ impl Shelf {
         // The name may be another file's by now.
         let identity = file.identity().map_err(cannot)?;
         let number = open.next;
-        open.next = number.checked_add(1).ok_or("too many disks were opened: start the cache anew")?;
+        open.next =
+            number.checked_add(1).ok_or("too many disks were opened: start the cache anew")?;
         let (pages, traffic) = (self.pages.clone(), self.traffic.clone());
         let disk = Arc::new(Disk::new(number, file, writer.is_none(), pages, traffic));
         let entry = Entry { disk: disk.clone(), path: path.to_owned(), writer, connections: 1 };

@@ -41,7 +41,8 @@ impl Frames {
             .create(directory)
             .map_err(failed("making", directory))?;
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file =
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = file.map_err(failed("opening", &path))?;
         match file.try_lock() {
             Ok(()) => {}
@@ -50,10 +51,17 @@ impl Frames {
         }
         let pages = file.metadata().map_err(failed("examining", &path))?.len() / PAGE_SIZE as u64;
         let mut options = OpenOptions::new();
-        let giving = options.write(true).create(true).truncate(false).mode(0o600).open(files.giving());
+        let giving =
+            options.write(true).create(true).truncate(false).mode(0o600).open(files.giving());
         let giving = giving.map_err(failed("opening", &files.giving()))?;
-        let mut this =
-            Self { file, path, giving, used: vec![true; pages as usize], free: Vec::new(), next: pages };
+        let mut this = Self {
+            file,
+            path,
+            giving,
+            used: vec![true; pages as usize],
+            free: Vec::new(),
+            next: pages,
+        };
         this.give_back_all_but(shared)?;
         this.next = this.used().last().map_or(0, |last| last + 1);
         this.free.retain(|frame| *frame < this.next);
@@ -70,7 +78,9 @@ impl Frames {
     }
 
     pub(super) fn read(&self, frame: u64, into: &mut [u8]) -> Result<(), ScanError> {
-        self.file.read_exact_at(into, frame * PAGE_SIZE as u64).map_err(failed("reading", &self.path))
+        self.file
+            .read_exact_at(into, frame * PAGE_SIZE as u64)
+            .map_err(failed("reading", &self.path))
     }
 
     /// Puts a page into a frame. New frames follow one another, as the pages do that are found one after the other: they can be mapped together.
@@ -89,7 +99,9 @@ impl Frames {
             let length = self.used.len() as u64 * PAGE_SIZE as u64;
             self.file.set_len(length).map_err(failed("growing", &self.path))?;
         }
-        self.file.write_all_at(page, frame * PAGE_SIZE as u64).map_err(failed("writing", &self.path))?;
+        self.file
+            .write_all_at(page, frame * PAGE_SIZE as u64)
+            .map_err(failed("writing", &self.path))?;
         self.used[frame as usize] = true;
         Ok(frame)
     }

@@ -51,7 +51,9 @@ pub enum ScanError {
         source: io::Error,
     },
     /// Another one is at work.
-    #[error("the pages of group '{0}' are being looked at already, by another 'aquifer group scan'")]
+    #[error(
+        "the pages of group '{0}' are being looked at already, by another 'aquifer group scan'"
+    )]
     Busy(Group),
     /// A region.
     #[error(transparent)]
@@ -192,7 +194,8 @@ impl Scanner {
                 self.counts.passes += 1;
                 continue;
             };
-            let (run, next, shared) = member.next_run(page, RUN.min(most - looked), self.counts.passes);
+            let (run, next, shared) =
+                member.next_run(page, RUN.min(most - looked), self.counts.passes);
             passed += next - page;
             self.counts.scanned += shared;
             self.at = if next < member.pages() { (which, next) } else { (which + 1, 0) };
@@ -234,8 +237,8 @@ impl Scanner {
             return Ok(());
         };
         let mut there = vec![0; PAGE_SIZE];
-        let is_there =
-            self.members.all[other].is_here(at) && self.members.all[other].read(at, &mut there).is_ok();
+        let is_there = self.members.all[other].is_here(at)
+            && self.members.all[other].read(at, &mut there).is_ok();
         if !is_there || there != data {
             // This one stands for both from now on.
             self.unstable.insert(fingerprint, (which, page));
@@ -275,7 +278,13 @@ impl Scanner {
     }
 
     /// How things are, for people.
-    fn report(&self, sharing: Sharing, verdict: Verdict, payer: Option<&Group>, cpu_percent: f64) -> Report {
+    fn report(
+        &self,
+        sharing: Sharing,
+        verdict: Verdict,
+        payer: Option<&Group>,
+        cpu_percent: f64,
+    ) -> Report {
         let payer = payer.unwrap_or(&self.group);
         Report::new((&self.group, payer), sharing, &self.counts, verdict, cpu_percent)
     }

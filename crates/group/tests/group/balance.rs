@@ -67,7 +67,8 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     rustix::net::listen(&listener, 0).unwrap();
     let short = Duration::from_millis(50);
     let queued: Vec<_> =
-        std::iter::from_fn(|| ControlCall::connect(&files.cache_control(), "fill", short).ok()).collect();
+        std::iter::from_fn(|| ControlCall::connect(&files.cache_control(), "fill", short).ok())
+            .collect();
     let turn = Balancing::new(dir.path(), agreements).turn(true).unwrap();
     assert_eq!(names(&turn), ["blue", "red"]);
     let [blue, red] = &turn.groups[..] else { panic!("{turn:?}") };

@@ -139,7 +139,9 @@ fn an_image_that_grows_has_room_to() {
     client.flush().unwrap();
     here.resize(Bytes::ZERO);
     client.read((150 << 20) - 100, &mut read).unwrap();
-    assert!(read[..100].iter().all(|byte| *byte == 0) && read[100..700] == [8; 600] && read[700] == 0);
+    assert!(
+        read[..100].iter().all(|byte| *byte == 0) && read[100..700] == [8; 600] && read[700] == 0
+    );
 }
 
 #[test]

@@ -23,7 +23,8 @@ fn target(address: &Address, export: &str) -> Target {
 }
 
 fn connect(address: &Address, export: &str) -> Result<Connection, String> {
-    Connection::connect(Arc::new(target(address, export)), PATIENCE).map_err(|error| error.to_string())
+    Connection::connect(Arc::new(target(address, export)), PATIENCE)
+        .map_err(|error| error.to_string())
 }
 
 /// One that lends on this port of the loopback interface, or on any if that is 0.
@@ -161,8 +162,9 @@ impl Disk for Liar {
             match self.asked.fetch_add(1, Ordering::Relaxed) % 7 {
                 0 => page[1234] ^= 4,
                 1 => page.copy_from_slice(&versions[0]),
-                2 => page
-                    .copy_from_slice(pages.values().next().and_then(|other| other.last()).unwrap_or(newest)),
+                2 => page.copy_from_slice(
+                    pages.values().next().and_then(|other| other.last()).unwrap_or(newest),
+                ),
                 3 => page.fill(0),
                 _ => {}
             }
@@ -218,14 +220,17 @@ fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
     // Some of what it gives is right, some is wrong and some is missing, and clients read what they wrote.
     work(&here, seconds(), |_| {
         let is = lender(&here);
-        [is.wrong_bytes, is.dropped_bytes, is.read_bytes].iter().all(|bytes| *bytes > Bytes(10 * PAGE))
+        [is.wrong_bytes, is.dropped_bytes, is.read_bytes]
+            .iter()
+            .all(|bytes| *bytes > Bytes(10 * PAGE))
     });
 
     // What guests write is not for it to see.
     let path = here.dir.path().join("secret");
     std::fs::write(&path, vec![0; 4 << 20]).unwrap();
     let mut client = here.connect(&path);
-    let secret: Vec<u8> = (0..PAGE_SIZE as u64 / 8).flat_map(|word| (MARK | word).to_le_bytes()).collect();
+    let secret: Vec<u8> =
+        (0..PAGE_SIZE as u64 / 8).flat_map(|word| (MARK | word).to_le_bytes()).collect();
     let before = lender(&here).sent_bytes;
     (0..1024).for_each(|page| client.write(page * PAGE, &secret).unwrap());
     let mut read = vec![0; PAGE_SIZE];

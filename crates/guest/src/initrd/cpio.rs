@@ -78,7 +78,10 @@ mod tests {
         archive.file("usr/bin/three", b"333");
         archive.directory("/dev");
         let mut cpio = Command::new("busybox");
-        cpio.args(["cpio", "-t"]).stderr(Stdio::null()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        cpio.args(["cpio", "-t"])
+            .stderr(Stdio::null())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut cpio = cpio.spawn().unwrap();
         cpio.stdin.take().unwrap().write_all(&archive.finish()).unwrap();
         let listed = String::from_utf8(cpio.wait_with_output().unwrap().stdout).unwrap();

@@ -21,7 +21,9 @@ fn number<const N: usize>(content: &[u8], at: usize) -> Option<u64> {
 impl<'a> Headers<'a> {
     /// Those of a file; none if it is no such file.
     pub(super) fn of(content: &'a [u8]) -> Option<Self> {
-        if !content.starts_with(b"\x7fELF\x02\x01") || ![EXECUTABLE, SHARED].contains(&kind(content)?) {
+        if !content.starts_with(b"\x7fELF\x02\x01")
+            || ![EXECUTABLE, SHARED].contains(&kind(content)?)
+        {
             return None;
         }
         let first = number::<8>(content, 0x20)? as usize;
@@ -41,7 +43,9 @@ impl<'a> Headers<'a> {
     /// The path of the loader that a program names.
     pub(super) fn interpreter(&self) -> Option<&'a str> {
         let (_, range) = self.segments.iter().find(|(kind, _)| *kind == INTERPRETER)?;
-        std::str::from_utf8(&self.content[range.clone()]).ok().map(|path| path.trim_end_matches('\0'))
+        std::str::from_utf8(&self.content[range.clone()])
+            .ok()
+            .map(|path| path.trim_end_matches('\0'))
     }
 
     /// Whether it can be loaded anywhere, as libraries can.
@@ -51,7 +55,8 @@ impl<'a> Headers<'a> {
 
     /// The file as far as loaders read it: sections, symbols among them, come behind that.
     pub(super) fn lean(&self) -> Vec<u8> {
-        let end = self.segments.iter().map(|(_, range)| range.end).max().unwrap_or_default().max(0x40);
+        let end =
+            self.segments.iter().map(|(_, range)| range.end).max().unwrap_or_default().max(0x40);
         let mut lean = self.content[..end.min(self.content.len())].to_vec();
         // Where sections are, and how many.
         lean[0x28..0x30].fill(0);

@@ -38,7 +38,8 @@ impl Initrd {
     /// # Errors
     /// What cannot be read, or a library that is missing.
     pub fn copy(&mut self, here: &Path, there: &str) -> Result<(), GuestError> {
-        let fail = |path: &Path| GuestError::io(format!("cannot put {} into a guest", path.display()));
+        let fail =
+            |path: &Path| GuestError::io(format!("cannot put {} into a guest", path.display()));
         let content = fs::read(here).map_err(fail(here))?;
         let Some(headers) = elf::Headers::of(&content) else {
             self.archive.file(there, &content);
@@ -98,10 +99,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let archive = dir.path().join("archive");
         fs::write(&archive, initrd.finish()).unwrap();
-        let unpack = "cd $0 && busybox cpio -i -d < archive && test -e lib64 -o -e lib && ./init --list";
+        let unpack =
+            "cd $0 && busybox cpio -i -d < archive && test -e lib64 -o -e lib && ./init --list";
         let unpacked = Command::new("sh").args(["-c", unpack]).arg(dir.path()).output().unwrap();
         let listed = String::from_utf8_lossy(&unpacked.stdout).into_owned();
         assert!(listed.contains("a_program_runs_from_what_was_put_in"), "{unpacked:?}");
-        assert!(fs::metadata(dir.path().join("init")).unwrap().len() < fs::metadata(own).unwrap().len());
+        assert!(
+            fs::metadata(dir.path().join("init")).unwrap().len() < fs::metadata(own).unwrap().len()
+        );
     }
 }

@@ -69,7 +69,8 @@ impl Initrd {
         let mut order = String::new();
         for module in names {
             let (name, parameters) = module.split_once(' ').unwrap_or((module, ""));
-            let fail = || GuestError::io(format!("cannot have module '{name}' of kernel {}", of.release));
+            let fail =
+                || GuestError::io(format!("cannot have module '{name}' of kernel {}", of.release));
             let files = of.files(name).map_err(fail())?;
             let last = files.len().saturating_sub(1);
             for (index, path) in files.iter().enumerate() {
@@ -92,9 +93,12 @@ impl Initrd {
 
 /// A module's file name without the ending of its compression, and its content without that.
 fn read(path: &Path) -> io::Result<(String, Vec<u8>)> {
-    let name = path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
+    let name =
+        path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;
     match name.strip_suffix(".xz") {
-        Some(name) => Ok((name.to_owned(), output(Command::new("xz").arg("-dc").arg(path))?.stdout)),
+        Some(name) => {
+            Ok((name.to_owned(), output(Command::new("xz").arg("-dc").arg(path))?.stdout))
+        }
         None => Ok((name.to_owned(), fs::read(path)?)),
     }
 }

@@ -113,7 +113,8 @@ impl Balancing {
             let ready = |is: &&Move| !matches!(is.because, Because::Grows { waits: true, .. });
             plan.moves.iter().filter(ready).try_for_each(|is| self.begin(is))?;
         }
-        let silent = self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
+        let silent =
+            self.silent.iter().map(|(vm, silent)| (vm.clone(), silent.why.clone())).collect();
         Ok(Turn { plan, moved, silent })
     }
 
@@ -136,19 +137,25 @@ impl Balancing {
     /// How the VMs are, each asked beside the others.
     fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, GuestError> {
         let all = client::list(&self.run_dir)?;
-        let local =
-            |files: &&Files| accounts.vms.get(files.name()).is_some_and(|share| share.kind == Kind::Local);
+        let local = |files: &&Files| {
+            accounts.vms.get(files.name()).is_some_and(|share| share.kind == Kind::Local)
+        };
         let local: Vec<_> = all.iter().filter(local).collect();
         self.silent.retain(|vm, _| local.iter().any(|files| files.name() == vm));
         // One that is being resized has its keeper's hands full.
         let is_asked = |files: &&Files| {
             !self.is_busy(files.name())
-                && self.silent.get(files.name()).is_none_or(|silent| silent.ask_again <= Instant::now())
+                && self
+                    .silent
+                    .get(files.name())
+                    .is_none_or(|silent| silent.ask_again <= Instant::now())
         };
         let asked: Vec<_> = local.iter().copied().filter(is_asked).collect();
         let told = side_by_side(asked, |files| (files.name().clone(), client::reading(files)));
-        let mut told: BTreeMap<_, _> =
-            told.into_iter().filter_map(|(vm, told)| Some((vm.clone(), self.heard(vm, told)?))).collect();
+        let mut told: BTreeMap<_, _> = told
+            .into_iter()
+            .filter_map(|(vm, told)| Some((vm.clone(), self.heard(vm, told)?)))
+            .collect();
         let mut readings = Vec::new();
         for files in local {
             let Some(share) = accounts.vms.get(files.name()) else { continue };
@@ -191,8 +198,13 @@ impl Balancing {
         told: Option<figures::Reading>,
     ) -> Result<Reading, GuestError> {
         let limits = files.limits()?;
-        let silent =
-            figures::Reading { size: noted, least: noted, most: noted, figures: None, wish: Bytes::ZERO };
+        let silent = figures::Reading {
+            size: noted,
+            least: noted,
+            most: noted,
+            figures: None,
+            wish: Bytes::ZERO,
+        };
         let figures::Reading { size, least, most, figures, wish } = told.unwrap_or(silent);
         let answers = figures.is_some();
         let Figures { total, available, swap_used, swap_in, swap_out, pressure, .. } =

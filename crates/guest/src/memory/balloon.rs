@@ -51,7 +51,8 @@ pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), GuestError> {
 
 /// What the guest has told its balloon, which is asked to from now on.
 pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, GuestError> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
     match statistics(qmp)? {
         Some((statistics, at)) if now.saturating_sub(at) < FRESH.as_secs() => {
             Ok(Figures::from_balloon(&statistics))

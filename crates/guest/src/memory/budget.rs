@@ -46,7 +46,14 @@ impl Share {
     /// Of a VM whose memory is in RAM of this host.
     pub fn local(size: Bytes) -> Self {
         let none = Bytes::ZERO;
-        Self { kind: Kind::Local, local: size, pool: none, leased: none, reserve: none, full_reserve: none }
+        Self {
+            kind: Kind::Local,
+            local: size,
+            pool: none,
+            leased: none,
+            reserve: none,
+            full_reserve: none,
+        }
     }
 
     /// Of a VM whose memory is in the pool.
@@ -68,7 +75,8 @@ impl Share {
     /// [`GuestError::Misuse`] where its memory is in the pool.
     pub fn keep(&mut self, reserve: Bytes) -> Result<(), GuestError> {
         if self.kind == Kind::Pool && reserve > Bytes::ZERO {
-            let why = "a VM whose memory is in the pool needs no reserve: its leases are its own".to_owned();
+            let why = "a VM whose memory is in the pool needs no reserve: its leases are its own"
+                .to_owned();
             return Err(GuestError::Misuse(why));
         }
         (self.reserve, self.full_reserve) = (reserve, reserve);
@@ -185,13 +193,19 @@ impl Budget {
     ///
     /// # Errors
     /// [`GuestError::Misuse`] where guests have more already, the host has less, or the section cannot be.
-    pub fn set(&self, total: Option<Bytes>, section: Option<Bytes>) -> Result<Accounts, GuestError> {
+    pub fn set(
+        &self,
+        total: Option<Bytes>,
+        section: Option<Bytes>,
+    ) -> Result<Accounts, GuestError> {
         self.change(|book, all| {
             let Accounts { local, promised, .. } = book.accounts(all);
             if let Some(total) = total {
                 let taken = local.used + promised;
                 if total < taken {
-                    let why = format!("guests of this host have {taken} already: shrink or stop some first");
+                    let why = format!(
+                        "guests of this host have {taken} already: shrink or stop some first"
+                    );
                     return Err(GuestError::Misuse(why));
                 }
                 if total > all {

@@ -41,7 +41,8 @@ impl Device {
         let mut qmp = Qmp::connect(monitor, patience)?;
         let all = qmp.execute("query-memory-devices", json!({}))?;
         let all: Vec<_> = all.as_array().into_iter().flatten().collect();
-        let resizable: Vec<_> = all.iter().filter(|device| device["type"] == "virtio-mem").collect();
+        let resizable: Vec<_> =
+            all.iter().filter(|device| device["type"] == "virtio-mem").collect();
         let [device] = resizable[..] else {
             let why = match resizable.len() {
                 0 => {
@@ -75,7 +76,8 @@ impl Device {
 
     /// What the VM has now.
     pub(super) fn size(&mut self) -> Result<Bytes, GuestError> {
-        let answer = self.qmp.execute("qom-get", json!({ "path": self.is.path, "property": "size" }))?;
+        let answer =
+            self.qmp.execute("qom-get", json!({ "path": self.is.path, "property": "size" }))?;
         Ok(self.is.boot + Bytes(answer.as_u64().unwrap_or(0)))
     }
 
@@ -107,7 +109,9 @@ impl Device {
 
 fn unnamed(qmp: &mut Qmp) -> Result<String, GuestError> {
     by_type(qmp, "child<virtio-mem-pci>")?.ok_or_else(|| {
-        GuestError::Misuse("QEMU does not say where the VM's virtio-mem device is: give it an id".to_owned())
+        GuestError::Misuse(
+            "QEMU does not say where the VM's virtio-mem device is: give it an id".to_owned(),
+        )
     })
 }
 

@@ -102,7 +102,9 @@ impl Memory {
         let asked = self.port.ask(Bytes::ZERO);
         let total = match asked.and_then(|question| self.port.answer(question, ANSWERING)) {
             Some(report) => Some(report.total),
-            None => balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics)),
+            None => {
+                balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics))
+            }
         };
         *lock(&self.uncounted) = total.map(|total| size.saturating_sub(total));
         Ok(total)
@@ -127,7 +129,8 @@ impl Memory {
                 balloon::ask_for_statistics(device.qmp())?;
                 asked = Some(Instant::now());
             }
-            let now = balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics));
+            let now =
+                balloon::statistics(device.qmp())?.and_then(|(statistics, _)| total(&statistics));
             let missing = now.map(|now| needed.saturating_sub(now));
             if missing.is_none_or(|missing| missing == Bytes::ZERO) || began.elapsed() > TELLING {
                 return Ok(missing);
@@ -163,7 +166,9 @@ impl Memory {
 
     fn with_inside(&self, mut resized: Resized) -> Resized {
         let inside = self.port.stages(ANSWERING);
-        resized.stages.extend(inside.into_iter().map(|stage| Took { stage: stage.name, us: stage.took_us }));
+        resized
+            .stages
+            .extend(inside.into_iter().map(|stage| Took { stage: stage.name, us: stage.took_us }));
         let path = self.files.times();
         let mut times: Times = record::read(&path).ok().flatten().unwrap_or_default();
         times.record(resized.direction(), &resized.stages);

@@ -112,7 +112,10 @@ impl Port {
         thread::Builder::new().name("port".to_owned()).spawn(attending).map(drop)
     }
 
-    fn listen(&self, grant: &(impl Fn(Wanted) -> Granted + Clone + Send + 'static)) -> io::Result<()> {
+    fn listen(
+        &self,
+        grant: &(impl Fn(Wanted) -> Granted + Clone + Send + 'static),
+    ) -> io::Result<()> {
         let mut stream = UnixStream::connect(&self.path)?;
         stream.set_write_timeout(Some(PERIOD))?;
         self.state().stream = Some(stream.try_clone()?);
@@ -133,7 +136,11 @@ impl Port {
         }
     }
 
-    fn heard(&self, message: ToHost, grant: &(impl Fn(Wanted) -> Granted + Clone + Send + 'static)) {
+    fn heard(
+        &self,
+        message: ToHost,
+        grant: &(impl Fn(Wanted) -> Granted + Clone + Send + 'static),
+    ) {
         match message {
             ToHost::Hello { version, kernel } => {
                 tracing::info!("the guest's agent is there: version {version}, kernel {kernel}");
@@ -241,7 +248,11 @@ impl Port {
     /// The newest figures, if they are new enough.
     pub(super) fn latest(&self) -> Option<Report> {
         let state = self.state();
-        state.report.as_ref().filter(|(_, at)| at.elapsed() < FRESH).map(|(report, _)| report.clone())
+        state
+            .report
+            .as_ref()
+            .filter(|(_, at)| at.elapsed() < FRESH)
+            .map(|(report, _)| report.clone())
     }
 
     /// Has the guest say what it has, as soon as it counts so much.
@@ -266,7 +277,11 @@ impl Port {
         self.wait(patience, |state| state.stages.remove(&id)).unwrap_or_default()
     }
 
-    fn wait<T>(&self, patience: Duration, mut found: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    fn wait<T>(
+        &self,
+        patience: Duration,
+        mut found: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
         let deadline = Instant::now() + patience;
         let mut state = self.state();
         loop {
@@ -274,7 +289,8 @@ impl Port {
                 return Some(found);
             }
             let left = deadline.checked_duration_since(Instant::now())?;
-            (state, _) = self.came.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            (state, _) =
+                self.came.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -347,7 +363,9 @@ mod tests {
         fn answers(&self, count: usize) -> (BTreeSet<u64>, BTreeSet<u64>) {
             let (mut granted, mut refused) = (BTreeSet::new(), BTreeSet::new());
             for line in BufReader::new(&self.stream).lines() {
-                let Ok(ToGuest::Answer { id, why, .. }) = serde_json::from_str(line.unwrap().trim()) else {
+                let Ok(ToGuest::Answer { id, why, .. }) =
+                    serde_json::from_str(line.unwrap().trim())
+                else {
                     continue;
                 };
                 match why {

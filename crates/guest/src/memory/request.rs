@@ -77,12 +77,18 @@ impl Memory {
                 }
                 Err(error) => {
                     let size = self.reading().map_or(Bytes::ZERO, |reading| reading.size);
-                    return Granted { bytes: 0, size, missing: asked, why: Some(error.to_string()) };
+                    return Granted {
+                        bytes: 0,
+                        size,
+                        missing: asked,
+                        why: Some(error.to_string()),
+                    };
                 }
                 Ok((from, Resized { reached, why, .. })) => {
                     let bytes = reached.0 as i64 - from.0 as i64;
                     let missing = asked.saturating_sub(Bytes(reached.0.abs_diff(from.0)));
-                    let less = "it is given in whole sections, and shrinks by no more than it is asked to";
+                    let less =
+                        "it is given in whole sections, and shrinks by no more than it is asked to";
                     let why = why.map(|why| why.to_string());
                     let why = why.or_else(|| (missing > Bytes::ZERO).then(|| less.to_owned()));
                     return Granted { bytes, size: reached, missing, why };

@@ -127,7 +127,8 @@ impl Memory {
         let asked = has.filter(|has| order.size < *has).and_then(|_| self.ask_for_figures());
         let mut device = self.device()?;
         if !device.runs()? {
-            let why = "the VM stands still, and cannot answer: 'aquifer vm resume' has it go on".to_owned();
+            let why = "the VM stands still, and cannot answer: 'aquifer vm resume' has it go on"
+                .to_owned();
             return Err(GuestError::Misuse(why));
         }
         let from = device.size()?;
@@ -143,7 +144,8 @@ impl Memory {
         };
         let to = shape.round(from, order.size, order.exact)?;
         let host_before = self.resident();
-        let mut step = Step { memory: self, device, from, to, stages: Vec::new(), retries: 0, asked };
+        let mut step =
+            Step { memory: self, device, from, to, stages: Vec::new(), retries: 0, asked };
         let ended = match to.cmp(&from) {
             Ordering::Greater => step.grow(order, tell),
             Ordering::Less => step.shrink(order, tell),

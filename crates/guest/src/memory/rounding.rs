@@ -22,7 +22,12 @@ impl Shape {
     ///
     /// # Errors
     /// [`GuestError::Misuse`]: beyond what it can have, or between the device's blocks.
-    pub(super) fn round(&self, size: Bytes, wanted: Bytes, exact: bool) -> Result<Bytes, GuestError> {
+    pub(super) fn round(
+        &self,
+        size: Bytes,
+        wanted: Bytes,
+        exact: bool,
+    ) -> Result<Bytes, GuestError> {
         let Self { boot, max, block, section } = *self;
         if wanted > max {
             let why = format!(
@@ -96,7 +101,8 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_ends_is_refused() {
-        let refused = |mib| SHAPE.round(Bytes::mib(628), Bytes::mib(mib), false).unwrap_err().to_string();
+        let refused =
+            |mib| SHAPE.round(Bytes::mib(628), Bytes::mib(mib), false).unwrap_err().to_string();
         assert!(refused(2101).contains("more than the VM can have"));
         assert!(refused(499).contains("500MiB is the least"));
     }

@@ -74,7 +74,8 @@ impl Times {
 
 fn histogram(counts: &[(u64, u64)]) -> Histogram<u64> {
     // From a microsecond to an hour.
-    let mut histogram = Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are in order");
+    let mut histogram =
+        Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are in order");
     for (value, count) in counts {
         histogram.saturating_record_n(*value, *count);
     }
@@ -95,7 +96,10 @@ mod tests {
         let times: Times = serde_json::from_str(&text).expect("it can be read");
         let total = times.spreads(Direction::Add)["total"];
         assert_eq!((total.count, total.min_us), (4, 1));
-        assert!(total.max_us.abs_diff(353_043) < 354 && total.median_us.abs_diff(254_541) < 255, "{total:?}");
+        assert!(
+            total.max_us.abs_diff(353_043) < 354 && total.median_us.abs_diff(254_541) < 255,
+            "{total:?}"
+        );
         assert!(times.spreads(Direction::Remove).is_empty());
     }
 }

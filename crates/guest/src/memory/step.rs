@@ -100,7 +100,8 @@ impl Step<'_> {
         let offline = match before.map(|before| counts(before, reached.saturating_sub(self.from))) {
             Some(_) if told => Some(Bytes::ZERO),
             Some(needed) => {
-                let question = promise.map(|promise| promise.question).filter(|_| reached == self.to);
+                let question =
+                    promise.map(|promise| promise.question).filter(|_| reached == self.to);
                 memory.confirm(&mut self.device, needed, question)?
             }
             None => None,
@@ -195,8 +196,8 @@ impl Step<'_> {
             return Ok(self.to);
         };
         let keeps = LEFT.max(Bytes(figures.total.0 / LEFT_SHARE));
-        let gives =
-            figures.available.saturating_sub(keeps).0 / self.device.is.block.0 * self.device.is.block.0;
+        let gives = figures.available.saturating_sub(keeps).0 / self.device.is.block.0
+            * self.device.is.block.0;
         Ok(size.saturating_sub(Bytes(gives)).max(self.to))
     }
 
@@ -205,7 +206,9 @@ impl Step<'_> {
         let answers = self.memory.answers(&mut self.device)?;
         let reached = stay(&mut self.device)?;
         let why = if answers && self.to < self.from {
-            Short::InUse { available: self.memory.figures(&mut self.device)?.map(|is| is.available) }
+            Short::InUse {
+                available: self.memory.figures(&mut self.device)?.map(|is| is.available),
+            }
         } else {
             Short::NoAnswer
         };

@@ -83,6 +83,9 @@ mod tests {
         assert!(refused.contains("--cpu"), "{refused}");
         let other = cpu("AuthenticAMD", &["avx2", "sse4.2"]);
         let refused = other.check_takes(&small).unwrap_err().to_string();
-        assert!(refused.contains("vendor is AuthenticAMD, and the source's is GenuineIntel"), "{refused}");
+        assert!(
+            refused.contains("vendor is AuthenticAMD, and the source's is GenuineIntel"),
+            "{refused}"
+        );
     }
 }

@@ -73,18 +73,28 @@ pub(crate) fn take_in(
             Ok(wire) => match taking.converse(wire, note) {
                 Ok(End::Here(wire)) => return Ok(Outcome::Here(Some(wire))),
                 Ok(End::Stays(why)) => return Ok(Outcome::Stays(why)),
-                Err(error) if !taking.awaited.prepared => return Ok(Outcome::Stays(error.to_string())),
+                Err(error) if !taking.awaited.prepared => {
+                    return Ok(Outcome::Stays(error.to_string()));
+                }
                 Err(error) if taking.owned.is_some() => {
-                    tracing::warn!("host {} may not know that the VM is here: {error}", taking.awaited.from);
+                    tracing::warn!(
+                        "host {} may not know that the VM is here: {error}",
+                        taking.awaited.from
+                    );
                 }
                 Err(error) => {
-                    tracing::warn!("whose the VM is, host {} has to say: {error}", taking.awaited.from);
+                    tracing::warn!(
+                        "whose the VM is, host {} has to say: {error}",
+                        taking.awaited.from
+                    );
                 }
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 match taking.owned {
                     // QEMU may need what was left behind; who fetches that also answers the other host.
-                    Some(since) if since.elapsed() > CONFIRMING || taking.awaited.left.is_some() => {
+                    Some(since)
+                        if since.elapsed() > CONFIRMING || taking.awaited.left.is_some() =>
+                    {
                         return Ok(Outcome::Here(None));
                     }
                     Some(_) => {}
@@ -136,9 +146,9 @@ impl Taking<'_> {
         loop {
             let (message, data) = wire.receive().map_err(lost())?;
             let done = match message {
-                Message::Hello { migration, qemu } => {
-                    self.hello(migration == self.awaited.migration, &qemu).and_then(|()| self.check_cpu(data))
-                }
+                Message::Hello { migration, qemu } => self
+                    .hello(migration == self.awaited.migration, &qemu)
+                    .and_then(|()| self.check_cpu(data)),
                 Message::Alive => continue,
                 Message::Engine(frame) => {
                     if engine.is_none() {
@@ -162,7 +172,8 @@ impl Taking<'_> {
                 }
                 Message::Prepare { leaves } => {
                     drop(devices.take());
-                    let fetched = engine.as_mut().filter(|_| leaves).map(|engine| (&mut wire, engine));
+                    let fetched =
+                        engine.as_mut().filter(|_| leaves).map(|engine| (&mut wire, engine));
                     self.prepare(fetched, note)
                 }
                 Message::Own { runs } if self.awaited.prepared => {
@@ -229,7 +240,8 @@ impl Taking<'_> {
             return Ok(());
         }
         let unclear = |why: String| GuestError::Keeper(format!("cannot compare processors: {why}"));
-        let there: Cpu = serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
+        let there: Cpu =
+            serde_json::from_slice(said).map_err(|error| unclear(error.to_string()))?;
         let model = self.files.whole_cpu()?;
         let model = model.ok_or_else(|| unclear("the VM has another one here".to_owned()))?;
         Cpu::of(self.qmp()?, model)?.check_takes(&there)
@@ -284,14 +296,20 @@ impl Taking<'_> {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(GuestError::Keeper("QEMU does not come to an end of loading".to_owned()));
+                return Err(GuestError::Keeper(
+                    "QEMU does not come to an end of loading".to_owned(),
+                ));
             }
             thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// The VM is this host's from here on, whether it can go on at once or not; unless its QEMU ends as it is to.
-    fn own(&mut self, runs: bool, left: Option<(&mut Wire, &mut UnixStream)>) -> Result<(), GuestError> {
+    fn own(
+        &mut self,
+        runs: bool,
+        left: Option<(&mut Wire, &mut UnixStream)>,
+    ) -> Result<(), GuestError> {
         self.files.take_over()?;
         let gone_on = left::fetch_while(left, || self.go_on(runs));
         if matches!(gone_on, Ok(false)) {
@@ -301,7 +319,9 @@ impl Taking<'_> {
         }
         let owned = regions::own(&self.files.region()).map_err(GuestError::from);
         if let Err(error) = gone_on.and(owned) {
-            tracing::error!("the VM is here, but stands still ('aquifer vm resume' has it go on): {error}");
+            tracing::error!(
+                "the VM is here, but stands still ('aquifer vm resume' has it go on): {error}"
+            );
         }
         self.owned = Some(Instant::now());
         self.qmp = None;

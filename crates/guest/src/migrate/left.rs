@@ -46,7 +46,9 @@ pub(super) fn serve(
             Message::Engine(want @ Frame::Want(_)) => want.send(engine, &[])?,
             Message::Done => return Ok(()),
             Message::Failed(why) => return Err(failed(why)),
-            other => return Err(failed(format!("it says {other:?} where it should ask for pages"))),
+            other => {
+                return Err(failed(format!("it says {other:?} where it should ask for pages")));
+            }
         }
         let mut pages = 0;
         loop {
@@ -84,7 +86,9 @@ pub(crate) fn serve_all(
             };
             let served = regions::send(&files.region()).map_err(io::Error::other);
             let served = served.and_then(|engine| end_waits(&engine).map(|()| engine));
-            served.and_then(|mut engine| serve(wire, &mut engine, sent)).inspect_err(|_| wire.break_off())?;
+            served
+                .and_then(|mut engine| serve(wire, &mut engine, sent))
+                .inspect_err(|_| wire.break_off())?;
             // Should that be lost, it waits for it for no longer than the VM is there.
             let _ = wire.send(&Message::Done, &[]);
             Ok::<_, io::Error>(())
@@ -120,7 +124,9 @@ pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::
             (Message::Engine(Frame::Done), _) => return Ok(false),
             // It has not heard that the VM is here.
             (Message::Own { .. }, _) => wire.send(&Message::Done, &[])?,
-            (other, _) => return Err(failed(format!("it says {other:?} where pages were to come"))),
+            (other, _) => {
+                return Err(failed(format!("it says {other:?} where pages were to come")));
+            }
         }
     }
 }
@@ -147,7 +153,12 @@ pub(super) fn fetch_while<T: Send>(
 
 /// Has the engine get all that was left behind, or until the VM is not here any more; the other host comes by the listener where there is no
 /// connection.
-pub(crate) fn fetch_all(files: &Files, link: &Link, listener: &TcpListener, mut wire: Option<Wire>) {
+pub(crate) fn fetch_all(
+    files: &Files,
+    link: &Link,
+    listener: &TcpListener,
+    mut wire: Option<Wire>,
+) {
     let mut told = false;
     while files.is_alive() {
         let mut fetch_once = || {

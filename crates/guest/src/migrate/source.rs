@@ -74,7 +74,10 @@ pub(crate) fn migrate(
     let status = qmp.execute("query-status", json!({}))?;
     let runs = status["running"] == true;
     if !runs && status["status"] != "paused" {
-        return Err(GuestError::Misuse(format!("a VM that is {} cannot be moved", status["status"])));
+        return Err(GuestError::Misuse(format!(
+            "a VM that is {} cannot be moved",
+            status["status"]
+        )));
     }
     let mut undo = Undo { files, runs, begun: false };
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
@@ -98,8 +101,9 @@ fn connect<'a>(
 ) -> Result<Move<'a>, GuestError> {
     let version = qmp.execute("query-version", json!({}))?;
     let cpu = match files.whole_cpu()? {
-        Some(model) => serde_json::to_vec(&Cpu::of(&mut qmp, model)?)
-            .map_err(|error| GuestError::Keeper(format!("cannot say what the VM's processor is: {error}")))?,
+        Some(model) => serde_json::to_vec(&Cpu::of(&mut qmp, model)?).map_err(|error| {
+            GuestError::Keeper(format!("cannot say what the VM's processor is: {error}"))
+        })?,
         None => Vec::new(),
     };
     let began = Instant::now();
@@ -107,7 +111,8 @@ fn connect<'a>(
     let hello = Message::Hello { migration: order.migration, qemu: release(&version) };
     wire.send(&hello, &cpu).and_then(|()| wire.done()).map_err(lost(order))?;
     let engine = regions::send(&files.region())?;
-    left::end_waits(&engine).map_err(GuestError::io("cannot speak with the engine of the VM's region"))?;
+    left::end_waits(&engine)
+        .map_err(GuestError::io("cannot speak with the engine of the VM's region"))?;
     let report = Report { mode: order.mode, ..Report::default() };
     let (progress, told) = (Progress::default(), Instant::now());
     Ok(Move { files, order, qmp, wire, engine, began, report, progress, told, tell })
@@ -171,13 +176,17 @@ impl Move<'_> {
             let took = began.elapsed().as_secs_f64();
             self.note_first(&sent);
             if self.report.rounds > 1 {
-                self.progress.dirty_rate = (pages as f64 * PAGE_SIZE as f64 / took.max(0.001)) as u64;
+                self.progress.dirty_rate =
+                    (pages as f64 * PAGE_SIZE as f64 / took.max(0.001)) as u64;
                 // Each round takes as much less than the one before as this one did.
                 let share = pages as f64 / before as f64;
-                self.progress.remaining_ms = (share < 1.0).then(|| took * 1000.0 * share / (1.0 - share));
+                self.progress.remaining_ms =
+                    (share < 1.0).then(|| took * 1000.0 * share / (1.0 - share));
             }
             // The next round would take about as long as this one, and have as much more to do as became dirty in it.
-            if took <= self.order.max_downtime.as_secs_f64() / 2.0 && self.report.rounds > 1 || pages == 0 {
+            if took <= self.order.max_downtime.as_secs_f64() / 2.0 && self.report.rounds > 1
+                || pages == 0
+            {
                 return Ok(false);
             }
             hopeless = if pages > before.saturating_mul(9) / 10 { hopeless + 1 } else { 0 };
@@ -211,8 +220,10 @@ impl Move<'_> {
             while !self.has_answer().map_err(engine())? {
                 // As long as the VM runs it is the operator's to cancel.
                 if !matches!(round, Round::Clean | Round::Copy) && asked.elapsed() > left::ENGINE {
-                    let why =
-                        format!("nothing came of its round for {:?}, and the VM stands still", left::ENGINE);
+                    let why = format!(
+                        "nothing came of its round for {:?}, and the VM stands still",
+                        left::ENGINE
+                    );
                     return Err(engine()(io::Error::new(io::ErrorKind::TimedOut, why)));
                 }
                 // What goes to the pool does not go by here.
@@ -314,7 +325,9 @@ impl Move<'_> {
                 Ok(chunk) => self.wire.send(&Message::Device, &chunk).map_err(lost(self.order))?,
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
-                    return Err(GuestError::Keeper("QEMU does not save the VM's devices".to_owned()));
+                    return Err(GuestError::Keeper(
+                        "QEMU does not save the VM's devices".to_owned(),
+                    ));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -323,10 +336,14 @@ impl Move<'_> {
             match self.qmp.migration()?.as_str() {
                 "completed" => return Ok(()),
                 state @ ("failed" | "cancelled") => {
-                    return Err(GuestError::Keeper(format!("QEMU does not save the VM's devices: {state}")));
+                    return Err(GuestError::Keeper(format!(
+                        "QEMU does not save the VM's devices: {state}"
+                    )));
                 }
                 state if Instant::now() > deadline => {
-                    return Err(GuestError::Keeper(format!("QEMU does not come to an end: {state}")));
+                    return Err(GuestError::Keeper(format!(
+                        "QEMU does not come to an end: {state}"
+                    )));
                 }
                 _ => thread::sleep(Duration::from_millis(1)),
             }
@@ -339,7 +356,11 @@ impl Move<'_> {
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
         match Frame::receive(&mut self.engine, &mut Vec::new()).map_err(engine())? {
             Some(Frame::Done) => {}
-            other => return Err(GuestError::Keeper(format!("the region cannot be given away: {other:?}"))),
+            other => {
+                return Err(GuestError::Keeper(format!(
+                    "the region cannot be given away: {other:?}"
+                )));
+            }
         }
         let left = leaves.then(|| self.order.link());
         let given = Given { migration: self.order.migration, to: self.order.to.clone(), left };

@@ -117,7 +117,8 @@ impl Drop for Qemu {
 
 /// What is on record of a VM.
 fn write(files: &Files, spec: &VmSpec, awaited: Option<&Awaited>) {
-    let record = json!({ "origin": { "started": spec }, "pid": null, "ended": null, "awaited": awaited });
+    let record =
+        json!({ "origin": { "started": spec }, "pid": null, "ended": null, "awaited": awaited });
     fs::write(files.qmp().with_file_name("record.json"), record.to_string()).unwrap();
 }
 
@@ -226,7 +227,10 @@ fn a_host_whose_processor_offers_less_refuses_before_anything_moves() {
     cpu["flags"].as_array_mut().unwrap().push(json!("amx-forged"));
     let (_wire, answer) = stage.hello(cpu.to_string().as_bytes());
     let refused = answer.unwrap_err().to_string();
-    assert!(refused.contains("it lacks amx-forged") && refused.contains("--cpu MODEL"), "{refused}");
+    assert!(
+        refused.contains("it lacks amx-forged") && refused.contains("--cpu MODEL"),
+        "{refused}"
+    );
     let (outcome, qemu) = came.recv_timeout(PATIENCE).unwrap();
     stage.to.child = Some(qemu);
     let Ok(Outcome::Stays(why)) = outcome else { panic!("it came: {:?}", outcome.err()) };

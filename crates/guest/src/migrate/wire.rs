@@ -44,21 +44,29 @@ impl Write for Tls<'_> {
 }
 
 impl Wire {
-    pub(super) fn connect(address: SocketAddr, host: &HostName, identity: &Path) -> io::Result<Self> {
+    pub(super) fn connect(
+        address: SocketAddr,
+        host: &HostName,
+        identity: &Path,
+    ) -> io::Result<Self> {
         let identity = Identity::load(identity).map_err(io::Error::other)?;
         let socket = Socket::from(TcpStream::connect_timeout(&address, GREETING)?);
-        let stream =
-            tls::connect(socket, identity.client_config(), host, GREETING).map_err(io::Error::other)?;
+        let stream = tls::connect(socket, identity.client_config(), host, GREETING)
+            .map_err(io::Error::other)?;
         Self::new(stream)
     }
 
     /// The next that connects and is this host.
-    pub(super) fn accept(listener: &TcpListener, host: &HostName, identity: &Path) -> io::Result<Self> {
+    pub(super) fn accept(
+        listener: &TcpListener,
+        host: &HostName,
+        identity: &Path,
+    ) -> io::Result<Self> {
         let identity = Identity::load(identity).map_err(io::Error::other)?;
         let (socket, _) = listener.accept()?;
         socket.set_nonblocking(false)?;
-        let (stream, is) =
-            tls::accept(socket.into(), identity.server_config(), GREETING).map_err(io::Error::other)?;
+        let (stream, is) = tls::accept(socket.into(), identity.server_config(), GREETING)
+            .map_err(io::Error::other)?;
         if is != *host {
             return Err(io::Error::other(format!("host {is} connected where {host} was to")));
         }
@@ -128,16 +136,18 @@ impl Wire {
     /// The next message and its data. That there is none is an error.
     pub(super) fn receive(&mut self) -> io::Result<(Message, &[u8])> {
         self.stream.set_deadline(Some(Instant::now() + PATIENCE));
-        let message = handover::receive(&mut Tls(&mut self.stream), &mut self.data).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::WouldBlock => io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    format!("no message came within {} s", PATIENCE.as_secs()),
-                ),
-                _ => error,
-            }
-        })?;
-        let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection");
+        let message =
+            handover::receive(&mut Tls(&mut self.stream), &mut self.data).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        format!("no message came within {} s", PATIENCE.as_secs()),
+                    ),
+                    _ => error,
+                }
+            })?;
+        let closed =
+            || io::Error::new(io::ErrorKind::UnexpectedEof, "it has closed the connection");
         Ok((message.ok_or_else(closed)?, &self.data))
     }
 

@@ -41,7 +41,12 @@ impl Asked {
     /// Answers whoever asks, each on a thread of its own.
     pub(super) fn serve(files: &Files) -> io::Result<Self> {
         let memory = Memory::of(files);
-        let asked = Self { files: files.clone(), moving: Arc::default(), cancelled: Arc::default(), memory };
+        let asked = Self {
+            files: files.clone(),
+            moving: Arc::default(),
+            cancelled: Arc::default(),
+            memory,
+        };
         let path = files.keeper();
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)?;
@@ -54,11 +59,12 @@ impl Asked {
                 || listener.accept(),
                 |(client, _)| {
                     let serving = serving.clone();
-                    let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                        if let Err(error) = serving.answer(&client) {
-                            tracing::warn!("a control connection ended early: {error}");
-                        }
-                    });
+                    let answering =
+                        thread::Builder::new().name("answer".to_owned()).spawn(move || {
+                            if let Err(error) = serving.answer(&client) {
+                                tracing::warn!("a control connection ended early: {error}");
+                            }
+                        });
                     answering.map(drop)
                 },
             );
@@ -94,7 +100,9 @@ impl Asked {
                     thread::sleep(Duration::from_millis(20));
                 }
                 Err(TryLockError::WouldBlock) => {
-                    return Told::Failed { error: "the VM is being moved or resized just now".to_owned() };
+                    return Told::Failed {
+                        error: "the VM is being moved or resized just now".to_owned(),
+                    };
                 }
             }
         };
@@ -138,18 +146,20 @@ impl Asked {
             }
             // Who has adopted a VM leaves nothing but the VM, as it is.
             Ok(Request::Release) => std::process::exit(0),
-            Ok(Request::Reading) => {
-                tell(client, &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading))
-            }
+            Ok(Request::Reading) => tell(
+                client,
+                &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading),
+            ),
             Ok(Request::Balloon { target }) => {
                 // One that is on the move keeps what it has.
                 let target = target.filter(|_| self.moving.try_lock().is_ok());
                 let ballooned = self.memory.balloon(target);
                 tell(client, &ballooned.map_or_else(|error| failed(&error), Told::Balloon))
             }
-            Err(error) => {
-                tell(client, &Told::Failed { error: format!("cannot understand the request: {error}") })
-            }
+            Err(error) => tell(
+                client,
+                &Told::Failed { error: format!("cannot understand the request: {error}") },
+            ),
         }
     }
 
@@ -164,7 +174,8 @@ impl Asked {
         self.cancelled.store(false, Ordering::Relaxed);
         // Who asked hears of progress as long as it wants the VM to move.
         let mut goes_on = |progress: &Progress| {
-            tell(client, &Told::Progress(progress.clone())).is_ok() && !self.cancelled.load(Ordering::Relaxed)
+            tell(client, &Told::Progress(progress.clone())).is_ok()
+                && !self.cancelled.load(Ordering::Relaxed)
         };
         match migrate::migrate(&self.files, order, &mut goes_on) {
             Ok(report) => {
@@ -194,20 +205,26 @@ impl Asked {
         }
         match is_here() {
             true => Told::Cancelled,
-            false => Told::Failed { error: "it is too late: the VM is the other host's".to_owned() },
+            false => {
+                Told::Failed { error: "it is too late: the VM is the other host's".to_owned() }
+            }
         }
     }
 
     /// Has what was left here of the memory of a VM that was given away be sent to who has it now, and the VM end here then.
     pub(super) fn serve_left(&self) {
-        let Ok(Record { given: Some(Given { left: Some(link), .. }), .. }) = self.files.read() else {
+        let Ok(Record { given: Some(Given { left: Some(link), .. }), .. }) = self.files.read()
+        else {
             return;
         };
         let serving = self.clone();
         let started = thread::Builder::new().name("left".to_owned()).spawn(move || {
             let _busy = serving.busy();
             if let Err(error) = migrate::serve_all(&serving.files, &link, None, &mut |_, _| ()) {
-                return tracing::error!("host {} has not all of the VM's memory: {error}", link.host);
+                return tracing::error!(
+                    "host {} has not all of the VM's memory: {error}",
+                    link.host
+                );
             }
             let quit = Qmp::connect(&serving.files.mover(), PATIENCE)
                 .and_then(|mut qmp| qmp.execute("quit", serde_json::json!({})));

@@ -97,7 +97,8 @@ pub fn adopt(
     (qmp, agent): (&Path, Option<&Path>),
     limits: &Limits,
 ) -> Result<Status, GuestError> {
-    let pid = peer(qmp).map_err(GuestError::io(format!("cannot reach a QEMU at {}", qmp.display())))?;
+    let pid =
+        peer(qmp).map_err(GuestError::io(format!("cannot reach a QEMU at {}", qmp.display())))?;
     let reading = memory::look(qmp)?;
     let files = Files::new(run_dir, name);
     let origin = Origin::Adopted { qmp: qmp.to_owned(), agent: agent.map(Path::to_owned) };
@@ -138,7 +139,8 @@ pub fn release(files: &Files) -> Result<(), GuestError> {
         // It ends without an answer.
         let _ = Answers::to(files, &Request::Release, PATIENCE)?.next();
         wait_until(CLEARING, || !files.is_kept()).map_err(|()| {
-            let why = format!("the keeper of VM '{}' has not ended within {CLEARING:?}", files.name());
+            let why =
+                format!("the keeper of VM '{}' has not ended within {CLEARING:?}", files.name());
             GuestError::Keeper(why)
         })?;
     }
@@ -255,7 +257,8 @@ pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError>
 /// Where they cannot be read.
 pub fn times(files: &Files) -> Result<Times, GuestError> {
     let path = files.times();
-    let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    let read =
+        record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
     Ok(read?.unwrap_or_default())
 }
 
@@ -298,7 +301,8 @@ fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
     let deadline = Instant::now() + LONGEST_CLEANUP;
     loop {
         let made = files.create(record);
-        let is_here = || files.read().is_ok_and(|before| before.awaited.is_none_or(|it| it.prepared));
+        let is_here =
+            || files.read().is_ok_and(|before| before.awaited.is_none_or(|it| it.prepared));
         if !matches!(made, Err(GuestError::Exists(_))) || is_here() || Instant::now() >= deadline {
             return made;
         }
@@ -309,7 +313,12 @@ fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
 /// Starts a VM's keeper; says where it waits for the VM, if it does.
 fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestError> {
     let fail = || GuestError::io(format!("cannot start {}", program.display()));
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(files.log()).map_err(fail())?;
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(files.log())
+        .map_err(fail())?;
     let mut keeper = Command::new(program)
         .arg(SUBCOMMAND)
         .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
@@ -338,8 +347,7 @@ pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
         return Err(GuestError::Given { name: files.name().clone(), to: given.to });
     }
     let Some(vm) = in_a_region(&record.origin).cloned() else {
-        let why =
-            "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
+        let why = "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
         return Err(GuestError::Misuse(why.to_owned()));
     };
     if !vm.cached_disks.is_empty() {
@@ -374,14 +382,17 @@ pub fn migrate(
                 if !tell(&progress) {
                     // From some moment on it goes on without who asked.
                     return Err(match files.read()?.given {
-                        Some(given) => GuestError::Given { name: files.name().clone(), to: given.to },
+                        Some(given) => {
+                            GuestError::Given { name: files.name().clone(), to: given.to }
+                        }
                         None => GuestError::Cancelled,
                     });
                 }
             }
             Told::Moved(report) => {
                 // So that it can come back at once.
-                let _ = wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
+                let _ =
+                    wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
                 return Ok(report);
             }
             Told::Cancelled => return Err(GuestError::Cancelled),
@@ -433,9 +444,9 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, Gue
             files.take_over()?;
             if files.is_kept() {
                 // Its keeper does the rest.
-                return wait_until(PATIENCE, || runs(files))
-                    .map(|()| Resumed::Runs)
-                    .map_err(|()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())));
+                return wait_until(PATIENCE, || runs(files)).map(|()| Resumed::Runs).map_err(
+                    |()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())),
+                );
             }
         }
         (None, Some(Given { left: Some(_), .. })) if !force && !files.is_kept() => {
@@ -470,7 +481,8 @@ fn runs(files: &Files) -> bool {
 /// # Errors
 /// Where they cannot be listed.
 pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
-    Files::all(run_dir).map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
+    Files::all(run_dir)
+        .map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
 }
 
 /// A VM's name, and how it is or why that cannot be told.
@@ -490,8 +502,8 @@ pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, GuestError> {
 /// [`GuestError`].
 pub fn status(files: &Files) -> Result<Status, GuestError> {
     let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
-    let asked =
-        Qmp::connect(&files.control(), ANSWERING).and_then(|mut qmp| qmp.execute("query-status", json!({})));
+    let asked = Qmp::connect(&files.control(), ANSWERING)
+        .and_then(|mut qmp| qmp.execute("query-status", json!({})));
     let state = match asked {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
         Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),

@@ -75,9 +75,9 @@ impl fmt::Display for Cause {
             Self::Moved { to } => write!(f, "it moved to host {to}"),
             Self::PoweredOff => f.write_str("the guest powered itself off"),
             Self::Asked => f.write_str("another process had QEMU end"),
-            Self::Killed { out_of_memory: true, .. } => {
-                f.write_str("the kernel killed QEMU: this host, or QEMU's cgroup, was out of memory")
-            }
+            Self::Killed { out_of_memory: true, .. } => f.write_str(
+                "the kernel killed QEMU: this host, or QEMU's cgroup, was out of memory",
+            ),
             Self::Killed { signal, .. } => write!(f, "signal {signal} killed QEMU"),
             Self::Failed => f.write_str("QEMU failed"),
             Self::Unseen => f.write_str("QEMU was gone, and nobody saw it end"),
@@ -105,7 +105,9 @@ impl Found<'_> {
         let Some(status) = self.status else { return ordered.unwrap_or(Cause::Unseen) };
         match (status.signal(), status.success()) {
             // By force it is ended so where it does not answer.
-            (Some(SIGKILL), _) if self.order.as_ref().is_some_and(|order| order.contains("--force")) => {
+            (Some(SIGKILL), _)
+                if self.order.as_ref().is_some_and(|order| order.contains("--force")) =>
+            {
                 ordered.unwrap_or(Cause::Unseen)
             }
             (Some(signal), _) => {
@@ -152,7 +154,8 @@ fn append(run_dir: &Path, ended: Ended) -> io::Result<()> {
 /// The record cannot be read.
 pub fn ended(run_dir: &Path, since: SystemTime) -> Result<Vec<Ended>, GuestError> {
     let path = run_dir.join("ended-vms.json");
-    let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    let read =
+        record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
     let mut all: Vec<Ended> = read?.unwrap_or_default();
     all.retain(|ended| SystemTime::UNIX_EPOCH + Duration::from_millis(ended.at_ms) > since);
     Ok(all)
@@ -169,10 +172,16 @@ fn is_out_of_memory(pid: u32) -> bool {
     loop {
         match log.read(&mut buffer) {
             Ok(0) => return false,
-            Ok(length) if String::from_utf8_lossy(&buffer[..length]).contains(&killed) => return true,
+            Ok(length) if String::from_utf8_lossy(&buffer[..length]).contains(&killed) => {
+                return true;
+            }
             Ok(_) => {}
             // The kernel has overwritten what was to be read next.
-            Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted
+                ) => {}
             Err(_) => return false,
         }
     }
@@ -204,7 +213,10 @@ mod tests {
         assert_eq!(cause(Some(9), Some("vm stop"), ""), "signal 9 killed QEMU");
         assert_eq!(cause(Some(9), Some("vm stop --force"), ""), "'vm stop --force' ended it");
         assert_eq!(cause(Some(1 << 8), None, "no memory"), "QEMU failed");
-        assert_eq!(cause(Some(0), None, "terminating on signal 15"), "another process had QEMU end");
+        assert_eq!(
+            cause(Some(0), None, "terminating on signal 15"),
+            "another process had QEMU end"
+        );
         assert_eq!(cause(None, None, ""), "QEMU was gone, and nobody saw it end");
     }
 

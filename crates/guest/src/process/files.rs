@@ -94,14 +94,16 @@ impl Files {
     /// What its memory is kept within; where nobody has said anything, what it can be at all.
     pub(crate) fn limits(&self) -> Result<Limits, GuestError> {
         let path = self.file("limits.json");
-        let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())))?;
+        let read = record::read(&path)
+            .map_err(GuestError::io(format!("cannot read {}", path.display())))?;
         Ok(read.unwrap_or(memory::UNLIMITED))
     }
 
     /// Keeps its memory within these from now on.
     pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), GuestError> {
         let path = self.file("limits.json");
-        record::write(&path, limits).map_err(GuestError::io(format!("cannot write {}", path.display())))
+        record::write(&path, limits)
+            .map_err(GuestError::io(format!("cannot write {}", path.display())))
     }
 
     /// Its QEMU's process, once there is one.
@@ -230,8 +232,9 @@ impl Files {
         let directory = self.file("");
         let fail = || GuestError::io(format!("cannot make {}", directory.display()));
         if self.control().as_os_str().len() > LONGEST {
-            let why =
-                format!("a socket's path has {LONGEST} bytes at most; choose a shorter name or --run-dir");
+            let why = format!(
+                "a socket's path has {LONGEST} bytes at most; choose a shorter name or --run-dir"
+            );
             return Err(fail()(io::Error::other(why)));
         }
         fs::create_dir_all(self.run_dir.join("vms")).map_err(fail())?;
@@ -247,12 +250,14 @@ impl Files {
     /// Writes the record anew.
     pub(super) fn write(&self, record: &Record) -> Result<(), GuestError> {
         let path = self.record();
-        record::write(&path, record).map_err(GuestError::io(format!("cannot write {}", path.display())))
+        record::write(&path, record)
+            .map_err(GuestError::io(format!("cannot write {}", path.display())))
     }
 
     pub(super) fn read(&self) -> Result<Record, GuestError> {
         let path = self.record();
-        let read = record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())))?;
+        let read = record::read(&path)
+            .map_err(GuestError::io(format!("cannot read {}", path.display())))?;
         read.ok_or_else(|| GuestError::Unknown(self.name.clone()))
     }
 

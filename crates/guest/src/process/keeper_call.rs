@@ -25,7 +25,11 @@ pub(super) struct Answers<'a> {
 
 impl<'a> Answers<'a> {
     /// Asks a VM's keeper, which may not be silent for longer than this.
-    pub(super) fn to(files: &'a Files, request: &Request, silence: Duration) -> Result<Self, GuestError> {
+    pub(super) fn to(
+        files: &'a Files,
+        request: &Request,
+        silence: Duration,
+    ) -> Result<Self, GuestError> {
         files.read()?;
         let call = ControlCall::ask(&files.keeper(), request, silence).map_err(no_answer(files))?;
         Ok(Self { files, lines: BufReader::new(call), silence })
@@ -39,7 +43,11 @@ impl<'a> Answers<'a> {
 }
 
 /// Asks a VM's keeper what has one answer.
-pub(super) fn answer(files: &Files, request: &Request, patience: Duration) -> Result<Told, GuestError> {
+pub(super) fn answer(
+    files: &Files,
+    request: &Request,
+    patience: Duration,
+) -> Result<Told, GuestError> {
     Answers::to(files, request, patience)?.next()
 }
 

@@ -99,11 +99,18 @@ mod tests {
         }
         turn_over(&log).unwrap();
         let [now, before] = [&log, &older(&log)].map(|path| fs::read_to_string(path).unwrap());
-        assert!(now.len() + before.len() <= 3 * MOST as usize, "{} and {}", now.len(), before.len());
+        assert!(
+            now.len() + before.len() <= 3 * MOST as usize,
+            "{} and {}",
+            now.len(),
+            before.len()
+        );
         let said = before + &now;
         assert!(said.lines().last().unwrap().starts_with("59999 "), "the latest is kept");
-        let numbers =
-            said.lines().skip(1).map(|line| line.split(' ').next().unwrap().parse::<u32>().unwrap());
+        let numbers = said
+            .lines()
+            .skip(1)
+            .map(|line| line.split(' ').next().unwrap().parse::<u32>().unwrap());
         assert!(numbers.collect::<Vec<_>>().windows(2).all(|two| two[1] == two[0] + 1), "in order");
     }
 

@@ -86,7 +86,9 @@ fn keep(files: &Files) -> Result<(), GuestError> {
                 files.remove();
             }
             match came? {
-                Outcome::Here(wire) => fetching = fetch(files, Some(listener), wire.map(|wire| *wire))?,
+                Outcome::Here(wire) => {
+                    fetching = fetch(files, Some(listener), wire.map(|wire| *wire))?
+                }
                 Outcome::Stays(why) => {
                     tracing::warn!("VM '{}' does not come: {why}", files.name());
                     return Ok(());
@@ -125,7 +127,9 @@ fn fetch(
 /// Waits until the other host knows that there is nothing more to fetch, but not for long.
 fn has_ended(fetching: Option<JoinHandle<()>>) {
     let deadline = Instant::now() + RELEASE;
-    while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished()) && Instant::now() < deadline {
+    while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished())
+        && Instant::now() < deadline
+    {
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -135,7 +139,8 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     let fail = || GuestError::io(format!("cannot wait for QEMU, process {pid}"));
     let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
     let process = process.map_err(io::Error::from).map_err(fail())?;
-    let process = pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
+    let process =
+        pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
     let asked = Asked::serve(files).map_err(fail())?;
     // QEMU may wait for some of it.
     let fetching = fetch(files, None, None)?;
@@ -166,8 +171,9 @@ fn take_in(
     let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
     say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
     first_word::is_said().map_err(fail())?;
-    let mut note =
-        |awaited: &Awaited| files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() });
+    let mut note = |awaited: &Awaited| {
+        files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() })
+    };
     migrate::take_in(files, awaited, listener, qemu, &mut note)
 }
 

@@ -24,7 +24,8 @@ pub fn side_by_side<I: Send, T: Send>(
     thread::scope(|scope| {
         for _ in 1..threads {
             // This thread works, too; where there can be no other one, it does all.
-            if thread::Builder::new().name("ask".to_owned()).spawn_scoped(scope, work_off).is_err() {
+            if thread::Builder::new().name("ask".to_owned()).spawn_scoped(scope, work_off).is_err()
+            {
                 break;
             }
         }

@@ -41,7 +41,9 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
         let is_starting = files.read()?.pid.is_none() && files.is_kept();
         match Qmp::connect(&files.control(), PATIENCE) {
             Ok(qmp) => break Some(qmp),
-            Err(_) if is_starting && Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
+            Err(_) if is_starting && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(10))
+            }
             Err(_) => break None,
         }
     };

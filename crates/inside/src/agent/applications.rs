@@ -50,7 +50,9 @@ impl Agent {
             }
             let number = self.next_application;
             let link = Link::new(stream.into());
-            if add(&self.epoll, &link, number, EventFlags::IN | EventFlags::OUT | EventFlags::ET).is_ok() {
+            if add(&self.epoll, &link, number, EventFlags::IN | EventFlags::OUT | EventFlags::ET)
+                .is_ok()
+            {
                 self.next_application += 1;
                 self.applications.insert(number, Application { link, ended: false });
             }
@@ -62,7 +64,8 @@ impl Agent {
         let Some(application) = self.applications.get_mut(&number) else { return };
         let mut asked = Vec::new();
         let link = &mut application.link;
-        let after = link.receive(|line| asked.push(line)).and_then(|after| link.flush().map(|()| after));
+        let after =
+            link.receive(|line| asked.push(line)).and_then(|after| link.flush().map(|()| after));
         application.ended |= matches!(after, Ok(After::End));
         if after.is_err() {
             self.applications.remove(&number);
@@ -90,16 +93,19 @@ impl Agent {
         match asker {
             Asker::Own => self.urgency.settled(now),
             Asker::Client(client) => {
-                let error =
-                    "the host is there, but does not answer in time: what was asked may still be done";
-                self.tell(client, &Tell::Failed { reason: Reason::NoAnswer, error: error.to_owned() });
+                let error = "the host is there, but does not answer in time: what was asked may still be done";
+                self.tell(
+                    client,
+                    &Tell::Failed { reason: Reason::NoAnswer, error: error.to_owned() },
+                );
             }
         }
     }
 
     /// Forgets an application that neither says nor hears anything more.
     fn see_out(&mut self, number: u64) {
-        let done = |one: &Application| one.ended && !one.link.is_behind() && !self.pending.has(number);
+        let done =
+            |one: &Application| one.ended && !one.link.is_behind() && !self.pending.has(number);
         if self.applications.get(&number).is_some_and(done) {
             self.applications.remove(&number);
         }
@@ -111,10 +117,12 @@ impl Agent {
                 let error = format!("the kernel does not say what memory there is: {error}");
                 Tell::Failed { reason: Reason::Other, error }
             }),
-            Ask::Resize { bytes, patience_ms, why } => match self.pass_on(number, bytes, patience_ms, &why) {
-                Ok(()) => return,
-                Err((reason, error)) => Tell::Failed { reason, error: error.to_owned() },
-            },
+            Ask::Resize { bytes, patience_ms, why } => {
+                match self.pass_on(number, bytes, patience_ms, &why) {
+                    Ok(()) => return,
+                    Err((reason, error)) => Tell::Failed { reason, error: error.to_owned() },
+                }
+            }
         };
         self.tell(number, &told);
     }
@@ -140,10 +148,16 @@ impl Agent {
         why: &str,
     ) -> Result<(), (Reason, &'static str)> {
         if bytes == 0 {
-            return Err((Reason::Other, "nothing was asked for: say how much more, or how much less"));
+            return Err((
+                Reason::Other,
+                "nothing was asked for: say how much more, or how much less",
+            ));
         }
         if self.pending.has(number) {
-            return Err((Reason::Other, "one request at a time: wait for the answer, or connect once more"));
+            return Err((
+                Reason::Other,
+                "one request at a time: wait for the answer, or connect once more",
+            ));
         }
         if !self.host.connected() {
             return Err((

@@ -94,9 +94,10 @@ impl Host {
         match &self.link {
             None => Some(self.next_open),
             Some(_) if !self.connected => None,
-            Some(_) => {
-                [self.next_report, self.tracing.map(|tracing| tracing.look)].into_iter().flatten().min()
-            }
+            Some(_) => [self.next_report, self.tracing.map(|tracing| tracing.look)]
+                .into_iter()
+                .flatten()
+                .min(),
         }
     }
 
@@ -160,7 +161,8 @@ impl Agent {
         }
         let Some(link) = &mut self.host.link else { return };
         let mut lines = Vec::new();
-        let after = link.receive(|line| lines.push(line)).and_then(|after| link.flush().map(|()| after));
+        let after =
+            link.receive(|line| lines.push(line)).and_then(|after| link.flush().map(|()| after));
         for line in lines {
             match line {
                 // Perhaps not the one that was there: it may have gone and come while nobody looked.
@@ -197,24 +199,29 @@ impl Agent {
             ToGuest::Trace { id, on: true } if !self.tracer.is_on() => {
                 let missing = self.tracer.start().map(<[String]>::to_vec);
                 let missing = missing.unwrap_or_else(|error| {
-                    eprintln!("aquifer-guest: the kernel does not show the stages of a resize: {error}");
+                    eprintln!(
+                        "aquifer-guest: the kernel does not show the stages of a resize: {error}"
+                    );
                     trace::all()
                 });
                 self.host.say(&ToHost::Stages { id, stages: Vec::new(), missing });
             }
             ToGuest::Trace { id, on } => {
                 self.finish_tracing(now, true);
-                self.host.tracing = Some(Tracing { id, goes_on: on, until: now + STAGE_ENDS, look: now });
+                self.host.tracing =
+                    Some(Tracing { id, goes_on: on, until: now + STAGE_ENDS, look: now });
                 self.finish_tracing(now, false);
             }
-            ToGuest::Answer { id, granted, size, missing, why } => match self.pending.answered(id) {
-                Some(Asker::Own) => self.urgency.settled(now),
-                Some(Asker::Client(client)) => {
-                    self.tell(client, &Tell::Granted(Granted { granted, size, missing, why }));
+            ToGuest::Answer { id, granted, size, missing, why } => {
+                match self.pending.answered(id) {
+                    Some(Asker::Own) => self.urgency.settled(now),
+                    Some(Asker::Client(client)) => {
+                        self.tell(client, &Tell::Granted(Granted { granted, size, missing, why }));
+                    }
+                    // Whoever has asked was told that there is no answer.
+                    None => {}
                 }
-                // Whoever has asked was told that there is no answer.
-                None => {}
-            },
+            }
         }
     }
 
@@ -300,7 +307,9 @@ impl Agent {
             }
             Ok(Some(measured)) => measured,
             Err(error) => {
-                eprintln!("aquifer-guest: the kernel does not show the stages of a resize: {error}");
+                eprintln!(
+                    "aquifer-guest: the kernel does not show the stages of a resize: {error}"
+                );
                 trace::Measured { stages: Vec::new(), missing: trace::all() }
             }
         };
@@ -330,8 +339,12 @@ impl Agent {
         self.next_look = None;
         while let Some(asker) = self.pending.any() {
             if let Asker::Client(client) = asker {
-                let error = "the host has gone before it answered: what was asked may have been done";
-                self.tell(client, &Tell::Failed { reason: Reason::HostAway, error: error.to_owned() });
+                let error =
+                    "the host has gone before it answered: what was asked may have been done";
+                self.tell(
+                    client,
+                    &Tell::Failed { reason: Reason::HostAway, error: error.to_owned() },
+                );
             }
         }
     }

@@ -61,7 +61,9 @@ impl Default for Options {
 pub fn run(options: Options) -> io::Result<Infallible> {
     // Neither is worth not to run for: a user other than root may try it out.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        eprintln!("aquifer-guest: its memory is not locked ({error}): near out-of-memory it may be slow");
+        eprintln!(
+            "aquifer-guest: its memory is not locked ({error}): near out-of-memory it may be slow"
+        );
     }
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
         eprintln!("aquifer-guest: it may be killed when memory runs out: {error}");

@@ -77,7 +77,9 @@ mod tests {
     fn without_udev_the_port_is_found_by_the_kernels_names() {
         let root = tempfile::tempdir().unwrap();
         let class = root.path().join("sys/class/virtio-ports");
-        for (port, name) in [("vport1p1", "com.redhat.spice.0\n"), ("vport1p2", "org.aquifer.guest.0\n")] {
+        for (port, name) in
+            [("vport1p1", "com.redhat.spice.0\n"), ("vport1p2", "org.aquifer.guest.0\n")]
+        {
             fs::create_dir_all(class.join(port)).unwrap();
             fs::write(class.join(port).join("name"), name).unwrap();
         }

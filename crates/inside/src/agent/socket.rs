@@ -38,7 +38,8 @@ fn gid(group: &str) -> io::Result<Gid> {
         Ok(number) => Some(number),
         Err(_) => number(&fs::read_to_string("/etc/group")?, group),
     };
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("this machine has no group '{group}'"));
+    let unknown =
+        || io::Error::new(io::ErrorKind::NotFound, format!("this machine has no group '{group}'"));
     number.filter(|number| *number != u32::MAX).map(Gid::from_raw).ok_or_else(unknown)
 }
 
@@ -67,7 +68,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_owner_may_ask_and_what_a_killed_agent_has_left_is_replaced_but_no_agent_that_lives() {
+    fn only_the_owner_may_ask_and_what_a_killed_agent_has_left_is_replaced_but_no_agent_that_lives()
+    {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = listen(&path, None).unwrap();

@@ -140,7 +140,10 @@ fn every_host_that_comes_is_greeted() {
     drop(machine.host());
     let mut host = machine.host();
     host.stream.get_mut().write_all(b"{\"say\":\"nonsense\"}\n\n").unwrap();
-    assert!(matches!(host.hear(), ToHost::Hello { .. }), "an empty line may be another host's first");
+    assert!(
+        matches!(host.hear(), ToHost::Hello { .. }),
+        "an empty line may be another host's first"
+    );
 }
 
 #[test]
@@ -267,7 +270,10 @@ fn memory_that_runs_out_is_asked_for_at_once_and_once() {
     let answered = Instant::now();
     let (next, ..) = host.hear_request();
     assert!(next > id);
-    assert!(answered.elapsed() >= Duration::from_millis(900), "what was granted is given time to do good");
+    assert!(
+        answered.elapsed() >= Duration::from_millis(900),
+        "what was granted is given time to do good"
+    );
 }
 
 #[test]

@@ -12,7 +12,9 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netlink, recv, socket_with,
+};
 
 use super::applications::Application;
 use super::host::{Check, Host};
@@ -232,6 +234,11 @@ fn pressure(root: &Path) -> io::Result<File> {
 }
 
 /// Has epoll tell of `flags` of a file.
-pub(super) fn add(epoll: impl AsFd, file: impl AsFd, number: u64, flags: EventFlags) -> io::Result<()> {
+pub(super) fn add(
+    epoll: impl AsFd,
+    file: impl AsFd,
+    number: u64,
+    flags: EventFlags,
+) -> io::Result<()> {
     Ok(epoll::add(epoll, file, EventData::new_u64(number), flags)?)
 }

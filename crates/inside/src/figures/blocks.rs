@@ -60,7 +60,9 @@ impl Blocks {
     pub(crate) fn keep_online(&self, online: Online) -> io::Result<()> {
         let file = self.dir.join("auto_online_blocks");
         match (fs::read_to_string(&file), online.words().first()) {
-            (Ok(now), Some(word)) if matches!(now.trim(), "offline" | "online") => fs::write(file, word),
+            (Ok(now), Some(word)) if matches!(now.trim(), "offline" | "online") => {
+                fs::write(file, word)
+            }
             _ => Ok(()),
         }
     }
@@ -136,7 +138,8 @@ mod tests {
     #[test]
     fn blocks_are_counted_by_their_state() {
         let (_root, blocks) = machine(&["online", "offline", "going-offline", "online", "online"]);
-        let expected = Count { online: Bytes::mib(384), offline: Bytes::mib(256), block: Bytes::mib(128) };
+        let expected =
+            Count { online: Bytes::mib(384), offline: Bytes::mib(256), block: Bytes::mib(128) };
         assert_eq!(blocks.count(), expected);
     }
 
@@ -156,7 +159,10 @@ mod tests {
         let state = |block: &str| fs::read_to_string(blocks.dir.join(block).join("state")).unwrap();
         assert_eq!(state("memory1"), "offline\n");
         assert_eq!(blocks.bring_online(Online::Movable), 0);
-        assert_eq!((state("memory0").as_str(), state("memory1").as_str()), ("online\n", "online_movable"));
+        assert_eq!(
+            (state("memory0").as_str(), state("memory1").as_str()),
+            ("online\n", "online_movable")
+        );
     }
 
     #[test]

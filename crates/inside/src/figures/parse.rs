@@ -74,7 +74,11 @@ mod tests {
              SwapTotal:         65532 kB\nSwapFree:          61436 kB\nHugePages_Total:       0\n",
             &mut report,
         );
-        vmstat("nr_free_pages 97761\npswpin 10\npswpout 1024\noom_kill 2\noom_kill_x 7\n", 4096, &mut report);
+        vmstat(
+            "nr_free_pages 97761\npswpin 10\npswpout 1024\noom_kill 2\noom_kill_x 7\n",
+            4096,
+            &mut report,
+        );
         pressure(
             "some avg10=1.53 avg60=0.40 avg300=0.09 total=123456\nfull avg10=0.25 avg60=0.10 avg300=0.02 total=65432\n",
             &mut report,

@@ -135,11 +135,13 @@ impl Tracer {
 
     /// Puts probes at a stage; whether this kernel has a function for it.
     fn probe(&self, known: &Known) -> bool {
-        if known.functions.iter().any(|function| self.probe_function(known.name, function).is_ok()) {
+        if known.functions.iter().any(|function| self.probe_function(known.name, function).is_ok())
+        {
             return true;
         }
         // The compiler may have made a special one of it.
-        self.special(known).is_some_and(|function| self.probe_function(known.name, &function).is_ok())
+        self.special(known)
+            .is_some_and(|function| self.probe_function(known.name, &function).is_ok())
     }
 
     fn probe_function(&self, stage: &str, function: &str) -> io::Result<()> {
@@ -207,7 +209,10 @@ mod tests {
     fn only_our_probes_are_removed() {
         let probes = "p:kprobes/p_vfs_read_0 vfs_read\nr64:aquifer/out_onlining online_pages\n\
                       p:aquifer/in_onlining online_pages\np:aquiferous/x y\n";
-        assert_eq!(ours(probes).collect::<Vec<_>>(), ["aquifer/out_onlining", "aquifer/in_onlining"]);
+        assert_eq!(
+            ours(probes).collect::<Vec<_>>(),
+            ["aquifer/out_onlining", "aquifer/in_onlining"]
+        );
     }
 
     #[test]

@@ -40,8 +40,9 @@ pub(super) fn parse(text: &str) -> Told {
         let Some(Event { task, at_us, name }) = event(line) else { continue };
         let frames = tasks.entry(task).or_default();
         if let Some(stage) = name.strip_prefix(IN).and_then(index) {
-            let counts =
-                !frames.iter().any(|frame| frame.stage == stage || inside(&KNOWN[frame.stage], stage));
+            let counts = !frames
+                .iter()
+                .any(|frame| frame.stage == stage || inside(&KNOWN[frame.stage], stage));
             frames.push(Frame { stage, since_us: at_us, counts });
         } else if let Some(stage) = name.strip_prefix(OUT).and_then(index)
             && let Some(depth) = frames.iter().rposition(|frame| frame.stage == stage)
@@ -57,7 +58,11 @@ pub(super) fn parse(text: &str) -> Told {
     told.open = tasks.values().any(|frames| !frames.is_empty());
     let seen = KNOWN.iter().zip(sums).filter(|(_, (_, count))| *count > 0);
     told.stages = seen
-        .map(|(known, (us, count))| Stage { name: known.name.to_owned(), took_us: us as f64, count })
+        .map(|(known, (us, count))| Stage {
+            name: known.name.to_owned(),
+            took_us: us as f64,
+            count,
+        })
         .collect();
     told
 }
@@ -94,7 +99,8 @@ fn event(line: &str) -> Option<Event<'_>> {
 
 /// `# entries-in-buffer/entries-written: 140080/250280   #P:4`
 fn lost(line: &str) -> Option<u64> {
-    let (kept, rest) = line.strip_prefix("# entries-in-buffer/entries-written: ")?.split_once('/')?;
+    let (kept, rest) =
+        line.strip_prefix("# entries-in-buffer/entries-written: ")?.split_once('/')?;
     let written = rest.split_whitespace().next()?;
     Some(written.parse::<u64>().ok()?.saturating_sub(kept.trim().parse().ok()?))
 }
@@ -117,13 +123,15 @@ mod tests {
               kworker/0:1-9       [001] d....     2.000100: out_onlining: (memory_subsys_online+0x1c/0x60 <- online_pages)\n \
               my : (odd) [1] name-77      [001] d....     1.000250: out_onlining: (x+0x1c/0x60 <- online_pages)\n"
         );
-        let expected = Told { stages: vec![stage("onlining", 1_000_050.0, 2)], open: false, lost: 0 };
+        let expected =
+            Told { stages: vec![stage("onlining", 1_000_050.0, 2)], open: false, lost: 0 };
         assert_eq!(parse(&text), expected);
     }
 
     fn told(events: &[(u32, &str)]) -> Told {
-        let lines =
-            events.iter().map(|(at, name)| format!(" a-1 [000] d.... 5.{at:06}: {name}: (f+0x0/0x1)\n"));
+        let lines = events
+            .iter()
+            .map(|(at, name)| format!(" a-1 [000] d.... 5.{at:06}: {name}: (f+0x0/0x1)\n"));
         parse(&lines.collect::<String>())
     }
 
@@ -149,7 +157,12 @@ mod tests {
 
     #[test]
     fn ends_without_a_beginning_count_nothing_and_a_beginning_without_an_end_is_open() {
-        let told = told(&[(0, "out_onlining"), (10, "in_guest_total"), (20, "in_onlining"), (30, "in_else")]);
+        let told = told(&[
+            (0, "out_onlining"),
+            (10, "in_guest_total"),
+            (20, "in_onlining"),
+            (30, "in_else"),
+        ]);
         assert_eq!(told, Told { stages: Vec::new(), open: true, lost: 0 });
     }
 
@@ -191,12 +204,19 @@ mod tests {
         let lines: Vec<_> = DEBIAN.lines().collect();
         let ends_total = |line: &str| line.contains("out_guest_total") || line.starts_with('#');
         for end in 12..lines.len() {
-            assert_eq!(parse(&lines[..end].join("\n")).open, !ends_total(lines[end - 1]), "{end} lines");
+            assert_eq!(
+                parse(&lines[..end].join("\n")).open,
+                !ends_total(lines[end - 1]),
+                "{end} lines"
+            );
         }
     }
 
     #[test]
     fn what_there_was_no_room_for_is_counted() {
-        assert_eq!(parse("# entries-in-buffer/entries-written: 140080/250280   #P:4\n").lost, 110_200);
+        assert_eq!(
+            parse("# entries-in-buffer/entries-written: 140080/250280   #P:4\n").lost,
+            110_200
+        );
     }
 }

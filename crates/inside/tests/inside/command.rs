@@ -57,7 +57,8 @@ fn answer(
     loop {
         let mut line = String::new();
         assert!(host.read_line(&mut line).unwrap() > 0, "the agent has gone");
-        let Ok(ToHost::Request { id, bytes, why: what_for, urgent: false, .. }) = serde_json::from_str(&line)
+        let Ok(ToHost::Request { id, bytes, why: what_for, urgent: false, .. }) =
+            serde_json::from_str(&line)
         else {
             continue;
         };

@@ -72,7 +72,10 @@ mod tests {
         assert_eq!(cut(200, 300), Ok(vec![(200, 0, 300, true)]));
         assert_eq!(cut(210, 20), Ok(vec![(200, 10, 20, false)]));
         assert_eq!(cut(200, 20), Ok(vec![(200, 0, 20, false)]));
-        assert_eq!(cut(290, 220), Ok(vec![(200, 90, 10, false), (300, 0, 200, true), (500, 0, 10, false)]));
+        assert_eq!(
+            cut(290, 220),
+            Ok(vec![(200, 90, 10, false), (300, 0, 200, true), (500, 0, 10, false)])
+        );
         assert_eq!(cut(290, 20), Ok(vec![(200, 90, 10, false), (300, 0, 10, false)]));
     }
 }

@@ -81,7 +81,11 @@ fn open_direct(file: &File) -> Option<File> {
 }
 
 impl Direct {
-    fn bounced<E>(&self, worker: usize, mut step: impl FnMut(&mut [u8]) -> Result<bool, E>) -> Result<(), E> {
+    fn bounced<E>(
+        &self,
+        worker: usize,
+        mut step: impl FnMut(&mut [u8]) -> Result<bool, E>,
+    ) -> Result<(), E> {
         let mut pages = lock_any(&self.bounce, worker);
         while step(pages.as_mut_bytes())? {}
         Ok(())
@@ -150,7 +154,9 @@ impl Holder for FileHolder {
 
 fn meaning(error: io::Error) -> HolderError {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HolderError::Full(Box::new(error)),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            HolderError::Full(Box::new(error))
+        }
         _ => HolderError::Failed(Box::new(error)),
     }
 }

@@ -133,7 +133,8 @@ impl Source {
         let visitor = self.identity().map(Identity::visitor);
         match self {
             Self::Nbd(source) => {
-                let (target, epoch) = (Arc::clone(&source.target), visitor.as_ref().map_or(0, |it| it.epoch));
+                let (target, epoch) =
+                    (Arc::clone(&source.target), visitor.as_ref().map_or(0, |it| it.epoch));
                 let connection = nbd::Connection::connect_as(target, visitor.as_ref(), patience)?;
                 self.check(connection.incarnation())?;
                 Ok((Link::Nbd(connection), epoch))
@@ -183,7 +184,8 @@ impl Source {
     fn check(&self, found: Option<Incarnation>) -> Result<(), LinkError> {
         let checked = self.identity().map_or(Ok(()), |identity| identity.check(found));
         checked.map_err(|expected| {
-            let found = found.map_or_else(|| "of another make".to_owned(), |found| found.to_string());
+            let found =
+                found.map_or_else(|| "of another make".to_owned(), |found| found.to_string());
             self.error(
                 nbd::Failure::Forgot { expected, found: found.clone() },
                 nvme::Failure::Forgot { expected, found },
@@ -194,7 +196,9 @@ impl Source {
     /// What went wrong, as the protocol at hand has it.
     fn error(&self, nbd: nbd::Failure, nvme: nvme::Failure) -> LinkError {
         match self {
-            Self::Nbd(source) => NbdError { target: Arc::clone(&source.target), failure: nbd }.into(),
+            Self::Nbd(source) => {
+                NbdError { target: Arc::clone(&source.target), failure: nbd }.into()
+            }
             Self::Nvme(source) => {
                 NvmeError { target: Arc::clone(source.session.target()), failure: nvme }.into()
             }
@@ -263,7 +267,9 @@ impl Link {
     pub(super) fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), LinkError> {
         match self {
             Self::Nbd(link) => Ok(link.read(offset, into)?),
-            Self::Nvme(link, _) if is_whole(link, offset, into.len() as u64) => Ok(link.read(offset, into)?),
+            Self::Nvme(link, _) if is_whole(link, offset, into.len() as u64) => {
+                Ok(link.read(offset, into)?)
+            }
             Self::Nvme(link, block) => {
                 let mut block = lock(block);
                 let mut rest = into;
@@ -286,7 +292,9 @@ impl Link {
     pub(super) fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), LinkError> {
         match self {
             Self::Nbd(link) => Ok(link.write(offset, from)?),
-            Self::Nvme(link, _) if is_whole(link, offset, from.len() as u64) => Ok(link.write(offset, from)?),
+            Self::Nvme(link, _) if is_whole(link, offset, from.len() as u64) => {
+                Ok(link.write(offset, from)?)
+            }
             Self::Nvme(link, block) => {
                 let mut block = lock(block);
                 let mut rest = from;

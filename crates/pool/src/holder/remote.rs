@@ -169,8 +169,8 @@ impl RemoteHolder {
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
             // The kernel may wait for this with all that needs memory, a look-up included.
-            let attempt =
-                names::from_memory(|| self.source.connect(left)).and_then(|(mut connection, epoch)| {
+            let attempt = names::from_memory(|| self.source.connect(left)).and_then(
+                |(mut connection, epoch)| {
                     let done = operation(&mut connection);
                     if done.as_ref().err().is_none_or(|error| !error.ends_connection()) {
                         connection.set_patience(self.patience / 2);
@@ -179,7 +179,8 @@ impl RemoteHolder {
                         self.source.broke(epoch);
                     }
                     done
-                });
+                },
+            );
             match attempt {
                 Ok(()) => {
                     self.found();
@@ -205,7 +206,11 @@ impl RemoteHolder {
         let now = self.started.elapsed().as_millis() as u64;
         let last = self.tried_at.load(Ordering::Relaxed);
         let rested = now >= last + REST.as_millis() as u64;
-        rested && self.tried_at.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        rested
+            && self
+                .tried_at
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Takes note that the lender answers.

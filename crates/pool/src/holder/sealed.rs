@@ -73,7 +73,12 @@ impl<H: Holder> SealedHolder<H> {
     }
 
     /// Writes a page of which only a part changes.
-    fn change_page(&self, worker: usize, at: u64, change: impl FnOnce(&mut [u8])) -> Result<(), HolderError> {
+    fn change_page(
+        &self,
+        worker: usize,
+        at: u64,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<(), HolderError> {
         let _alone = lock(&self.parts[(at / PAGE) as usize % PARTS]);
         self.with_page(worker, at, |page| {
             change(page);
@@ -109,7 +114,9 @@ impl<H: Holder> Holder for SealedHolder<H> {
             if part.is_whole {
                 return self.write_pages(worker, at, now);
             }
-            self.change_page(worker, at, |page| page[part.start..][..part.length].copy_from_slice(now))
+            self.change_page(worker, at, |page| {
+                page[part.start..][..part.length].copy_from_slice(now)
+            })
         })
     }
 
@@ -218,7 +225,9 @@ mod tests {
             let mut model = vec![0_u8; SIZE];
             let mut state = 7_u64;
             let mut next = |below: usize| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % below
             };
             for turn in 0..600 {

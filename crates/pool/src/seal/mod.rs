@@ -97,7 +97,8 @@ impl TryFrom<String> for SealKey {
         }
         let mut key = [0; 32];
         for (byte, at) in key.iter_mut().zip((0..64).step_by(2)) {
-            *byte = u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| "no hexadecimal digits")?;
+            *byte =
+                u8::from_str_radix(&text[at..at + 2], 16).map_err(|_| "no hexadecimal digits")?;
         }
         Ok(Self(key))
     }
@@ -200,12 +201,15 @@ mod tests {
     fn what_was_sealed_is_opened_and_zeroes_stay_zeroes() {
         for sealing in [Sealing::Deterministic, Sealing::Random] {
             let sealer = Sealer::new(&Seal { sealing, ..Seal::own() }, LeaseId(3));
-            let plain: Vec<u8> =
-                (0..4 * PAGE_SIZE).map(|at| if at / PAGE_SIZE == 2 { 0 } else { at as u8 }).collect();
+            let plain: Vec<u8> = (0..4 * PAGE_SIZE)
+                .map(|at| if at / PAGE_SIZE == 2 { 0 } else { at as u8 })
+                .collect();
             let mut pages = plain.clone();
             sealer.seal(8 * PAGE, &mut pages);
             let differ: Vec<_> = (0..4)
-                .map(|page| pages[page * PAGE_SIZE..][..PAGE_SIZE] != plain[page * PAGE_SIZE..][..PAGE_SIZE])
+                .map(|page| {
+                    pages[page * PAGE_SIZE..][..PAGE_SIZE] != plain[page * PAGE_SIZE..][..PAGE_SIZE]
+                })
                 .collect();
             assert_eq!(differ, [true, true, false, true]);
             sealer.open(8 * PAGE, &mut pages);

@@ -104,7 +104,9 @@ mod tests {
     fn page(seed: u64) -> [u8; PAGE_SIZE] {
         let mut state = seed;
         std::array::from_fn(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         })
     }

@@ -27,7 +27,9 @@ fn exercise(volume: &Volume) {
         without_allocation("reading", || volume.read(0, offset, &mut back[..length]).unwrap());
         assert!(back[..length] == data[..length]);
         without_allocation("discarding", || volume.discard(0, offset, length as u64).unwrap());
-        without_allocation("reading zeroes", || volume.read(0, offset, &mut back[..length]).unwrap());
+        without_allocation("reading zeroes", || {
+            volume.read(0, offset, &mut back[..length]).unwrap()
+        });
     }
     without_allocation("flushing", || volume.flush(0).unwrap());
     without_allocation("giving back an extent", || volume.discard(0, 0, EXTENT_SIZE).unwrap());
@@ -60,7 +62,8 @@ fn no_page_costs_an_allocation_over_nvme() {
 fn no_page_costs_an_allocation_under_tls() {
     let cluster = Cluster::new();
     let lenders = [0; 2].map(|_| Nbdkit::start_tls(&cluster.dir("lender"), &["memory", "64M"]));
-    let volume = Volume::new(VolumeConfig { tls: Some(cluster.identity("borrower")), ..config(2) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { tls: Some(cluster.identity("borrower")), ..config(2) }).unwrap();
     for (number, server) in lenders.iter().enumerate() {
         let target = lease(server, number as u128 + 1, 1);
         volume.add_lease(secure(target, "lender")).unwrap();
@@ -82,6 +85,7 @@ fn no_page_costs_an_allocation_when_it_is_sealed() {
 #[test]
 fn no_page_costs_an_allocation_in_the_spill_file() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let volume = Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(2) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(2) }).unwrap();
     exercise(&volume);
 }

@@ -26,7 +26,11 @@ fn check(volume: &Volume, extents: u64, round: u64) {
 }
 
 fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
-    VolumeConfig { spill: Some(dir.path().to_owned()), patience: Duration::from_secs(2), ..config(extents) }
+    VolumeConfig {
+        spill: Some(dir.path().to_owned()),
+        patience: Duration::from_secs(2),
+        ..config(extents)
+    }
 }
 
 #[test]
@@ -44,7 +48,10 @@ fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
     let extent = (PAGES.len() as u64) * PAGE;
     // Two pages of zeroes were written, too; that they hold nothing is only found out when they move.
     let left = [2 * extent, extent, 0].map(Bytes);
-    assert_eq!(seen, [1, 2, 3].map(|moved| Progress { moved, total: 3, left: left[moved as usize - 1] }));
+    assert_eq!(
+        seen,
+        [1, 2, 3].map(|moved| Progress { moved, total: 3, left: left[moved as usize - 1] })
+    );
     assert_eq!(evacuated.spilled, Bytes::ZERO);
     let to: Vec<_> = evacuated.to.iter().map(|moved| (moved.lease.0, moved.extents)).collect();
     assert_eq!(to, [(2, 2), (3, 1)]);
@@ -66,7 +73,8 @@ fn what_no_lender_has_room_for_is_spilled_and_can_be_used_from_there() {
     volume.add_lease(lease(&other, 2, 1)).unwrap();
     let evacuated = volume.evacuate(LeaseId(1), |_| ()).unwrap();
     let bytes = Bytes(PAGES.len() as u64 * PAGE);
-    let to = vec![Moved { lease: LeaseId(2), lender: "lender-2".parse().unwrap(), extents: 1, bytes }];
+    let to =
+        vec![Moved { lease: LeaseId(2), lender: "lender-2".parse().unwrap(), extents: 1, bytes }];
     assert_eq!(evacuated, Evacuated { to, spilled: bytes });
     check(&volume, 2, 1);
     fill(&volume, 2, 2);
@@ -88,8 +96,14 @@ fn without_room_anywhere_the_lease_stays_as_it_was() {
 fn a_destination_that_is_full_is_passed_over() {
     let full = tempfile::NamedTempFile::new().unwrap();
     let trigger = format!("error-pwrite-file={}", full.path().display());
-    let arguments =
-        ["--filter=error", "memory", "128M", "error-pwrite=ENOSPC", "error-pwrite-rate=100%", &trigger];
+    let arguments = [
+        "--filter=error",
+        "memory",
+        "128M",
+        "error-pwrite=ENOSPC",
+        "error-pwrite-rate=100%",
+        &trigger,
+    ];
     let destination = Nbdkit::start(&arguments);
     let dir = tempfile::tempdir().unwrap();
     let (volume, _lenders) = volume(spilling(1, &dir), &[1]);
@@ -102,7 +116,12 @@ fn a_destination_that_is_full_is_passed_over() {
 
 /// A lender that takes its time with each request of a kind, so that there is a middle of the move to do things in.
 fn slow(kind: &str, extents: u64) -> Nbdkit {
-    Nbdkit::start(&["--filter=delay", "memory", &format!("{}M", extents * 64), &format!("{kind}=20ms")])
+    Nbdkit::start(&[
+        "--filter=delay",
+        "memory",
+        &format!("{}M", extents * 64),
+        &format!("{kind}=20ms"),
+    ])
 }
 
 /// Pages all over an extent, so that each piece that is copied has some.
@@ -126,7 +145,9 @@ fn a_destination_that_dies_in_the_middle_costs_nothing() {
         let evacuated = mover.join().unwrap().unwrap();
         assert!(evacuated.to.is_empty() && evacuated.spilled > Bytes::ZERO, "{evacuated:?}");
     });
-    dense().enumerate().for_each(|(at, page)| expect(&volume, page * PAGE, if at % 3 == 0 { 2 } else { 1 }));
+    dense()
+        .enumerate()
+        .for_each(|(at, page)| expect(&volume, page * PAGE, if at % 3 == 0 { 2 } else { 1 }));
 }
 
 #[test]

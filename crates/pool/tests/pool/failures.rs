@@ -89,7 +89,8 @@ fn a_lender_that_is_restarted_within_patience_is_not_noticed() {
         lender.kill();
         thread::scope(|scope| {
             let volume = &volume;
-            let reader = scope.spawn(move || (0..64).for_each(|page| expect(volume, page * PAGE, round - 1)));
+            let reader = scope
+                .spawn(move || (0..64).for_each(|page| expect(volume, page * PAGE, round - 1)));
             lender.restart();
             reader.join().unwrap();
         });
@@ -108,7 +109,11 @@ fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_b
     lenders[0].freeze();
     let started = Instant::now();
     let error = volume.read(0, 0, &mut [0; 4096]).unwrap_err();
-    assert!(error.is_unreachable() && started.elapsed() < LIMIT, "{error} after {:?}", started.elapsed());
+    assert!(
+        error.is_unreachable() && started.elapsed() < LIMIT,
+        "{error} after {:?}",
+        started.elapsed()
+    );
     lenders[0].thaw();
     // Nobody has to use it for that to be seen.
     wait_until("it is seen to be back", || volume.status().leases[0].state == LeaseState::Ok);
@@ -159,7 +164,10 @@ fn what_a_full_lender_does_not_take_is_placed_anew_and_nothing_is_lost() {
 
     // Alone it is: an error that says so, and what was there stays.
     let error = volume.write(0, 5 * PAGE, &content(5 * PAGE, 2)).unwrap_err();
-    assert!(error.to_string().contains("lender-1") && error.to_string().contains("full"), "{error}");
+    assert!(
+        error.to_string().contains("lender-1") && error.to_string().contains("full"),
+        "{error}"
+    );
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::StorageFull);
     expect(&volume, 0, 1);
 
@@ -178,7 +186,8 @@ fn what_a_full_lender_does_not_take_is_placed_anew_and_nothing_is_lost() {
 
 #[test]
 fn a_worker_is_not_held_up_by_another_ones_silent_lender() {
-    let (volume, lenders) = volume(VolumeConfig { patience: Duration::from_secs(60), ..config(2) }, &[1, 1]);
+    let (volume, lenders) =
+        volume(VolumeConfig { patience: Duration::from_secs(60), ..config(2) }, &[1, 1]);
     write(&volume, 0, 1);
     write(&volume, EXTENT_SIZE, 1);
     lenders[0].freeze();

@@ -23,7 +23,8 @@ fn a_late_write_is_harmless(kind: Kind) {
     let lender = OurLender::start_kind(kind, 1);
     let dir = tempfile::tempdir().unwrap();
     let network = Network::new(&lender, &dir.path().join("way"));
-    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { patience: Duration::from_secs(4), ..config(1) }).unwrap();
     let target = LeaseTarget { address: Address::Unix(network.path.clone()), ..lender.lease(2) };
     volume.add_lease(target).unwrap();
     write(&volume, 0, 1);
@@ -82,15 +83,20 @@ struct Way {
 
 impl Network {
     fn new(lender: &OurLender, path: &Path) -> Self {
-        let Address::Unix(to) = lender.address() else { unreachable!("they listen on unix sockets") };
+        let Address::Unix(to) = lender.address() else {
+            unreachable!("they listen on unix sockets")
+        };
         let listener = UnixListener::bind(path).unwrap();
         let ways = Arc::<Mutex<Vec<_>>>::default();
         let all = Arc::clone(&ways);
         thread::spawn(move || {
             for here in listener.incoming().map_while(Result::ok) {
                 let Ok(there) = UnixStream::connect(&to) else { return };
-                let way =
-                    Way { holds: false.into(), held: Mutex::default(), there: there.try_clone().unwrap() };
+                let way = Way {
+                    holds: false.into(),
+                    held: Mutex::default(),
+                    there: there.try_clone().unwrap(),
+                };
                 let way = Arc::new(way);
                 all.lock().unwrap().push(Arc::clone(&way));
                 let (mut back, mut from) = (here.try_clone().unwrap(), there);

@@ -107,7 +107,9 @@ fn is_lost(volume: &Volume, page: u64, number: u128) {
     let error = volume.read(0, page * PAGE, &mut [0; 4096]).unwrap_err();
     let text = error.to_string();
     assert!(error.is_lost(), "{text}");
-    for part in [format!("lender lender-{number}"), format!("lease {number:032x}"), format!("page {page}")] {
+    for part in
+        [format!("lender lender-{number}"), format!("lease {number:032x}"), format!("page {page}")]
+    {
         assert!(text.contains(&part), "{text}");
     }
 }

@@ -52,7 +52,9 @@ impl Model {
         match self.random.below(10) {
             0..4 => {
                 let seed = self.random.next();
-                part.iter_mut().enumerate().for_each(|(at, byte)| *byte = (seed >> (at % 5 * 8)) as u8);
+                part.iter_mut()
+                    .enumerate()
+                    .for_each(|(at, byte)| *byte = (seed >> (at % 5 * 8)) as u8);
                 // In one piece, or in several that are under way together.
                 let cut = (seed % (end - start)) as usize;
                 let (before, behind) = part.split_at(cut);
@@ -69,7 +71,10 @@ impl Model {
             _ => {
                 let mut data = vec![0xee; part.len()];
                 volume.read(self.worker, base + start, &mut data).unwrap();
-                assert!(data == *part, "{start}..{end} of the block at {base:#x} is not what was written");
+                assert!(
+                    data == *part,
+                    "{start}..{end} of the block at {base:#x} is not what was written"
+                );
             }
         }
     }
@@ -103,7 +108,9 @@ impl Lender for OurLender {
 /// Lets threads work on a volume while its leases are evacuated and come back in turn, and then checks everything.
 fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let volume = Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { spill: Some(dir.path().to_owned()), ..config(EXTENTS) })
+            .unwrap();
     let join = |at: usize| {
         let (lender, extents) = &lenders[at];
         volume.add_lease(lender.lease(at as u128 + 1, *extents)).unwrap();
@@ -116,7 +123,8 @@ fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
     };
     let work = &work;
     let moved = thread::scope(|scope| {
-        let workers: Vec<_> = (0..THREADS).map(|worker| scope.spawn(move || work(worker))).collect();
+        let workers: Vec<_> =
+            (0..THREADS).map(|worker| scope.spawn(move || work(worker))).collect();
         let mut moved = 0;
         for turn in 0.. {
             let at = turn % lenders.len();

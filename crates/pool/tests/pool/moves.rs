@@ -102,7 +102,8 @@ fn an_extent_moves_to_a_lender_that_takes_only_short_writes() {
 #[test]
 fn pages_beside_a_discard_are_read_and_written_meanwhile() {
     let slow = slow("delay-zero=3");
-    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(60), ..config(1) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { patience: Duration::from_secs(60), ..config(1) }).unwrap();
     volume.add_lease(lease(&slow, 1, 1)).unwrap();
     let (here, there) = (0, EXTENT_SIZE / 2);
     [here, there].iter().for_each(|at| write(&volume, *at, 1));
@@ -142,10 +143,12 @@ fn a_spilled_page_cannot_be_read_on_the_disk() {
     volume.write(0, 9 * PAGE + 100, b"a part of a page").unwrap();
     assert_eq!(volume.status().spill.unwrap().used_extents, 1);
     let on_disk = nameless(dir.path());
-    let held: Vec<_> = on_disk.chunks(PAGE_SIZE).filter(|page| page.iter().any(|byte| *byte != 0)).collect();
+    let held: Vec<_> =
+        on_disk.chunks(PAGE_SIZE).filter(|page| page.iter().any(|byte| *byte != 0)).collect();
     assert!(held.len() >= 3);
     assert!(
-        held.iter().all(|held| *held != page && !held.windows(16).any(|part| part == b"a part of a page"))
+        held.iter()
+            .all(|held| *held != page && !held.windows(16).any(|part| part == b"a part of a page"))
     );
     assert_ne!(&on_disk[PAGE_SIZE..][..PAGE_SIZE], &on_disk[5 * PAGE_SIZE..][..PAGE_SIZE]);
     let mut back = [0; 16];

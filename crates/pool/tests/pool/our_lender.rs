@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
-use aquifer_pool::{LeaseState, LeaseTarget, NvmeAccess, Protocol, Seal, Sealing, Volume, VolumeConfig};
+use aquifer_pool::{
+    LeaseState, LeaseTarget, NvmeAccess, Protocol, Seal, Sealing, Volume, VolumeConfig,
+};
 
 use crate::common::*;
 
@@ -96,9 +98,12 @@ fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_t
     let blue = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
     let red = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
     let mut seen: Vec<BTreeSet<Vec<u8>>> = Vec::new();
-    for (seal, apart) in
-        [(&blue, 50), (&red, 50), (&Seal { sealing: Sealing::Random, ..blue.clone() }, 100), (&blue, 50)]
-    {
+    for (seal, apart) in [
+        (&blue, 50),
+        (&red, 50),
+        (&Seal { sealing: Sealing::Random, ..blue.clone() }, 100),
+        (&blue, 50),
+    ] {
         let volume = Volume::new(config(1)).unwrap();
         volume.add_lease(LeaseTarget { seal: Some(seal.clone()), ..lender.lease(2) }).unwrap();
         for (offset, secret) in secrets() {
@@ -112,15 +117,22 @@ fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_t
         let sees = lender.sees();
         assert_eq!(sees.len(), 100);
         // Nothing of 8 bytes is as it was written.
-        let pieces: BTreeSet<_> =
-            secrets().flat_map(|(_, secret)| secret.as_chunks().0.to_vec()).collect::<BTreeSet<[u8; 8]>>();
-        assert!(sees.iter().all(|page| page.as_chunks().0.iter().all(|piece| !pieces.contains(piece))));
+        let pieces: BTreeSet<_> = secrets()
+            .flat_map(|(_, secret)| secret.as_chunks().0.to_vec())
+            .collect::<BTreeSet<[u8; 8]>>();
+        assert!(
+            sees.iter().all(|page| page.as_chunks().0.iter().all(|piece| !pieces.contains(piece)))
+        );
         seen.push(sees.into_iter().collect());
         assert_eq!(seen.last().unwrap().len(), apart);
         volume.discard(0, 0, EXTENT_SIZE).unwrap();
     }
     assert_eq!(seen[0], seen[3], "the same group again");
-    assert!(seen[0].is_disjoint(&seen[1]) && seen[0].is_disjoint(&seen[2]) && seen[1].is_disjoint(&seen[2]));
+    assert!(
+        seen[0].is_disjoint(&seen[1])
+            && seen[0].is_disjoint(&seen[2])
+            && seen[1].is_disjoint(&seen[2])
+    );
 }
 
 #[test]

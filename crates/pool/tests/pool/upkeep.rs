@@ -24,7 +24,8 @@ impl Kept {
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = told.clone();
         let upkeep =
-            Upkeep::start(&volume, move |event| tell.lock().unwrap().push(event.what.clone())).unwrap();
+            Upkeep::start(&volume, move |event| tell.lock().unwrap().push(event.what.clone()))
+                .unwrap();
         Self { volume, told, _upkeep: upkeep }
     }
 
@@ -54,7 +55,9 @@ fn spilled_extents_go_back_to_lenders_when_there_is_room() {
             expect(volume, at, round - 1);
             write(volume, at, round);
         });
-        pages(0).filter(|at| !(at / 200 / PAGE).is_multiple_of(7)).for_each(|at| expect(volume, at, 1));
+        pages(0)
+            .filter(|at| !(at / 200 / PAGE).is_multiple_of(7))
+            .for_each(|at| expect(volume, at, 1));
         volume.status().spill.unwrap().used_extents == 0
     });
     assert_eq!(placed(volume), [2]);
@@ -81,11 +84,21 @@ fn a_lender_lost_and_back_is_told_without_anybody_asking() {
     let is_page = |what: &Happening| matches!(what, Happening::PageLost { page: 3, .. });
     wait_until("both are told, once", || kept.told(is_loss) == 1 && kept.told(is_page) == 1);
     let status = volume.status();
-    assert!(status.failed_reads == 3 && status.last_error.is_some() && status.last_error_at_ms.is_some());
+    assert!(
+        status.failed_reads == 3
+            && status.last_error.is_some()
+            && status.last_error_at_ms.is_some()
+    );
     lender.restart();
-    wait_until("it is told", || kept.told(|what| matches!(what, Happening::LenderBack { .. })) == 1);
+    wait_until("it is told", || {
+        kept.told(|what| matches!(what, Happening::LenderBack { .. })) == 1
+    });
     let status = volume.status();
-    assert_eq!((status.last_error, status.last_error_at_ms), (None, None), "the error is of the past");
+    assert_eq!(
+        (status.last_error, status.last_error_at_ms),
+        (None, None),
+        "the error is of the past"
+    );
     assert_eq!(status.events.len(), 3);
     expect(volume, 3 * PAGE, 1);
 }
@@ -96,7 +109,8 @@ fn lenders_are_left_alone_while_the_volume_is_another_hosts() {
     let path = dir.path().join("pages");
     File::create(&path).unwrap().set_len(EXTENT_SIZE).unwrap();
     let mut lender = Nbdkit::start(&["file", path.to_str().unwrap()]);
-    let volume = Volume::new(VolumeConfig { patience: Duration::from_secs(1), ..config(1) }).unwrap();
+    let volume =
+        Volume::new(VolumeConfig { patience: Duration::from_secs(1), ..config(1) }).unwrap();
     let volume = Arc::new(volume);
     volume.add_lease(lease(&lender, 1, 1)).unwrap();
     write(&volume, 0, 1);
@@ -121,8 +135,14 @@ fn lenders_are_left_alone_while_the_volume_is_another_hosts() {
 
 #[test]
 fn a_lender_whose_connections_do_not_agree_gets_one() {
-    let arguments =
-        ["--filter=limit", "--filter=multi-conn", "memory", "64M", "multi-conn-mode=disable", "limit=1"];
+    let arguments = [
+        "--filter=limit",
+        "--filter=multi-conn",
+        "memory",
+        "64M",
+        "multi-conn-mode=disable",
+        "limit=1",
+    ];
     let lender = Nbdkit::start(&arguments);
     let volume = Volume::new(config(1)).unwrap();
     volume.add_lease(lease(&lender, 1, 1)).unwrap();

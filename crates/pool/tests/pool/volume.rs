@@ -141,7 +141,8 @@ fn a_lease_that_cannot_be_used_is_refused_with_the_reason() {
     assert!(too_small.contains("less than one extent"), "{too_small}");
     let too_large = refusal(LeaseTarget { capacity: Bytes::mib(128), ..good.clone() });
     assert!(too_large.contains("its export has 64MiB, the lease says 128MiB"), "{too_large}");
-    let nobody = refusal(LeaseTarget { address: "unix:/nonexistent".parse().unwrap(), ..good.clone() });
+    let nobody =
+        refusal(LeaseTarget { address: "unix:/nonexistent".parse().unwrap(), ..good.clone() });
     assert!(nobody.contains("lender-1") && nobody.contains("cannot connect"), "{nobody}");
     let read_only = Nbdkit::start(&["--readonly", "memory", "64M"]);
     let read_only = refusal(lease(&read_only, 1, 1));
@@ -201,8 +202,11 @@ fn the_status_tells_what_is_where_and_survives_json() {
     assert_eq!((status.placed_extents, status.written), (1, Bytes(PAGE)));
     assert_eq!(status.traffic.written, Bytes(3 * PAGE));
     assert_eq!((status.traffic.read, status.traffic.discarded), (Bytes(PAGE), Bytes(4 * PAGE)));
-    let leases: Vec<_> =
-        status.leases.iter().map(|lease| (lease.lease, lease.extents, lease.state.clone())).collect();
+    let leases: Vec<_> = status
+        .leases
+        .iter()
+        .map(|lease| (lease.lease, lease.extents, lease.state.clone()))
+        .collect();
     assert_eq!(leases, [(LeaseId(1), 2, LeaseState::Ok), (LeaseId(2), 1, LeaseState::Ok)]);
     assert!(status.leases.iter().all(|lease| lease.sealed.is_none()));
     let text = serde_json::to_string(&status).unwrap();

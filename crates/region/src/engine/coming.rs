@@ -76,7 +76,8 @@ impl Engine {
             let content = &data[at(run_of_due.start)..at(run_of_due.end)];
             let put = self.file.put(run_of_due.start, content);
             self.are_put(run_of_due, put.is_ok(), |is| Page { dirty: true, coming: false, ..is });
-            failed = failed.and(put.map_err(RegionError::io("cannot put pages into the region's file")));
+            failed =
+                failed.and(put.map_err(RegionError::io("cannot put pages into the region's file")));
         }
         failed
     }
@@ -87,16 +88,22 @@ impl Engine {
     /// Pages that are not here, or a region that was not given away.
     pub fn send_left(&self, pages: &[Run], sink: &mut Sink<'_>) -> Result<(), RegionError> {
         if !self.is_frozen() {
-            return Err(RegionError::Misuse("the region is this host's: nothing was left behind".to_owned()));
+            return Err(RegionError::Misuse(
+                "the region is this host's: nothing was left behind".to_owned(),
+            ));
         }
         let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
         for run in pages {
             self.check(*run)?;
-            if run.count > PAGES || !(run.first..run.end()).all(|page| self.table.get(page).has_frame()) {
+            if run.count > PAGES
+                || !(run.first..run.end()).all(|page| self.table.get(page).has_frame())
+            {
                 return Err(RegionError::Misuse("pages that were not left behind here".to_owned()));
             }
             let data = &mut buffer[..run.count as usize * PAGE_SIZE];
-            self.file.read(run.first, data).map_err(RegionError::io("cannot read the region's file"))?;
+            self.file
+                .read(run.first, data)
+                .map_err(RegionError::io("cannot read the region's file"))?;
             let sent = sink(&Frame::Pages(*run), data);
             sent.map_err(RegionError::io("cannot send to the other host"))?;
         }

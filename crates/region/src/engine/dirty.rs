@@ -90,7 +90,11 @@ impl Engine {
     }
 
     /// The pages among these that a program may have written to since their marks were armed.
-    pub(super) fn unproven(&self, cache: &mut Cache, pages: &[Range<u64>]) -> io::Result<HashSet<u64>> {
+    pub(super) fn unproven(
+        &self,
+        cache: &mut Cache,
+        pages: &[Range<u64>],
+    ) -> io::Result<HashSet<u64>> {
         if !self.is_known_now(cache) {
             return Ok(pages.iter().cloned().flatten().collect());
         }

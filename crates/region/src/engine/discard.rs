@@ -59,7 +59,8 @@ impl Engine {
                 discarded += usize::from(is.place != Place::Zero || is.coming);
                 // Nobody touches a page before this is done, also where it is nowhere: the volume is asked for all of them at once. An engine that
                 // comes after this one finds nothing, or the page as it was: nothing in between.
-                let leaving = Page { place: Place::Leaving, stored: false, dirty: true, coming: false, ..is };
+                let leaving =
+                    Page { place: Place::Leaving, stored: false, dirty: true, coming: false, ..is };
                 self.table.set(next, leaving);
                 next += 1;
             }
@@ -79,7 +80,9 @@ impl Engine {
     pub(super) fn discard_leftovers(&self) {
         let leftovers = std::mem::take(&mut *lock(&self.leftovers));
         let few = leftovers.iter().flat_map(|run| {
-            run.clone().step_by(evict::BATCH).map(|first| first..run.end.min(first + evict::BATCH as u64))
+            run.clone()
+                .step_by(evict::BATCH)
+                .map(|first| first..run.end.min(first + evict::BATCH as u64))
         });
         for run in few {
             let cache = lock(&self.cache);
@@ -88,13 +91,15 @@ impl Engine {
             }
             let pages: Vec<u64> = run.filter(|page| self.is_nowhere(*page)).collect();
             for page in &pages {
-                self.table.set(*page, Page { dirty: true, ..self.table.get(*page).at(Place::Leaving) });
+                self.table
+                    .set(*page, Page { dirty: true, ..self.table.get(*page).at(Place::Leaving) });
             }
             drop(cache);
-            let discarded =
-                runs(pages.iter().copied()).iter().map(bytes).try_for_each(|Range { start, end }| {
+            let discarded = runs(pages.iter().copied()).iter().map(bytes).try_for_each(
+                |Range { start, end }| {
                     self.volume.discard(self.control_worker(), start, end - start)
-                });
+                },
+            );
             self.have_left(&pages, 0);
             if let Err(error) = discarded {
                 tracing::warn!(

@@ -77,9 +77,11 @@ impl Engine {
             let mut cache = lock(&self.cache);
             cache.making_room = false;
             let enough = |cache: &mut Cache| {
-                (self.is_frozen() || cache.free() + FEW as u64 >= cache.reserve()) && !self.has_ended()
+                (self.is_frozen() || cache.free() + FEW as u64 >= cache.reserve())
+                    && !self.has_ended()
             };
-            let mut cache = self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner);
+            let mut cache =
+                self.short.wait_while(cache, enough).unwrap_or_else(PoisonError::into_inner);
             cache.making_room = true;
             let count = (cache.reserve().saturating_sub(cache.free()) as usize).clamp(FEW, BATCH);
             drop(cache);
@@ -154,7 +156,9 @@ impl Engine {
             match &unmapped {
                 Ok(unproven) => {
                     let dirty = is.dirty || unproven.contains(&page);
-                    if let Some(outgoing) = cache.outgoing.as_mut().filter(|_| unproven.contains(&page)) {
+                    if let Some(outgoing) =
+                        cache.outgoing.as_mut().filter(|_| unproven.contains(&page))
+                    {
                         outgoing.changed(&[page]);
                     }
                     self.table.set(page, Page { dirty, ..is.at(Place::Unmapped) });
@@ -259,9 +263,12 @@ impl Engine {
         }
         let (written, mut failed) = self.write_back(worker, pages, |run| self.file.frozen(run));
         self.note_written(&written);
-        let goes = |(page, stored): &(u64, Option<bool>)| stored.is_some() && !self.table.get(*page).wanted;
+        let goes = |(page, stored): &(u64, Option<bool>)| {
+            stored.is_some() && !self.table.get(*page).wanted
+        };
         let (going, staying): (Vec<_>, Vec<_>) = written.into_iter().partition(goes);
-        let pages = |written: Vec<(u64, _)>| written.into_iter().map(|(page, _)| page).collect::<Vec<_>>();
+        let pages =
+            |written: Vec<(u64, _)>| written.into_iter().map(|(page, _)| page).collect::<Vec<_>>();
         let (going, mut staying) = (pages(going), pages(staying));
         let (gone, stuck) = self.punch(&going);
         add(&self.counters.evicted, gone.len());
@@ -287,7 +294,10 @@ impl Engine {
     }
 
     /// Takes pages, in ascending order, out of the file. Says which are gone, and which are not and why.
-    pub(super) fn punch<'a>(&self, pages: &'a [u64]) -> (&'a [u64], Option<(&'a [u64], RegionError)>) {
+    pub(super) fn punch<'a>(
+        &self,
+        pages: &'a [u64],
+    ) -> (&'a [u64], Option<(&'a [u64], RegionError)>) {
         let mut gone = 0;
         for run in runs(pages.iter().copied()) {
             if let Err(error) = self.file.punch(&run) {
@@ -347,8 +357,11 @@ impl Engine {
         let full_runs = runs(full.iter().copied());
         let data: Vec<_> = full_runs.iter().map(|run| (bytes(run).start, content(run))).collect();
         let sent = Instant::now();
-        let stored =
-            self.volume.write_many(worker, &data).map_err(|error| failed = Some(error.into())).is_ok();
+        let stored = self
+            .volume
+            .write_many(worker, &data)
+            .map_err(|error| failed = Some(error.into()))
+            .is_ok();
         if let Some(link) = self.link.as_ref().filter(|_| !full.is_empty()) {
             link.carry(full.len(), sent);
         }

@@ -64,7 +64,9 @@ impl Mapped {
     /// Adds those of the pages that are in its page table. None where they are not known.
     fn add_present(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> Option<()> {
         let all = self.pages?;
-        let at = |page: u64| self.address + (page.clamp(all.first, all.end()) - all.first) * PAGE_SIZE as u64;
+        let at = |page: u64| {
+            self.address + (page.clamp(all.first, all.end()) - all.first) * PAGE_SIZE as u64
+        };
         let page = |address: u64| all.first + (address - self.address) / PAGE_SIZE as u64;
         let pagemap = File::open(format!("/proc/{}/pagemap", self.pid)).ok()?;
         let found = |found: Range<u64>| into.extend(page(found.start)..page(found.end));
@@ -138,14 +140,16 @@ impl Expected {
 
     /// Adds those of the pages that programs which are not back yet have in their page tables. False where that is not known.
     pub(super) fn add_present(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> bool {
-        let mut known = |mapped: &Mapped| runs.iter().all(|run| mapped.add_present(run, into).is_some());
+        let mut known =
+            |mapped: &Mapped| runs.iter().all(|run| mapped.add_present(run, into).is_some());
         self.missing.iter().all(&mut known)
     }
 
     pub(super) fn add(&mut self, mapped: Mapped) -> io::Result<()> {
         // (An older release noted less of it.)
         self.missing.retain(|other| {
-            (other.pid, other.started, other.address) != (mapped.pid, mapped.started, mapped.address)
+            (other.pid, other.started, other.address)
+                != (mapped.pid, mapped.started, mapped.address)
         });
         self.leaves(&mapped);
         self.here.push(mapped);

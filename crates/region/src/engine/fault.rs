@@ -78,7 +78,8 @@ impl Engine {
         add(&self.counters.stalled_faults, 1);
         self.is_in_trouble(error);
         let mut stalled = lock(&self.stalled);
-        let fault = stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
+        let fault =
+            stalled.entry((program.id, page)).or_insert(Stalled { since: began, waits: true });
         fault.waits = true;
         let gives_up = self.give_up.is_some_and(|longest| fault.since.elapsed() >= longest);
         if gives_up && self.gives_up(touch, error) {
@@ -94,7 +95,11 @@ impl Engine {
         let (program, page) = (touch.program, touch.page);
         match program.poison(page) {
             Ok(Filled::Now) => {
-                tracing::error!(program = program.name(), page, "gives up: the program gets SIGBUS: {error}");
+                tracing::error!(
+                    program = program.name(),
+                    page,
+                    "gives up: the program gets SIGBUS: {error}"
+                );
                 add(&self.counters.given_up, 1);
             }
             // Nobody waits there any more.
@@ -102,7 +107,11 @@ impl Engine {
             // It came just now; or it is shared, and read: who wants to write to it waits on.
             Ok(Filled::Before) => return false,
             Err(refused) => {
-                tracing::warn!(program = program.name(), page, "cannot give up ({error}): {refused}");
+                tracing::warn!(
+                    program = program.name(),
+                    page,
+                    "cannot give up ({error}): {refused}"
+                );
                 return false;
             }
         }
@@ -224,7 +233,13 @@ impl Engine {
     }
 
     /// Puts a page into the file and the page table; a frame is taken for it.
-    fn fill(&self, worker: usize, touch: &Touch<'_>, is: Page, buffer: &mut [u8]) -> Result<(), RegionError> {
+    fn fill(
+        &self,
+        worker: usize,
+        touch: &Touch<'_>,
+        is: Page,
+        buffer: &mut [u8],
+    ) -> Result<(), RegionError> {
         let Touch { program, fault, page, began } = *touch;
         let remote = is.place == Place::Remote;
         let filled = if remote {
@@ -275,7 +290,12 @@ impl Engine {
     }
 
     /// Fetches pages that follow one another. Says how long they were on their way.
-    pub(super) fn read(&self, worker: usize, first: u64, into: &mut [u8]) -> Result<Duration, PoolError> {
+    pub(super) fn read(
+        &self,
+        worker: usize,
+        first: u64,
+        into: &mut [u8],
+    ) -> Result<Duration, PoolError> {
         let sent = Instant::now();
         self.volume.read(worker, first * PAGE_SIZE as u64, into)?;
         let Some(link) = &self.link else { return Ok(sent.elapsed()) };
@@ -318,9 +338,9 @@ impl Engine {
     pub(super) fn retry_stalled(&self) {
         while !self.has_ended() {
             let none = lock(&self.stalled);
-            let some = self
-                .retry
-                .wait_while(none, |stalled| !stalled.values().any(|fault| fault.waits) && !self.has_ended());
+            let some = self.retry.wait_while(none, |stalled| {
+                !stalled.values().any(|fault| fault.waits) && !self.has_ended()
+            });
             drop(some);
             thread::sleep(RETRY);
             let mut stalled = lock(&self.stalled);

@@ -30,7 +30,12 @@ impl Engine {
     ///
     /// # Errors
     /// What is no part of the region, or cannot be put there. Nothing more is to be taken in then.
-    pub fn take_in(&self, incoming: &mut Incoming, frame: &Frame, data: &[u8]) -> Result<(), RegionError> {
+    pub fn take_in(
+        &self,
+        incoming: &mut Incoming,
+        frame: &Frame,
+        data: &[u8],
+    ) -> Result<(), RegionError> {
         if !self.is_frozen() {
             return match frame {
                 Frame::Pages(run) => self.take_left(*run, data),
@@ -66,12 +71,19 @@ impl Engine {
     pub(super) fn check_contents(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check(run)?;
         if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
-            return Err(RegionError::Misuse("pages that are not as long as they are said to be".to_owned()));
+            return Err(RegionError::Misuse(
+                "pages that are not as long as they are said to be".to_owned(),
+            ));
         }
         Ok(())
     }
 
-    fn take_pages(&self, incoming: &mut Incoming, run: Run, data: &[u8]) -> Result<(), RegionError> {
+    fn take_pages(
+        &self,
+        incoming: &mut Incoming,
+        run: Run,
+        data: &[u8],
+    ) -> Result<(), RegionError> {
         self.check_contents(run, data)?;
         let were = self.take_frames(run);
         let put = self.file.put(run.first, data);
@@ -141,7 +153,12 @@ impl Engine {
         })
     }
 
-    fn take_states(&self, incoming: &mut Incoming, first: u64, data: &[u8]) -> Result<(), RegionError> {
+    fn take_states(
+        &self,
+        incoming: &mut Incoming,
+        first: u64,
+        data: &[u8],
+    ) -> Result<(), RegionError> {
         let end = self.table.pages().min(first.saturating_add(data.len() as u64 * 4));
         let mut strange = Vec::new();
         let cache = lock(&self.cache);
@@ -222,7 +239,8 @@ impl Engine {
         for run in runs(taken) {
             let data = &mut buffer[..(run.end - run.start) as usize * PAGE_SIZE];
             if fetched.is_ok() {
-                let read = self.read(self.control_worker(), run.start, data).map_err(io::Error::other);
+                let read =
+                    self.read(self.control_worker(), run.start, data).map_err(io::Error::other);
                 fetched = read.and_then(|_| self.file.put(run.start, data));
             }
             self.are_put(run, fetched.is_ok(), |is| is);

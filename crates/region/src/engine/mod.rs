@@ -256,7 +256,8 @@ impl Engine {
         let mapped = [region.0.to_owned(), frames.clone()];
         let expected = Expected::open(programs, mapped).map_err(fail)?;
         let resumes = places.all().next().is_some() || !table.is_new() || expected.missing() > 0;
-        let volume = joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
+        let volume =
+            joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
         if resumes && !config.foreign {
             // The engine before may have been killed before it told the lenders.
             volume.end_older_generations();
@@ -313,7 +314,9 @@ impl Engine {
             leftovers: Mutex::default(),
             places: places.clone(),
         };
-        engine.recover(&places).map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
+        engine
+            .recover(&places)
+            .map_err(RegionError::io(format!("cannot read {}", region.0.display())))?;
         Ok(engine)
     }
 
@@ -336,9 +339,15 @@ impl Engine {
             threads.push(thread::Builder::new().name(format!("fault-{worker}")).spawn(body)?);
         }
         let engine = self.clone();
-        threads.push(thread::Builder::new().name("evict".to_owned()).spawn(move || engine.keep_room())?);
+        threads.push(
+            thread::Builder::new().name("evict".to_owned()).spawn(move || engine.keep_room())?,
+        );
         let engine = self.clone();
-        threads.push(thread::Builder::new().name("retry".to_owned()).spawn(move || engine.retry_stalled())?);
+        threads.push(
+            thread::Builder::new()
+                .name("retry".to_owned())
+                .spawn(move || engine.retry_stalled())?,
+        );
         if !lock(&self.leftovers).is_empty() {
             let engine = self.clone();
             let body = move || engine.discard_leftovers();
@@ -374,7 +383,9 @@ impl Engine {
     /// Refuses what would change what is handed over.
     fn may_change(&self) -> Result<(), RegionError> {
         if self.is_frozen() {
-            return Err(RegionError::Misuse("the region is being handed over to another host".to_owned()));
+            return Err(RegionError::Misuse(
+                "the region is being handed over to another host".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -456,8 +467,11 @@ impl Engine {
                 (least, since) = (frames, Instant::now());
             } else if since.elapsed() > STUCK {
                 let over = Bytes(frames.saturating_sub(self.cache().pages()) * PAGE_SIZE as u64);
-                let why =
-                    if self.is_complete() { "all is on its way".to_owned() } else { self.who_is_away() };
+                let why = if self.is_complete() {
+                    "all is on its way".to_owned()
+                } else {
+                    self.who_is_away()
+                };
                 return Err(RegionError::Refused(format!(
                     "{over} over the limit cannot leave the cache: {why}"
                 )));

@@ -62,7 +62,9 @@ impl Engine {
         self.may_change()?;
         let pages = self.table.pages() as usize;
         let mut cache = lock(&self.cache);
-        if let Some(page) = (0..self.table.pages()).find(|page| self.table.get(*page).place == Place::Lost) {
+        if let Some(page) =
+            (0..self.table.pages()).find(|page| self.table.get(*page).place == Place::Lost)
+        {
             return Err(RegionError::Lost(page));
         }
         if (0..self.table.pages()).any(|page| self.table.get(page).coming) {
@@ -73,7 +75,8 @@ impl Engine {
             return Err(RegionError::Misuse("the region is being handed over already".to_owned()));
         }
         let none = || vec![false; pages];
-        cache.outgoing = Some(Outgoing { there: none(), current: none(), left: none(), first: true });
+        cache.outgoing =
+            Some(Outgoing { there: none(), current: none(), left: none(), first: true });
         drop(cache);
         // Nothing comes to be shared from now on. What is goes as the region's own: the other host has other frames.
         self.unshare_all().inspect_err(|_| lock(&self.cache).outgoing = None)
@@ -120,7 +123,8 @@ impl Engine {
     /// Waits until every page is in one place. None leaves any more.
     fn wait_until_settled(&self) -> Result<(), RegionError> {
         let deadline = Instant::now() + SETTLING;
-        let on_its_way = |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
+        let on_its_way =
+            |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
         let mut first = 0;
         loop {
             // Of those before it none comes to be on its way again: none leaves, and nobody touches one.
@@ -150,7 +154,8 @@ impl Engine {
             first = chunk.end;
             let mut cache = lock(&self.cache);
             self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
-            let not_begun = || RegionError::Misuse("the region is not being handed over".to_owned());
+            let not_begun =
+                || RegionError::Misuse("the region is not being handed over".to_owned());
             let outgoing = cache.outgoing.as_mut().ok_or_else(not_begun)?;
             if outgoing.first && round == Round::Copy {
                 outgoing.first = false;
@@ -228,7 +233,8 @@ impl Engine {
             let end = (first + handover::STATES).min(self.table.pages());
             let mut states = vec![0; (end - first).div_ceil(4) as usize];
             let cache = lock(&self.cache);
-            let is_left = |page| cache.outgoing.as_ref().is_some_and(|outgoing| outgoing.left[page as usize]);
+            let is_left =
+                |page| cache.outgoing.as_ref().is_some_and(|outgoing| outgoing.left[page as usize]);
             for page in first..end {
                 let is = self.table.get(page);
                 // Of what the volume does not have that is said only where it was left behind: it has come, or is of zeroes.
@@ -240,8 +246,11 @@ impl Engine {
             sink(&Frame::States(first), &states)?;
             first = end;
         }
-        let extents =
-            self.places.all().map(|(extent, (lease, slot))| Extent { extent: extent as u64, lease, slot });
+        let extents = self.places.all().map(|(extent, (lease, slot))| Extent {
+            extent: extent as u64,
+            lease,
+            slot,
+        });
         let extents: Vec<_> = extents.collect();
         extents.chunks(4096).try_for_each(|some| sink(&Frame::Extents(some.to_vec()), &[]))
     }
@@ -250,9 +259,13 @@ impl Engine {
     pub fn hot(&self, most: u64) -> Vec<Run> {
         let cache = lock(&self.cache);
         let Some(outgoing) = &cache.outgoing else { return Vec::new() };
-        let is_hot =
-            |page: &u64| self.table.get(*page).place == Place::Resident && !outgoing.current[*page as usize];
-        runs((0..self.table.pages()).filter(is_hot).take(most as usize)).iter().map(as_run).collect()
+        let is_hot = |page: &u64| {
+            self.table.get(*page).place == Place::Resident && !outgoing.current[*page as usize]
+        };
+        runs((0..self.table.pages()).filter(is_hot).take(most as usize))
+            .iter()
+            .map(as_run)
+            .collect()
     }
 }
 
@@ -276,7 +289,9 @@ mod tests {
     fn of_eight_pages_five_are_sent_where_eleven_were() {
         let engine = Engine::bare(9);
         let is = |page: u64, place, dirty| {
-            engine.table.set(page, Page { place, stored: true, dirty, wanted: false, coming: false });
+            engine
+                .table
+                .set(page, Page { place, stored: true, dirty, wanted: false, coming: false });
         };
         let leaves = |page| {
             is(page, Place::Remote, false);

@@ -54,7 +54,8 @@ impl Engine {
         let mut cache = lock(&self.cache);
         self.may_change()?;
         let released = self.released.load(Ordering::Relaxed);
-        let mut taken = Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs(), released };
+        let mut taken =
+            Taken { pages: Vec::new(), were: Vec::new(), programs: self.programs(), released };
         self.note_dirty(&mut cache, &chunk).map_err(cannot_look)?;
         for page in chunk {
             let is = self.table.get(page);
@@ -108,8 +109,11 @@ impl Engine {
         let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
         let mapped = runs(mapped.map(|(page, _)| *page));
         let are_known = are_the_same && self.pinned_by().is_none();
-        let again =
-            if are_known { self.unproven(&mut cache, &mapped) } else { Ok(pages.iter().copied().collect()) };
+        let again = if are_known {
+            self.unproven(&mut cache, &mapped)
+        } else {
+            Ok(pages.iter().copied().collect())
+        };
         let again = again.unwrap_or_else(|error| {
             failed = Some(cannot_look(error));
             pages.iter().copied().collect()

@@ -48,7 +48,8 @@ impl Early {
         let taken = pages.into_iter().filter(|page| {
             let (word, bit) = (self.bits.get((page / 64) as usize), 1 << (page % 64));
             word.is_some_and(|word| {
-                word.load(Ordering::Relaxed) & bit != 0 && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+                word.load(Ordering::Relaxed) & bit != 0
+                    && word.fetch_and(!bit, Ordering::Relaxed) & bit != 0
             })
         });
         let taken = taken.count() as u64;
@@ -180,7 +181,11 @@ impl Engine {
         for page in pages {
             let is = self.table.get(page).at(Place::Zero);
             if matches!(touch.program.fill_zero(page), Ok(Filled::Now | Filled::Before)) {
-                self.settle(page, Page { dirty: true, wanted: false, ..is.at(Place::Resident) }, false);
+                self.settle(
+                    page,
+                    Page { dirty: true, wanted: false, ..is.at(Place::Resident) },
+                    false,
+                );
                 add(&self.counters.zeroed, 1);
             } else {
                 self.unsettle(page, Page { wanted: false, ..is });

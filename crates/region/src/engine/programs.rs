@@ -27,7 +27,12 @@ impl Engine {
     ///
     /// # Errors
     /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
-    pub fn attend(&self, attach: &Attach, userfaults: [OwnedFd; 2], orders: Connection) -> io::Result<()> {
+    pub fn attend(
+        &self,
+        attach: &Attach,
+        userfaults: [OwnedFd; 2],
+        orders: Connection,
+    ) -> io::Result<()> {
         let (program, mapped) = self.attach(attach, userfaults.map(Userfault::from), orders)?;
         program.wait_for_end(|| lock(&self.expected).is_there(&mapped));
         self.detach(&program, &mapped);
@@ -60,9 +65,11 @@ impl Engine {
         let pid = orders.peer()?;
         let mapped = Mapped::new(pid, attach.address, attach.pages)?;
         let id = self.next_program.fetch_add(1, Ordering::Relaxed);
-        let is_before = |other: &Arc<Program>| is_same(other, pid, attach.address) && !other.is_gone();
+        let is_before =
+            |other: &Arc<Program>| is_same(other, pid, attach.address) && !other.is_gone();
         let before = self.programs().into_iter().find(is_before);
-        let program = Program::new(id, attach, userfaults, orders, self.prefetch, before.as_deref())?;
+        let program =
+            Program::new(id, attach, userfaults, orders, self.prefetch, before.as_deref())?;
         let program = Arc::new(program);
         if let Err(error) = self.take_care(&program, mapped) {
             // It has pages mapped, and comes back. At no time is it on neither list.
@@ -81,8 +88,9 @@ impl Engine {
             if self.removing.load(Ordering::Relaxed) {
                 return Err(io::Error::other("the region is being removed"));
             }
-            let before =
-                |other: &mut Arc<Program>| is_same(other, program.pid, program.address()) && !other.is_gone();
+            let before = |other: &mut Arc<Program>| {
+                is_same(other, program.pid, program.address()) && !other.is_gone()
+            };
             for other in programs.extract_if(.., before) {
                 other.replace();
                 self.ignore(&other);
@@ -92,7 +100,9 @@ impl Engine {
         })?;
         self.settle_shared().map_err(io::Error::other)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
-        for (userfault, id) in [(&program.userfault, program.id), (&program.guard, program.id | GUARD)] {
+        for (userfault, id) in
+            [(&program.userfault, program.id), (&program.guard, program.id | GUARD)]
+        {
             epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
         }
         // Whoever an engine before this one was told of and did not serve.
@@ -223,7 +233,10 @@ impl Engine {
         let silent = self.programs().into_iter().filter(|program| program.is_silent());
         let mut names: Vec<_> = silent.map(|program| program.name()).collect();
         names.extend(lock(&self.expected).missing_names());
-        format!("it has to wait for {}: is that stopped? 'kill -CONT' has it go on", names.join(", "))
+        format!(
+            "it has to wait for {}: is that stopped? 'kill -CONT' has it go on",
+            names.join(", ")
+        )
     }
 }
 

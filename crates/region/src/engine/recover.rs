@@ -57,9 +57,12 @@ impl Engine {
         drop(cache);
         let lost = (0..self.table.pages())
             .filter(|page| !placed.contains(&(page / PAGES_PER_EXTENT)))
-            .find(|page| self.table.get(*page).place == Place::Remote && !self.table.get(*page).coming);
+            .find(|page| {
+                self.table.get(*page).place == Place::Remote && !self.table.get(*page).coming
+            });
         if let Some(page) = lost {
-            let why = format!("page {page} was with the engine before this one, and with no lender");
+            let why =
+                format!("page {page} was with the engine before this one, and with no lender");
             return Err(io::Error::other(why));
         }
         for (extent, place) in places.all() {
@@ -74,8 +77,8 @@ impl Engine {
             // Another host may have stored pages there by now. What is not discarded only takes
             // memory of the lender until the page is written to; and lenders need not be there yet.
             if !self.is_frozen() {
-                let gone =
-                    (first..last).filter(|page| unsure.contains(page) && !self.table.get(*page).has_frame());
+                let gone = (first..last)
+                    .filter(|page| unsure.contains(page) && !self.table.get(*page).has_frame());
                 lock(&self.leftovers).extend(runs(gone));
             }
         }
@@ -101,7 +104,13 @@ mod tests {
     impl Engine {
         /// An engine of so many pages that were never written, without a lender.
         pub(in crate::engine) fn bare(pages: u64) -> Self {
-            let was = Page { place: Place::Zero, stored: false, dirty: false, wanted: false, coming: false };
+            let was = Page {
+                place: Place::Zero,
+                stored: false,
+                dirty: false,
+                wanted: false,
+                coming: false,
+            };
             after(was, false, pages).unwrap()
         }
     }
@@ -109,10 +118,17 @@ mod tests {
     /// The engine that follows one which died when page 0 was `was`, and perhaps in the file, without a lender.
     fn after(was: Page, in_file: bool, pages: u64) -> Result<Engine, RegionError> {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let paths = ["region", "table", "places", "sharers"].map(|name| directory.path().join(name));
+        let paths =
+            ["region", "table", "places", "sharers"].map(|name| directory.path().join(name));
         let open = |at: usize, size: u64| {
             let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(false).open(&paths[at]).unwrap();
+            let file = options
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&paths[at])
+                .unwrap();
             file.set_len(size).unwrap();
             (paths[at].as_path(), file)
         };
@@ -151,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_page_that_was_leaving_when_its_extent_was_given_back_is_still_there() {
-        let leaving = Page { place: Place::Leaving, stored: true, dirty: true, wanted: true, coming: false };
+        let leaving =
+            Page { place: Place::Leaving, stored: true, dirty: true, wanted: true, coming: false };
         let engine = after(leaving, true, 4).unwrap();
         let is = engine.table.get(0);
         assert_eq!((is.place, is.dirty, is.wanted), (Place::Resident, true, false));
@@ -160,7 +177,8 @@ mod tests {
 
     #[test]
     fn a_page_that_is_coming_still_is_unless_it_came() {
-        let coming = Page { place: Place::Filling, stored: true, dirty: false, wanted: true, coming: true };
+        let coming =
+            Page { place: Place::Filling, stored: true, dirty: false, wanted: true, coming: true };
         let engine = after(Page { stored: false, ..coming }, false, 4).unwrap();
         let is = engine.table.get(0);
         assert_eq!((is.place, is.coming, is.wanted), (Place::Zero, true, false));
@@ -171,7 +189,8 @@ mod tests {
 
     #[test]
     fn a_page_that_nobody_has_is_not_taken_for_zeroes() {
-        let remote = Page { place: Place::Remote, stored: true, dirty: false, wanted: false, coming: false };
+        let remote =
+            Page { place: Place::Remote, stored: true, dirty: false, wanted: false, coming: false };
         let refused = after(remote, false, 4).unwrap_err().to_string();
         assert!(refused.contains("with no lender"), "{refused}");
     }
@@ -179,7 +198,8 @@ mod tests {
     #[test]
     fn a_page_that_vanished_from_the_file_is_lost_and_not_zeroes() {
         for stored in [false, true] {
-            let was = Page { place: Place::Unmapped, stored, dirty: true, wanted: false, coming: false };
+            let was =
+                Page { place: Place::Unmapped, stored, dirty: true, wanted: false, coming: false };
             let engine = after(was, false, 4).unwrap();
             assert_eq!(engine.table.get(0).place, Place::Lost);
             let refused = engine.begin_outgoing().unwrap_err().to_string();

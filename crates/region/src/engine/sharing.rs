@@ -58,7 +58,8 @@ impl Engine {
     /// When a program's pages cannot be changed, or the frames not be read. All pages are where they were then, or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
         let sharing = lock(&self.sharing);
-        let held = self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
+        let held =
+            self.frames.hold().map_err(RegionError::io("cannot lock the frames of the group"))?;
         let mut merged = Merged::default();
         let programs = self.programs();
         let may_share = self.is_complete() && self.pinned_by().is_none();
@@ -121,8 +122,9 @@ impl Engine {
     }
 
     fn unmap_to_share(&self, pages: &[u64]) -> Result<(), RegionError> {
-        let unproven =
-            self.unmap(pages, false).map_err(RegionError::io("cannot take pages out of a program"))?;
+        let unproven = self
+            .unmap(pages, false)
+            .map_err(RegionError::io("cannot take pages out of a program"))?;
         let _cache = lock(&self.cache);
         for page in pages {
             let is = self.table.get(*page);
@@ -170,8 +172,10 @@ impl Engine {
         let pages: Vec<u64> = equal.iter().map(|(page, _)| *page).collect();
         // Before any is: an engine after this one must know what may be.
         equal.iter().for_each(|(page, frame)| self.sharers.set(*page, Some(*frame)));
-        let done =
-            self.frames.file().and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
+        let done = self
+            .frames
+            .file()
+            .and_then(|frames| program.share(&as_shared(equal), &frames, self.file.file()));
         let written = match done {
             Ok(Sharing::Done(written)) => written,
             Ok(Sharing::Gone) => {
@@ -188,7 +192,8 @@ impl Engine {
                 return Err(RegionError::io("cannot share pages of a program")(error));
             }
         };
-        let (back, shared): (Vec<_>, Vec<_>) = pages.into_iter().partition(|page| written.contains(page));
+        let (back, shared): (Vec<_>, Vec<_>) =
+            pages.into_iter().partition(|page| written.contains(page));
         self.are_own(&back);
         self.come_back(&back);
         let (gone, stuck) = self.punch(&shared);
@@ -227,7 +232,11 @@ impl Engine {
     fn come_back(&self, pages: &[u64]) {
         for page in pages {
             let is = self.table.get(*page);
-            self.settle(*page, Page { dirty: true, wanted: false, ..is.at(Place::Resident) }, false);
+            self.settle(
+                *page,
+                Page { dirty: true, wanted: false, ..is.at(Place::Resident) },
+                false,
+            );
         }
     }
 
@@ -261,7 +270,8 @@ impl Engine {
     fn unshare_for(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
-            let mut pages: Vec<u64> = pages.iter().copied().filter(|page| self.is_shared(*page)).collect();
+            let mut pages: Vec<u64> =
+                pages.iter().copied().filter(|page| self.is_shared(*page)).collect();
             if pages.is_empty() {
                 continue;
             }
@@ -272,7 +282,9 @@ impl Engine {
                 pages.retain(|page| self.is_shared(*page));
             }
             pages.sort_unstable();
-            pages.iter().for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
+            pages
+                .iter()
+                .for_each(|page| self.table.set(*page, self.table.get(*page).at(Place::Filling)));
             cache.frames += pages.len() as u64;
             self.see_to_room(&mut cache);
             drop(cache);
@@ -335,8 +347,10 @@ impl Engine {
         let mut buffer = vec![0; PAGE_SIZE];
         for page in pages {
             let frame = self.sharers.get(*page);
-            let frame = frame.ok_or_else(|| RegionError::Refused(format!("page {page} has no frame")))?;
-            let put = self.frames.read(frame, &mut buffer).and_then(|()| self.file.put(*page, &buffer));
+            let frame =
+                frame.ok_or_else(|| RegionError::Refused(format!("page {page} has no frame")))?;
+            let put =
+                self.frames.read(frame, &mut buffer).and_then(|()| self.file.put(*page, &buffer));
             put.map_err(RegionError::io("cannot copy a shared page"))?;
         }
         Ok(())
@@ -363,7 +377,10 @@ impl Engine {
             self.unshare(&shared)?;
             let cache = lock(&self.cache);
             // One that is just being written to a lender is shared again after that.
-            if !shared.iter().any(|page| !self.table.get(*page).is_settled() || self.is_shared(*page)) {
+            if !shared
+                .iter()
+                .any(|page| !self.table.get(*page).is_settled() || self.is_shared(*page))
+            {
                 return Ok(());
             }
             self.wait_for_change(cache);
@@ -450,7 +467,9 @@ fn as_shared(equal: &[(u64, u64)]) -> Vec<Shared> {
     let mut all: Vec<Shared> = Vec::new();
     for (page, frame) in equal.iter().copied() {
         match all.last_mut() {
-            Some(Shared { pages, frame: first }) if pages.end() == page && *first + pages.count == frame => {
+            Some(Shared { pages, frame: first })
+                if pages.end() == page && *first + pages.count == frame =>
+            {
                 pages.count += 1;
             }
             _ => all.push(Shared { pages: Run { first: page, count: 1 }, frame }),

@@ -86,8 +86,9 @@ mod tests {
             let mut there = HashSet::new();
             let mut random = 7_u64;
             for _ in 0..20_000 {
-                random =
-                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 let page = (random >> 33) % 1000;
                 match (random >> 60) % 4 {
                     0 | 1 if there.insert(page) => policy.came(page),
@@ -136,7 +137,10 @@ mod tests {
             [5, 1, 9].iter().for_each(|page| policy.came(*page));
             assert_eq!(policy.victim(), Some(1));
             policy.touched(1);
-            assert_eq!([policy.victim(), policy.victim(), policy.victim()], [Some(5), Some(9), Some(1)]);
+            assert_eq!(
+                [policy.victim(), policy.victim(), policy.victim()],
+                [Some(5), Some(9), Some(1)]
+            );
         }
     }
 

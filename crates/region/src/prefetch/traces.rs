@@ -102,9 +102,21 @@ fn objects_of_a_few_pages_that_are_asked_for_by_chance_are_left_alone() {
             off.touch(page);
             cache.touch(page);
         });
-        eprintln!("{kind}: {} faults, {} fetched; off: {} faults", cache.faults, cache.fetched, off.faults);
-        assert!(cache.faults > 10_000 && cache.fetched * 100 < cache.faults, "{kind}: {}", cache.fetched);
-        assert!(cache.faults * 100 < off.faults * 101, "{kind}: {} and {}", cache.faults, off.faults);
+        eprintln!(
+            "{kind}: {} faults, {} fetched; off: {} faults",
+            cache.faults, cache.fetched, off.faults
+        );
+        assert!(
+            cache.faults > 10_000 && cache.fetched * 100 < cache.faults,
+            "{kind}: {}",
+            cache.fetched
+        );
+        assert!(
+            cache.faults * 100 < off.faults * 101,
+            "{kind}: {} and {}",
+            cache.faults,
+            off.faults
+        );
     }
 }
 
@@ -118,7 +130,12 @@ fn what_looks_like_a_pattern_and_is_none_costs_little() {
             let first = random.next() % 10_000_000;
             (first..first + 4).for_each(|page| cache.touch(page));
         }
-        assert!(cache.fetched * 50 < cache.faults, "{kind}: {} for {}", cache.fetched, cache.faults);
+        assert!(
+            cache.fetched * 50 < cache.faults,
+            "{kind}: {} for {}",
+            cache.fetched,
+            cache.faults
+        );
     }
 }
 

@@ -48,7 +48,11 @@ pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Sta
 ///
 /// # Errors
 /// [`RegionError`].
-pub fn create_foreign(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Status, RegionError> {
+pub fn create_foreign(
+    program: &Path,
+    directory: &Path,
+    spec: &RegionSpec,
+) -> Result<Status, RegionError> {
     let mut spec = spec.clone();
     // Beside the host that has the region now, until it is handed over: lenders let one process of each generation in.
     for claim in spec.leases.iter_mut().filter_map(|lease| lease.claim.as_mut()) {
@@ -65,7 +69,10 @@ fn create_as(
 ) -> Result<Status, RegionError> {
     let files = Files::new(directory, &spec.name);
     if spec.size.0 == 0 || !spec.size.0.is_multiple_of(aquifer_page::PAGE_SIZE as u64) {
-        return Err(RegionError::Misuse(format!("a region is of whole pages of 4KiB; {} is not", spec.size)));
+        return Err(RegionError::Misuse(format!(
+            "a region is of whole pages of 4KiB; {} is not",
+            spec.size
+        )));
     }
     let held = regions::ensure(directory).map_err(RegionError::io(format!(
         "cannot mount a tmpfs at {} (it takes root)",
@@ -89,7 +96,12 @@ pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
     let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
     // Here already, so that it is known which region there is not.
     files.read()?;
-    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(files.log()).map_err(fail())?;
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(files.log())
+        .map_err(fail())?;
     let mut keeper = Command::new(program)
         .args([SUBCOMMAND, "keeper"])
         .arg(files.directory())
@@ -162,7 +174,11 @@ pub fn limits(directory: &Path) -> Result<Limits, RegionError> {
 ///
 /// # Errors
 /// [`RegionError`]. A region that does not answer leaves the others within the limit; it comes to be as soon as this is said again.
-pub fn limit(directory: &Path, group: Option<&Group>, limit: Option<Bytes>) -> Result<Limits, RegionError> {
+pub fn limit(
+    directory: &Path,
+    group: Option<&Group>,
+    limit: Option<Bytes>,
+) -> Result<Limits, RegionError> {
     let book = Book::of(directory);
     let mut specs = Vec::new();
     for files in list(directory)? {
@@ -341,7 +357,9 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     let deadline = Instant::now() + RESTART;
     loop {
         match done(files, request) {
-            Err(RegionError::Unserved { .. } | RegionError::Io { .. }) if Instant::now() < deadline => {
+            Err(RegionError::Unserved { .. } | RegionError::Io { .. })
+                if Instant::now() < deadline =>
+            {
                 thread::sleep(Duration::from_millis(50));
             }
             answered => return answered,
@@ -377,7 +395,9 @@ fn refusal(files: &Files, response: Response) -> RegionError {
     match response {
         Response::Failed { error } => RegionError::Refused(error),
         Response::InUse { programs } => RegionError::InUse { name: files.name().clone(), programs },
-        other => RegionError::Refused(format!("the engine gave an answer to another question: {other:?}")),
+        other => RegionError::Refused(format!(
+            "the engine gave an answer to another question: {other:?}"
+        )),
     }
 }
 
@@ -394,17 +414,20 @@ fn asked(
     let name = || files.name().clone();
     let broken = || {
         let name = files.name();
-        RegionError::io(format!("the engine of region '{name}' does not answer within {patience:?}"))
+        RegionError::io(format!(
+            "the engine of region '{name}' does not answer within {patience:?}"
+        ))
     };
-    let mut call =
-        ControlCall::ask(&files.control(), request, patience).map_err(|error| match error.kind() {
+    let mut call = ControlCall::ask(&files.control(), request, patience).map_err(|error| {
+        match error.kind() {
             io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 RegionError::Unserved { name: name(), log: files.log() }
             }
             io::ErrorKind::TimedOut => broken()(error),
             _ => RegionError::io(format!("cannot connect to {}", files.control().display()))(error),
-        })?;
+        }
+    })?;
     let answer = call.answer().map_err(broken())?;
     let stream = call.into_stream().map_err(broken())?;
     Ok((answer, stream))

@@ -134,14 +134,17 @@ impl Control {
                 || listener.accept(),
                 |(client, _)| {
                     let (serving, removed) = (serving.clone(), removed.clone());
-                    let answering = thread::Builder::new().name("answer".to_owned()).spawn(move || {
-                        match serving.converse(&client) {
-                            // The receiver is there.
-                            Ok(true) => _ = removed.send(()),
-                            Ok(false) => {}
-                            Err(error) => tracing::warn!("a control connection ended early: {error}"),
-                        }
-                    });
+                    let answering =
+                        thread::Builder::new().name("answer".to_owned()).spawn(move || {
+                            match serving.converse(&client) {
+                                // The receiver is there.
+                                Ok(true) => _ = removed.send(()),
+                                Ok(false) => {}
+                                Err(error) => {
+                                    tracing::warn!("a control connection ended early: {error}")
+                                }
+                            }
+                        });
                     answering.map(drop)
                 },
             );
@@ -161,7 +164,10 @@ impl Serving {
         let mut line = String::new();
         BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
         let done = |result: Result<(), RegionError>| {
-            result.map_or_else(|error| Response::Failed { error: error.to_string() }, |()| Response::Done)
+            result.map_or_else(
+                |error| Response::Failed { error: error.to_string() },
+                |()| Response::Done,
+            )
         };
         let mut removed = false;
         let response = match serde_json::from_str(&line) {
@@ -188,7 +194,9 @@ impl Serving {
                 self.hand_over(&request, client)?;
                 return Ok(false);
             }
-            Err(error) => Response::Failed { error: format!("cannot understand the request: {error}") },
+            Err(error) => {
+                Response::Failed { error: format!("cannot understand the request: {error}") }
+            }
         };
         answer(client, &response).map(|()| removed).or(if removed { Ok(true) } else { Ok(false) })
     }

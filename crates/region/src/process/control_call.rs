@@ -31,7 +31,8 @@ impl ControlCall {
     /// The system's; `TimedOut` where nobody accepts.
     pub fn connect(path: &Path, order: &str, patience: Duration) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // Where the listener's queue is full, connect(2) waits for as long as a send may take.
         set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         let mut call = Self {
@@ -127,7 +128,10 @@ impl ControlCall {
 pub fn next_answer<T: DeserializeOwned>(lines: &mut BufReader<impl Read>) -> io::Result<T> {
     let mut line = String::new();
     if lines.read_line(&mut line)? == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has hung up without an answer"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "it has hung up without an answer",
+        ));
     }
     Ok(serde_json::from_str(&line)?)
 }
@@ -212,7 +216,8 @@ mod tests {
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        let mut call = ControlCall::ask(&path, &serde_json::json!({ "request": "show" }), SHORT).unwrap();
+        let mut call =
+            ControlCall::ask(&path, &serde_json::json!({ "request": "show" }), SHORT).unwrap();
         let error = call.answer::<serde_json::Value>().unwrap_err();
         assert_eq!(error.to_string(), "no answer to 'show' within 300ms");
         drop(call);

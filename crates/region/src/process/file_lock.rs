@@ -18,7 +18,8 @@ const GLANCE: Duration = Duration::from_millis(2);
 /// # Errors
 /// The system's; `TimedOut` where another process keeps it.
 pub fn lock_file(path: &Path) -> io::Result<File> {
-    let lock = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    let lock =
+        OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         match lock.try_lock() {

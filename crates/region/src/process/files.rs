@@ -135,9 +135,13 @@ impl GroupFiles {
     /// [`RegionError::Io`].
     pub fn create(&self) -> Result<(), RegionError> {
         let regions = self.directory.parent().unwrap_or(Path::new("/"));
-        let made = regions::ensure(regions)
-            .and_then(|_held| fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory));
-        made.map_err(RegionError::io(format!("cannot make {} (it takes root)", self.directory.display())))
+        let made = regions::ensure(regions).and_then(|_held| {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
+        });
+        made.map_err(RegionError::io(format!(
+            "cannot make {} (it takes root)",
+            self.directory.display()
+        )))
     }
 
     /// Takes away what is not in use: the directory if nothing is in it, and then what regions are on if there are none.
@@ -297,7 +301,12 @@ impl Files {
         ];
         for (path, size) in sizes {
             let mut options = OpenOptions::new();
-            let file = options.write(true).create_new(true).mode(0o600).open(&path).map_err(fail(&path))?;
+            let file = options
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path)
+                .map_err(fail(&path))?;
             file.set_len(size).map_err(fail(&path))?;
         }
         self.write(spec)
@@ -306,12 +315,14 @@ impl Files {
     /// Writes the record anew.
     pub(super) fn write(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let path = self.record();
-        record::write(&path, spec).map_err(RegionError::io(format!("cannot write {}", path.display())))
+        record::write(&path, spec)
+            .map_err(RegionError::io(format!("cannot write {}", path.display())))
     }
 
     pub(super) fn read(&self) -> Result<RegionSpec, RegionError> {
         let path = self.record();
-        let read = record::read(&path).map_err(RegionError::io(format!("cannot read {}", path.display())))?;
+        let read = record::read(&path)
+            .map_err(RegionError::io(format!("cannot read {}", path.display())))?;
         read.ok_or_else(|| RegionError::Unknown(self.name.clone()))
     }
 
@@ -319,7 +330,8 @@ impl Files {
     pub(super) fn keep(&self) -> Result<File, RegionError> {
         let path = self.beside("kept");
         let fail = || RegionError::io(format!("cannot lock {}", path.display()));
-        let kept = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let kept =
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let kept = kept.map_err(fail())?;
         match kept.try_lock() {
             Ok(()) => Ok(kept),
@@ -344,7 +356,8 @@ impl Files {
     /// The same for a file that regions of older releases do not have.
     pub(super) fn open_or_make(path: &Path) -> Result<File, RegionError> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file =
+            options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         file.map_err(RegionError::io(format!("cannot open {}", path.display())))
     }
 

@@ -17,8 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Says it. The starter may be gone.
 pub fn say(word: &impl Serialize) {
     let mut out = io::stdout().lock();
-    let _ =
-        serde_json::to_writer(&mut out, word).map_err(io::Error::from).and_then(|()| out.write_all(b"\n"));
+    let _ = serde_json::to_writer(&mut out, word)
+        .map_err(io::Error::from)
+        .and_then(|()| out.write_all(b"\n"));
     let _ = out.flush();
 }
 
@@ -39,7 +40,10 @@ pub fn heard<T: DeserializeOwned>(child: &mut Child) -> io::Result<Option<T>> {
     heard_within(child, PATIENCE)
 }
 
-fn heard_within<T: DeserializeOwned>(child: &mut Child, patience: Duration) -> io::Result<Option<T>> {
+fn heard_within<T: DeserializeOwned>(
+    child: &mut Child,
+    patience: Duration,
+) -> io::Result<Option<T>> {
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let line = read_line(output, Instant::now() + patience).inspect_err(|_| {
         // It does not lead a group if it has not come that far, or has ended.
@@ -58,7 +62,10 @@ fn read_line(mut from: impl Read + AsFd, deadline: Instant) -> io::Result<Vec<u8
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&left)) {
             Ok(0) => {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "it does not say whether it serves"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "it does not say whether it serves",
+                ));
             }
             Ok(_) => {}
             Err(Errno::INTR) => continue,

@@ -47,11 +47,15 @@ impl Serving {
             let reply = match frame {
                 Frame::Round(round) => self.engine.round(round, &mut to_client).map(Frame::Sent),
                 Frame::GiveAway => self.files.make_foreign(true).map(|()| Frame::Done),
-                Frame::Want(pages) => self.engine.send_left(&pages, &mut to_client).map(|()| Frame::Done),
+                Frame::Want(pages) => {
+                    self.engine.send_left(&pages, &mut to_client).map(|()| Frame::Done)
+                }
                 Frame::TellHot => Ok(Frame::Hot(self.engine.hot(HOT))),
                 other => Err(RegionError::Misuse(format!("{other:?} is not for this engine"))),
             };
-            reply.unwrap_or_else(|error| Frame::Failed(error.to_string())).send(&mut client, &[])?;
+            reply
+                .unwrap_or_else(|error| Frame::Failed(error.to_string()))
+                .send(&mut client, &[])?;
         }
         Ok(())
     }
@@ -68,7 +72,9 @@ impl Serving {
                 }
                 Frame::Next { all } => {
                     let next = || {
-                        self.engine.next_left(all.then_some(&mut cursor)).map_err(|error| error.to_string())
+                        self.engine
+                            .next_left(all.then_some(&mut cursor))
+                            .map_err(|error| error.to_string())
                     };
                     let reply = match failed.clone().map_or_else(next, Err) {
                         Ok(pages) if all && pages.is_empty() => Frame::Done,
@@ -79,7 +85,9 @@ impl Serving {
                 }
                 Frame::Hot(pages) => {
                     let engine = self.engine.clone();
-                    thread::Builder::new().name("warm".to_owned()).spawn(move || engine.warm(&pages))?;
+                    thread::Builder::new()
+                        .name("warm".to_owned())
+                        .spawn(move || engine.warm(&pages))?;
                 }
                 _ if failed.is_some() => {}
                 frame => {

@@ -81,7 +81,10 @@ pub struct Extent {
 pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> {
     let all = files.read()?.size.pages();
     if pages.first.checked_add(pages.count).is_none_or(|end| end > all) {
-        return Err(RegionError::Misuse(format!("region '{}' has {all} pages, no more", files.name())));
+        return Err(RegionError::Misuse(format!(
+            "region '{}' has {all} pages, no more",
+            files.name()
+        )));
     }
     let path = files.table();
     let table = Table::new(&Files::open(&path)?, all);
@@ -93,14 +96,17 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
 pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let spec = files.read()?;
     let path = files.places();
-    let places =
-        Places::new(&Files::open(&path)?, (spec.size.pages() * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE));
+    let places = Places::new(
+        &Files::open(&path)?,
+        (spec.size.pages() * PAGE_SIZE as u64).div_ceil(EXTENT_SIZE),
+    );
     let places = places.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
     let of = |(extent, (lease, slot)): (usize, (_, u32))| {
         let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
         // The key of sealed pages is not for showing.
         let lease = LeaseTarget { seal: None, claim: None, ..lease };
-        let [from, at] = [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
+        let [from, at] =
+            [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));
         Some(Extent { from, lease, at })
     };
     Ok(places.all().filter_map(of).collect())

@@ -92,7 +92,10 @@ fn engine(files: &Files) -> Result<(), RegionError> {
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            return Err(RegionError::Misuse(format!("region '{}' has an engine already", files.name())));
+            return Err(RegionError::Misuse(format!(
+                "region '{}' has an engine already",
+                files.name()
+            )));
         }
         Err(TryLockError::Error(error)) => return Err(fail()(error)),
     }

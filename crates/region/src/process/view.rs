@@ -25,12 +25,14 @@ impl View {
     /// Where one of its files cannot be used.
     pub fn open(files: &Files) -> Result<Self, RegionError> {
         let pages = files.read()?.size.pages();
-        let fail = |path: &std::path::Path| RegionError::io(format!("cannot map {}", path.display()));
+        let fail =
+            |path: &std::path::Path| RegionError::io(format!("cannot map {}", path.display()));
         let [region, table, sharers] = [files.region(), files.table(), files.sharers()];
         Ok(Self {
             file: RegionFile::new(Files::open(&region)?).map_err(fail(&region))?,
             table: Table::new(&Files::open(&table)?, pages).map_err(fail(&table))?,
-            sharers: Sharers::of_another(&Files::open_or_make(&sharers)?, pages).map_err(fail(&sharers))?,
+            sharers: Sharers::of_another(&Files::open_or_make(&sharers)?, pages)
+                .map_err(fail(&sharers))?,
         })
     }
 

@@ -45,7 +45,8 @@ fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        let page = if random & 7 == 0 { random >> 16 } else { (random >> 16) % (PAGES / 16) } % PAGES;
+        let page =
+            if random & 7 == 0 { random >> 16 } else { (random >> 16) % (PAGES / 16) } % PAGES;
         let version = versions[page as usize].load(Ordering::Relaxed);
         match random >> 8 & 15 {
             0 => {
@@ -110,7 +111,11 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
         if last.left > 0 {
             // The page that was written to since may have been one of them.
             let coming = to.usage().coming.pages();
-            assert!(coming == last.left || coming + 1 == last.left, "{coming} of {} are left", last.left);
+            assert!(
+                coming == last.left || coming + 1 == last.left,
+                "{coming} of {} are left",
+                last.left
+            );
             assert!(from.send_left(&[Run { first: PAGES, count: 1 }], &mut |_, _| Ok(())).is_err());
         }
         to.own();
@@ -131,7 +136,8 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
             assert_eq!(to.usage().coming.pages(), 0);
         }
         drop(serving);
-        (0..PAGES).for_each(|page| check(&region, page, versions[page as usize].load(Ordering::Relaxed)));
+        (0..PAGES)
+            .for_each(|page| check(&region, page, versions[page as usize].load(Ordering::Relaxed)));
         drop(region);
         crate::common::pool::wait_until("the engine knows", || next.engine.mapped_by().is_empty());
         (here, serving) = (there, next);

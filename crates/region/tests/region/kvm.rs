@@ -90,7 +90,9 @@ fn processor(machine: &VmFd, number: u64) -> VcpuFd {
         ..kvm_segment::default()
     };
     state.cs = flat(0xb);
-    [&mut state.ds, &mut state.es, &mut state.ss].into_iter().for_each(|segment| *segment = flat(0x3));
+    [&mut state.ds, &mut state.es, &mut state.ss]
+        .into_iter()
+        .for_each(|segment| *segment = flat(0x3));
     state.cr0 |= 1;
     processor.set_sregs(&state).unwrap();
     processor
@@ -138,10 +140,13 @@ fn two_processors_read_and_write_all_of_a_region_that_is_four_times_its_cache() 
     let mut code = vec![0_u8; 2 * PAGE_SIZE];
     let start = code.as_ptr().align_offset(PAGE_SIZE);
     code[start..][..CODE.len()].copy_from_slice(&CODE);
-    let addresses = [code[start..].as_ptr().expose_provenance(), region.bytes().as_ptr().expose_provenance()];
+    let addresses =
+        [code[start..].as_ptr().expose_provenance(), region.bytes().as_ptr().expose_provenance()];
     let [code_here, region_here] = addresses.map(|address| address as u64);
-    let machine = machine(&kvm, &[(CODE_AT, code_here, PAGE), (REGION_AT, region_here, PAGES * PAGE)]);
-    let mut processors: Vec<_> = (0..PROCESSORS).map(|number| processor(&machine, number)).collect();
+    let machine =
+        machine(&kvm, &[(CODE_AT, code_here, PAGE), (REGION_AT, region_here, PAGES * PAGE)]);
+    let mut processors: Vec<_> =
+        (0..PROCESSORS).map(|number| processor(&machine, number)).collect();
     thread::scope(|scope| {
         for (processor, number) in processors.iter_mut().zip(0..) {
             scope.spawn(move || work(processor, number));

@@ -35,12 +35,19 @@ impl Random {
 
 /// What stands in the words of a page; zero for one that was never written.
 fn word(page: u64, version: u64, at: usize) -> u64 {
-    if version == 0 { 0 } else { (page << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64 }
+    if version == 0 {
+        0
+    } else {
+        (page << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64
+    }
 }
 
 fn write(region: &Region, page: u64, version: u64) {
     let words = &region.words()[page as usize * WORDS..][..WORDS];
-    words.iter().enumerate().for_each(|(at, is)| is.store(word(page, version, at), Ordering::Relaxed));
+    words
+        .iter()
+        .enumerate()
+        .for_each(|(at, is)| is.store(word(page, version, at), Ordering::Relaxed));
 }
 
 fn check(region: &Region, page: u64, version: u64) {
@@ -61,8 +68,11 @@ fn exercise(region: &Region, threads: u64, operations: u64, seed: u64) {
                 for number in 1..=operations {
                     // Half of all to an eighth of the pages, so that some are touched again and again.
                     let count = PAGES / threads;
-                    let own =
-                        if random.below(2) == 0 { random.below(count / 8) } else { random.below(count) };
+                    let own = if random.below(2) == 0 {
+                        random.below(count / 8)
+                    } else {
+                        random.below(count)
+                    };
                     let page = own * threads + me;
                     let version = &mut versions[own as usize];
                     match random.below(20) {
@@ -112,7 +122,10 @@ fn is_memory(policy: PolicyKind, scheme: Scheme) {
     });
     let (counts, usage) = (serving.engine.counts(), serving.engine.usage());
     eprintln!("{policy} {scheme:?}: {counts:?} {usage:?}");
-    assert!(counts.remote_faults > 1000 && counts.evicted > 1000 && counts.written_back > 1000, "{counts:?}");
+    assert!(
+        counts.remote_faults > 1000 && counts.evicted > 1000 && counts.written_back > 1000,
+        "{counts:?}"
+    );
     assert!(counts.written_back < counts.evicted, "clean pages leave without a write: {counts:?}");
     assert_eq!(usage.size, usage.resident + usage.remote + usage.zero);
 }

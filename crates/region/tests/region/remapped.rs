@@ -41,8 +41,8 @@ fn a_fetch_that_comes_late_is_not_put_into_another_region() {
             std::thread::sleep(Duration::from_millis(10));
         }
         std::thread::sleep(Duration::from_millis(300));
-        let wrong =
-            (0..PAGES as usize).filter(|page| next.words()[page * WORDS].load(Ordering::Relaxed) != 0);
+        let wrong = (0..PAGES as usize)
+            .filter(|page| next.words()[page * WORDS].load(Ordering::Relaxed) != 0);
         assert_eq!(wrong.count(), 0, "pages of the other region");
     }
     let counts = serving.engine.counts();

@@ -20,10 +20,12 @@ fn of_frame(frame: u64, word: usize) -> u64 {
 
 fn frames(setting: &Setting, count: u64) {
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).open(setting.frames()).unwrap();
+    let file =
+        options.read(true).write(true).create(true).truncate(false).open(setting.frames()).unwrap();
     file.set_len(count * PAGE).unwrap();
     for frame in 0..count {
-        let page: Vec<u8> = (0..WORDS).flat_map(|word| of_frame(frame, word).to_ne_bytes()).collect();
+        let page: Vec<u8> =
+            (0..WORDS).flat_map(|word| of_frame(frame, word).to_ne_bytes()).collect();
         file.write_all_at(&page, frame * PAGE).unwrap();
     }
 }
@@ -46,7 +48,10 @@ fn serve(setting: &Setting, frames: u64) -> Serving {
     setting.serve(frames, PolicyKind::default(), Scheme::PreEvict)
 }
 
-fn proposals(pages: impl Iterator<Item = u64>, frame: impl Fn(u64) -> Option<u64>) -> Vec<Proposal> {
+fn proposals(
+    pages: impl Iterator<Item = u64>,
+    frame: impl Fn(u64) -> Option<u64>,
+) -> Vec<Proposal> {
     pages.map(|page| Proposal { page, frame: frame(page) }).collect()
 }
 
@@ -73,7 +78,10 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     let before = blocks();
     let equal = |page: u64| (page < 64).then_some(page);
     let wanted =
-        proposals((0..80).chain([80, 250, 999]), |page| if page == 80 { Some(1) } else { equal(page) });
+        proposals(
+            (0..80).chain([80, 250, 999]),
+            |page| if page == 80 { Some(1) } else { equal(page) },
+        );
     let merged = serving.engine.share(&wanted).unwrap();
     assert_eq!(merged, Merged { shared: 64, zero: 16, differ: 1, busy: 2 });
     assert_eq!(before - blocks(), 80);
@@ -174,7 +182,8 @@ fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again
             let mut first = 0;
             while !done.load(Ordering::Relaxed) {
                 let some = (first..first + 64).map(|page| page % PAGES);
-                let merged = serving.engine.share(&proposals(some, |page| Some(page % FRAMES))).unwrap();
+                let merged =
+                    serving.engine.share(&proposals(some, |page| Some(page % FRAMES))).unwrap();
                 all.shared += merged.shared;
                 all.differ += merged.differ;
                 let some = (first..first + 16).map(|page| page % PAGES);

@@ -29,7 +29,8 @@ impl Account {
 
     /// Accounts for `pages` more, if the quota has room for them.
     pub(crate) fn reserve(&self, pages: usize) -> Result<(), StoreError> {
-        let fits = |stored: u64| Some(stored + pages as u64).filter(|&after| after <= self.quota_pages);
+        let fits =
+            |stored: u64| Some(stored + pages as u64).filter(|&after| after <= self.quota_pages);
         match self.stored_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(()),
             Err(_) => Err(StoreError::Full { lease: self.lease, quota: self.quota() }),

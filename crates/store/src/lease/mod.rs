@@ -68,7 +68,10 @@ impl Lease {
             capacity: record.capacity.0,
             account: Account::new(record.id, record.quota, stored),
             retired: AtomicBool::new(false),
-            tenancy: Tenancy::new(Memory { claim: record.claim.clone(), ousted: record.ousted.clone() }),
+            tenancy: Tenancy::new(Memory {
+                claim: record.claim.clone(),
+                ousted: record.ousted.clone(),
+            }),
             record: Mutex::new(record),
             pages,
             dir,
@@ -227,11 +230,16 @@ impl Lease {
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
-    pub fn block_status(&self, offset: u64, length: u64) -> Result<impl Iterator<Item = Run>, StoreError> {
+    pub fn block_status(
+        &self,
+        offset: u64,
+        length: u64,
+    ) -> Result<impl Iterator<Item = Run>, StoreError> {
         let span = self.span(offset, length)?;
         self.check_alive()?;
         let runs = self.pages.peek_runs(span.pages());
-        Ok(runs.map(move |(pages, stored)| Run { length: span.of_span(&pages).len() as u64, stored }))
+        Ok(runs
+            .map(move |(pages, stored)| Run { length: span.of_span(&pages).len() as u64, stored }))
     }
 
     /// Says why a request for the range would fail, without doing anything.

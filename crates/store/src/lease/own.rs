@@ -11,21 +11,31 @@ use crate::sys::OwnWrite;
 
 impl OwnWrite<'_> {
     /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does.
-    pub(super) fn store(&mut self, span: &Span, data: &[u8], account: &Account) -> Result<(), StoreError> {
+    pub(super) fn store(
+        &mut self,
+        span: &Span,
+        data: &[u8],
+        account: &Account,
+    ) -> Result<(), StoreError> {
         let zero = |page: usize| is_zero(&data[span.of_span(&(page..page + 1))]);
         for (pages, zero) in runs(self.pages(), zero) {
             if zero {
                 self.clear_pages(span, pages, account)?;
             } else {
                 self.provide(&pages, account)?;
-                self.bytes(&pages)[span.of_pages(&pages)].copy_from_slice(&data[span.of_span(&pages)]);
+                self.bytes(&pages)[span.of_pages(&pages)]
+                    .copy_from_slice(&data[span.of_span(&pages)]);
             }
         }
         Ok(())
     }
 
     /// Takes RAM for the pages that are held, and zeroes the part that is in `span`.
-    pub(super) fn allocate_zeroes(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(super) fn allocate_zeroes(
+        &mut self,
+        span: &Span,
+        account: &Account,
+    ) -> Result<(), StoreError> {
         let pages = self.pages();
         self.provide(&pages, account)?;
         self.bytes(&pages)[span.of_pages(&pages)].fill(0);

@@ -24,7 +24,10 @@ impl Pages {
     }
 
     /// The runs of stored and not stored pages in `pages`, as they are just now.
-    pub(super) fn peek_runs(&self, pages: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
+    pub(super) fn peek_runs(
+        &self,
+        pages: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, bool)> {
         runs(pages, move |page| match self {
             Self::Own(own) => own.stored(page),
             Self::Shared(shared) => shared.table().stored(page),
@@ -94,7 +97,12 @@ pub(super) enum WriteRun<'a> {
 impl WriteRun<'_> {
     /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does. Pages that are all
     /// zero then are given back.
-    pub(super) fn store(&mut self, span: &Span, data: &[u8], account: &Account) -> Result<(), StoreError> {
+    pub(super) fn store(
+        &mut self,
+        span: &Span,
+        data: &[u8],
+        account: &Account,
+    ) -> Result<(), StoreError> {
         match self {
             Self::Own(own) => own.store(span, data, account),
             Self::Shared(shared) => shared.store(span, data, account),
@@ -102,7 +110,11 @@ impl WriteRun<'_> {
     }
 
     /// Has all pages that are held be stored, and zeroes the part that is in `span`.
-    pub(super) fn allocate_zeroes(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(super) fn allocate_zeroes(
+        &mut self,
+        span: &Span,
+        account: &Account,
+    ) -> Result<(), StoreError> {
         match self {
             Self::Own(own) => own.allocate_zeroes(span, account),
             Self::Shared(shared) => shared.allocate_zeroes(span, account),

@@ -14,8 +14,10 @@ impl Groups {
     /// Compares what is counted in each group with the tables of `leases`, in which nobody writes meanwhile.
     pub(crate) fn audit(&self, leases: &[Arc<Lease>]) -> Result<(), String> {
         for (group, members) in self.locked().iter() {
-            let served =
-                leases.iter().filter(|lease| lease.group() == group).filter_map(|lease| table_of(lease));
+            let served = leases
+                .iter()
+                .filter(|lease| lease.group() == group)
+                .filter_map(|lease| table_of(lease));
             members
                 .frames
                 .audit(served.chain(&members.left_alone))
@@ -53,8 +55,13 @@ impl GroupFrames {
             let (counted, found) = (self.references(frame), expected[frame as usize]);
             same(&format!("references to frame {frame}"), counted.into(), found.into())?;
         }
-        let with = |least: u32| expected.iter().filter(|&&references| references >= least).count() as u64;
-        same("references", self.counters.references.get(), expected.iter().copied().map(u64::from).sum())?;
+        let with =
+            |least: u32| expected.iter().filter(|&&references| references >= least).count() as u64;
+        same(
+            "references",
+            self.counters.references.get(),
+            expected.iter().copied().map(u64::from).sum(),
+        )?;
         same("frames in use", self.counters.frames.get(), with(1))?;
         same("shared frames", self.counters.shared.get(), with(2))?;
         let taken = self.file.taken().map_err(|error| error.to_string())?;
@@ -76,7 +83,8 @@ impl GroupFrames {
         }
         for frame in FIRST as u32..expected.len() as u32 {
             let places = (used.remove(&frame), free.remove(&frame));
-            let right = if expected[frame as usize] > 0 { (Some(1), None) } else { (None, Some(1)) };
+            let right =
+                if expected[frame as usize] > 0 { (Some(1), None) } else { (None, Some(1)) };
             if places != right {
                 return Err(format!(
                     "frame {frame} is indexed and free {places:?} times instead of {right:?}"
@@ -89,5 +97,9 @@ impl GroupFrames {
 }
 
 fn same(what: &str, counted: u64, found: u64) -> Result<(), String> {
-    if counted == found { Ok(()) } else { Err(format!("{what}: {counted} are counted, {found} there")) }
+    if counted == found {
+        Ok(())
+    } else {
+        Err(format!("{what}: {counted} are counted, {found} there"))
+    }
 }

@@ -38,7 +38,9 @@ impl Batch {
             let extent = FrameFile::extent_of(start);
             let follow = (start..).zip(rest);
             let length = follow
-                .take_while(|&(next, &frame)| frame == next && FrameFile::extent_of(frame) == extent)
+                .take_while(|&(next, &frame)| {
+                    frame == next && FrameFile::extent_of(frame) == extent
+                })
                 .count();
             at += length;
             Some(start..start + length as u32)
@@ -56,7 +58,10 @@ mod tests {
         let edge = 1 << 14;
         [7, 3, edge, 5, 4, edge - 1, 9, 8].into_iter().for_each(|frame| batch.push(frame));
         assert_eq!(batch.len(), BATCH);
-        assert_eq!(batch.into_runs().collect::<Vec<_>>(), [3..6, 7..10, edge - 1..edge, edge..edge + 1]);
+        assert_eq!(
+            batch.into_runs().collect::<Vec<_>>(),
+            [3..6, 7..10, edge - 1..edge, edge..edge + 1]
+        );
         assert!(Batch::default().is_empty());
         assert_eq!(Batch::default().into_runs().count(), 0);
     }

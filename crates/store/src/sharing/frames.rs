@@ -70,7 +70,10 @@ impl GroupFrames {
         self.counters.frames.add(1);
         self.counters.references.add(1);
         // Somebody else may have stored the same meanwhile.
-        Ok(self.publish(frame, fingerprint, content).inspect(|_| _ = self.release(frame)).unwrap_or(frame))
+        Ok(self
+            .publish(frame, fingerprint, content)
+            .inspect(|_| _ = self.release(frame))
+            .unwrap_or(frame))
     }
 
     /// Fills a frame anew to which only the caller has a reference, where there is no room for another. Returns the frame
@@ -93,7 +96,12 @@ impl GroupFrames {
 
     /// Has a frame with this content be found, unless another with the same is: a reference to that one. If it only looks
     /// the same, the frame stays out of the index.
-    pub(super) fn publish(&self, frame: u32, fingerprint: u64, content: &[u8; PAGE_SIZE]) -> Option<u32> {
+    pub(super) fn publish(
+        &self,
+        frame: u32,
+        fingerprint: u64,
+        content: &[u8; PAGE_SIZE],
+    ) -> Option<u32> {
         self.file.meta(frame).fingerprint.store(fingerprint, Ordering::Relaxed);
         let found = {
             let mut shard = self.lock(self.shard_of(fingerprint));
@@ -111,8 +119,12 @@ impl GroupFrames {
         let frame = shard.find(&self.file, fingerprint)?;
         let more = |references: u32| references.checked_add(1);
         // Sixteen TiB of equal pages are as many as can be counted; the next one is kept by itself.
-        let before =
-            self.file.meta(frame).references.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let before = self
+            .file
+            .meta(frame)
+            .references
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()?;
         self.counters.references.add(1);
         if before == 1 {
             self.counters.shared.add(1);
@@ -136,7 +148,9 @@ impl GroupFrames {
         let one_of_many = |references: u32| (references > 1).then(|| references - 1);
         self.counters.references.sub(1);
         // Release, and Acquire for the last one: whatever others read of the frame is over before it is filled again.
-        if let Ok(before) = meta.references.fetch_update(Ordering::Release, Ordering::Relaxed, one_of_many) {
+        if let Ok(before) =
+            meta.references.fetch_update(Ordering::Release, Ordering::Relaxed, one_of_many)
+        {
             self.left(before);
             return true;
         }

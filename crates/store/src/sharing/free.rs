@@ -23,9 +23,9 @@ impl GroupFrames {
         }
         // Several at once, as asking the kernel is what costs; one where the tmpfs is nearly full; and if it is quite
         // full, one that was kept for other contents.
-        self.populate(shard, BATCH)
-            .or_else(|_| self.populate(shard, 1))
-            .or_else(|full| self.shards.iter().find_map(|shard| self.lock(shard).take_warm()).ok_or(full))
+        self.populate(shard, BATCH).or_else(|_| self.populate(shard, 1)).or_else(|full| {
+            self.shards.iter().find_map(|shard| self.lock(shard).take_warm()).ok_or(full)
+        })
     }
 
     /// Takes RAM for so many free frames, keeps all but one for later, and returns that one.
@@ -58,10 +58,12 @@ impl GroupFrames {
     fn take_fresh(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Batch> {
         let mut fresh = self.fresh.load(Ordering::Relaxed);
         let first = loop {
-            let end = Some(fresh + FIRST).filter(|&end| end <= END).ok_or(io::ErrorKind::StorageFull)?;
+            let end =
+                Some(fresh + FIRST).filter(|&end| end <= END).ok_or(io::ErrorKind::StorageFull)?;
             // Before they are taken, so that none is lost where there is no address space for them.
             self.reach(fresh as u32)?;
-            match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(first) => break first as u32,
                 Err(taken) => fresh = taken,
             }

@@ -40,7 +40,10 @@ impl Groups {
             return Ok(Arc::clone(&members.frames));
         }
         let frames = Arc::new(self.create(group)?);
-        all.insert(group.clone(), Members { frames: Arc::clone(&frames), leases: 1, left_alone: Vec::new() });
+        all.insert(
+            group.clone(),
+            Members { frames: Arc::clone(&frames), leases: 1, left_alone: Vec::new() },
+        );
         Ok(frames)
     }
 
@@ -48,7 +51,8 @@ impl Groups {
     pub(super) fn create(&self, group: &Group) -> Result<GroupFrames, StoreError> {
         let entry = Entry::Frames(group.clone());
         let file = self.dir.create(&entry, 0)?;
-        GroupFrames::new(file, Arc::clone(&self.ram)).map_err(StoreError::file("map", &self.dir.file(&entry)))
+        GroupFrames::new(file, Arc::clone(&self.ram))
+            .map_err(StoreError::file("map", &self.dir.file(&entry)))
     }
 
     /// Takes over frames that were recovered.
@@ -71,7 +75,10 @@ impl Groups {
 
     /// What each group stores and takes.
     pub(crate) fn usage(&self) -> Vec<(Group, SharedUsage)> {
-        self.locked().iter().map(|(group, members)| (group.clone(), members.frames.usage())).collect()
+        self.locked()
+            .iter()
+            .map(|(group, members)| (group.clone(), members.frames.usage()))
+            .collect()
     }
 
     pub(super) fn dir(&self) -> &Arc<Dir> {

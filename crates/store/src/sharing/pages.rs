@@ -82,7 +82,12 @@ pub(crate) struct SharedWrite<'a> {
 
 impl SharedWrite<'_> {
     /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does.
-    pub(crate) fn store(&mut self, span: &Span, data: &[u8], account: &Account) -> Result<(), StoreError> {
+    pub(crate) fn store(
+        &mut self,
+        span: &Span,
+        data: &[u8],
+        account: &Account,
+    ) -> Result<(), StoreError> {
         for page in self.run.pages() {
             let part = &data[span.of_span(&(page..page + 1))];
             if let Ok(whole) = part.try_into() {
@@ -96,7 +101,11 @@ impl SharedWrite<'_> {
     }
 
     /// Has all pages that are held be stored, and zeroes the part that is in `span`.
-    pub(crate) fn allocate_zeroes(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
+    pub(crate) fn allocate_zeroes(
+        &mut self,
+        span: &Span,
+        account: &Account,
+    ) -> Result<(), StoreError> {
         for page in self.run.pages() {
             if span.cuts(page) {
                 let changed = self.changed(span, page, |target| target.fill(0));

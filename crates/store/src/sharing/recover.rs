@@ -38,7 +38,11 @@ pub(crate) struct Found {
 
 impl Groups {
     /// Begins with the frames of a group, if it has any.
-    pub(crate) fn recover(&self, group: &Group, has_frames: bool) -> Result<Recovery<'_>, StoreError> {
+    pub(crate) fn recover(
+        &self,
+        group: &Group,
+        has_frames: bool,
+    ) -> Result<Recovery<'_>, StoreError> {
         let entry = Entry::Frames(group.clone());
         let frames = if has_frames {
             let (file, _) = self.dir().open(&entry)?;
@@ -47,8 +51,15 @@ impl Groups {
         } else {
             self.create(group)?
         };
-        let stored = frames.adopt_file().map_err(StoreError::file("recover", &self.dir().file(&entry)))?;
-        Ok(Recovery { dir: self.dir(), group: group.clone(), frames, stored, left_alone: Vec::new() })
+        let stored =
+            frames.adopt_file().map_err(StoreError::file("recover", &self.dir().file(&entry)))?;
+        Ok(Recovery {
+            dir: self.dir(),
+            group: group.clone(),
+            frames,
+            stored,
+            left_alone: Vec::new(),
+        })
     }
 
     /// Ends with `leases` leases of the group that are served.
@@ -74,8 +85,8 @@ impl Recovery<'_> {
     pub(crate) fn adopt(&mut self, entry: &Entry) -> Result<Found, StoreError> {
         let (file, length) = self.dir.open(entry)?;
         let path = self.dir.file(entry);
-        let mut table =
-            Table::map(file, length as usize / size_of::<u32>()).map_err(StoreError::file("map", &path))?;
+        let mut table = Table::map(file, length as usize / size_of::<u32>())
+            .map_err(StoreError::file("map", &path))?;
         let mut lost = None;
         let keep = |page, frame: u32| {
             if self.stored.get(frame as usize) == Some(&true) {
@@ -124,7 +135,8 @@ impl GroupFrames {
         let end = stored.iter().rposition(|&stored| stored).map_or(FIRST as usize, |last| last + 1);
         let end = end.next_multiple_of(BATCH);
         self.fresh.store(end as u64, Ordering::Relaxed);
-        let kind = |frame: usize| (self.references(frame as u32) > 0, FrameFile::extent_of(frame as u32));
+        let kind =
+            |frame: usize| (self.references(frame as u32) > 0, FrameFile::extent_of(frame as u32));
         for (run, (used, _)) in runs(FIRST as usize..end, kind) {
             let frames = run.start as u32..run.end as u32;
             if used {

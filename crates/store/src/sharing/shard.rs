@@ -37,12 +37,16 @@ impl Shard {
 
     /// Adds a frame whose fingerprint no other in the index has.
     pub(super) fn insert(&mut self, file: &FrameFile, frame: u32) {
-        self.index.insert_unique(fingerprint_of(file, frame), frame, |&frame| fingerprint_of(file, frame));
+        self.index.insert_unique(fingerprint_of(file, frame), frame, |&frame| {
+            fingerprint_of(file, frame)
+        });
     }
 
     /// Takes a frame out of the index; one that had to stay out of it is no error.
     pub(super) fn remove(&mut self, file: &FrameFile, frame: u32) {
-        if let Ok(found) = self.index.find_entry(fingerprint_of(file, frame), |&found| found == frame) {
+        if let Ok(found) =
+            self.index.find_entry(fingerprint_of(file, frame), |&found| found == frame)
+        {
             found.remove();
         }
     }

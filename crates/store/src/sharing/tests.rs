@@ -124,7 +124,11 @@ fn who_stores_the_same_at_the_same_time_gets_the_same_frame() {
                     let frame = frames.share(&content).unwrap();
                     got[number].store(frame as usize, Ordering::SeqCst);
                     meet(came, 2, 3 * round + 2);
-                    assert_eq!(got[0].load(Ordering::SeqCst), got[1].load(Ordering::SeqCst), "round {round}");
+                    assert_eq!(
+                        got[0].load(Ordering::SeqCst),
+                        got[1].load(Ordering::SeqCst),
+                        "round {round}"
+                    );
                     meet(came, 2, 3 * round + 3);
                     frames.release(frame);
                 }

@@ -20,9 +20,15 @@ pub enum Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PagesWithoutRecord(id) => write!(f, "deleted the pages of lease {id}, which has no record"),
+            Self::PagesWithoutRecord(id) => {
+                write!(f, "deleted the pages of lease {id}, which has no record")
+            }
             Self::RecordWithoutPages(record) => {
-                write!(f, "lease {} of {} is lost: somebody deleted its pages", record.id, record.borrower)
+                write!(
+                    f,
+                    "lease {} of {} is lost: somebody deleted its pages",
+                    record.id, record.borrower
+                )
             }
             Self::FramesWithoutLeases(group) => {
                 write!(f, "deleted the shared pages of group {group}, which has no lease")

@@ -80,6 +80,9 @@ mod tests {
         }
         // Nothing else has got RAM by that.
         let path = dir.path().join(file);
-        assert_eq!(Bytes(std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512), all);
+        assert_eq!(
+            Bytes(std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512),
+            all
+        );
     }
 }

@@ -88,7 +88,8 @@ impl Store {
             return Err(StoreError::Exists(id));
         }
         // The record last: pages without one are swept away by the next open, so a crash here leaves nothing behind.
-        let pages = if record.shared { self.create_shared(&record) } else { self.create_own(&record) }?;
+        let pages =
+            if record.shared { self.create_shared(&record) } else { self.create_own(&record) }?;
         let entry = Entry::Record(id);
         record.save(&self.dir.file(&entry)).inspect_err(|_| {
             // The first error is the one to tell; the next open tries this again.
@@ -182,5 +183,9 @@ impl Store {
 
 /// The file that says where the pages of a lease are.
 fn pages_of(record: &LeaseRecord) -> Entry {
-    if record.shared { Entry::Table(record.id, record.group.clone()) } else { Entry::Pages(record.id) }
+    if record.shared {
+        Entry::Table(record.id, record.group.clone())
+    } else {
+        Entry::Pages(record.id)
+    }
 }

@@ -69,8 +69,8 @@ impl Store {
         let (file, length) = self.dir.open(&entry)?;
         let path = self.dir.file(&entry);
         self.check_record(id, &record, &entry, record.capacity.0, length)?;
-        let mut own =
-            OwnPages::map(file, record.capacity.pages() as usize).map_err(StoreError::file("map", &path))?;
+        let mut own = OwnPages::map(file, record.capacity.pages() as usize)
+            .map_err(StoreError::file("map", &path))?;
         self.ram.note(own.lock_in_ram());
         let stored = own.adopt_stored().map_err(StoreError::file("recover", &path))?;
         let lease = Lease::new(record, Pages::Own(Arc::new(own)), stored, Arc::clone(&self.dir));
@@ -110,15 +110,23 @@ impl Store {
     }
 
     /// The record of a lease that shares, if the lease can be served.
-    fn check_shared(&self, id: LeaseId, entry: &Entry, found: &Found) -> Result<LeaseRecord, StoreError> {
+    fn check_shared(
+        &self,
+        id: LeaseId,
+        entry: &Entry,
+        found: &Found,
+    ) -> Result<LeaseRecord, StoreError> {
         let record = LeaseRecord::load(&self.dir.file(&Entry::Record(id)))?;
         let pages = record.capacity.pages() as usize;
-        let (expected, length) = (Table::file_length(pages), Table::file_length(found.table.pages()));
+        let (expected, length) =
+            (Table::file_length(pages), Table::file_length(found.table.pages()));
         self.check_record(id, &record, entry, expected, length)?;
         match found.lost {
             None => Ok(record),
             Some(page) => {
-                let why = format!("page {page} is lost, as the frame that it was in is not there any more");
+                let why = format!(
+                    "page {page} is lost, as the frame that it was in is not there any more"
+                );
                 Err(StoreError::file("use", &self.dir.file(entry))(io::Error::other(why)))
             }
         }

@@ -25,7 +25,8 @@ impl Mapping {
     pub(super) fn of_file(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice cannot touch existing memory.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), length, access, flags, file, offset) }?;
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), length, access, flags, file, offset) }?;
         let mapping = Self::new(base, length)?;
         match mapping.advise(0, length, Advice::LinuxNoHugepage) {
             // Kernels without huge pages do not know the advice.
@@ -36,7 +37,8 @@ impl Mapping {
 
     /// Maps `length` bytes of zeroes that cost nothing until they are written.
     pub(super) fn zeroed(length: usize) -> io::Result<Self> {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let (access, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: as in `of_file`.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, access, flags) }?;
         Self::new(base, length)
@@ -57,7 +59,10 @@ impl Mapping {
     /// # Panics
     /// If `offset + length` leaves the mapping.
     pub(super) fn at(&self, offset: usize, length: usize) -> *mut u8 {
-        assert!(offset.checked_add(length).is_some_and(|end| end <= self.length), "inside the mapping");
+        assert!(
+            offset.checked_add(length).is_some_and(|end| end <= self.length),
+            "inside the mapping"
+        );
         // SAFETY: just checked to stay inside the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
@@ -73,8 +78,11 @@ impl Mapping {
     /// Where a plain write would be killed by SIGBUS, as the tmpfs is full, the kernel says `EFAULT` here; this says
     /// `ENOSPC`.
     pub(super) fn populate_write(&self, pages: &Range<usize>) -> io::Result<()> {
-        let result =
-            self.advise(pages.start * PAGE_SIZE, pages.len() * PAGE_SIZE, Advice::LinuxPopulateWrite);
+        let result = self.advise(
+            pages.start * PAGE_SIZE,
+            pages.len() * PAGE_SIZE,
+            Advice::LinuxPopulateWrite,
+        );
         result.map_err(|error| match error.raw_os_error() {
             Some(libc::EFAULT) => io::Error::from_raw_os_error(libc::ENOSPC),
             _ => error,
@@ -89,7 +97,9 @@ impl Mapping {
     /// Sees to it that pages are never swapped out: each is locked as it is mapped.
     pub(super) fn lock_in_ram(&self) -> io::Result<()> {
         // SAFETY: our own mapping; locking does not change its contents.
-        Ok(unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::ONFAULT) }?)
+        Ok(unsafe {
+            rustix::mm::mlock_with(self.base.as_ptr().cast(), self.length, MlockFlags::ONFAULT)
+        }?)
     }
 }
 

@@ -27,11 +27,17 @@ impl States {
 
     /// The first page of `pages` that is stored or held by somebody.
     pub(super) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
-        self.all()[pages.clone()].iter().position(|state| !state.is_idle_hole()).map(|at| pages.start + at)
+        self.all()[pages.clone()]
+            .iter()
+            .position(|state| !state.is_idle_hole())
+            .map(|at| pages.start + at)
     }
 
     /// The runs of stored and not stored pages in `pages`, as they are just now.
-    pub(super) fn peek_runs(&self, pages: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
+    pub(super) fn peek_runs(
+        &self,
+        pages: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, bool)> {
         let states = self.all();
         runs(pages, |page| states[page].stored())
     }

@@ -21,8 +21,10 @@ enum Op {
 /// A range inside `capacity`: short or long, aligned or not.
 fn range(capacity: u64) -> impl Strategy<Value = (u64, u64)> {
     let any = (0..capacity, prop_oneof![1..200u64, 1..3 * PAGE, 1..capacity]);
-    let aligned = (0..capacity / PAGE, 1..6u64).prop_map(|(page, pages)| (page * PAGE, pages * PAGE));
-    prop_oneof![any, aligned].prop_map(move |(offset, length)| (offset, length.min(capacity - offset)))
+    let aligned =
+        (0..capacity / PAGE, 1..6u64).prop_map(|(page, pages)| (page * PAGE, pages * PAGE));
+    prop_oneof![any, aligned]
+        .prop_map(move |(offset, length)| (offset, length.min(capacity - offset)))
 }
 
 /// Data in which whole pages of zeroes are as likely as others.
@@ -46,7 +48,8 @@ fn op(capacity: u64) -> impl Strategy<Value = Op> {
 }
 
 fn apply(lease: &Lease, model: &mut [u8], op: &Op) {
-    let mut fill = |offset: u64, length: u64| model[offset as usize..(offset + length) as usize].fill(0);
+    let mut fill =
+        |offset: u64, length: u64| model[offset as usize..(offset + length) as usize].fill(0);
     match op {
         Op::Write(offset, data) => {
             lease.write(*offset, data).unwrap();
@@ -185,7 +188,10 @@ fn write_discard_and_read(lease: &Lease) {
                 while !done.load(Ordering::Relaxed) {
                     let page = random.below(4) * PAGE;
                     lease.read(page, &mut bytes).unwrap();
-                    assert!(bytes.iter().all(|&byte| byte == bytes[0]), "a page changes as a whole");
+                    assert!(
+                        bytes.iter().all(|&byte| byte == bytes[0]),
+                        "a page changes as a whole"
+                    );
                     if let Some(held) = lease.try_hold(0, 4 * PAGE).unwrap() {
                         for segment in held.segments() {
                             assert!(!matches!(segment, Segment::Data(data) if is_zero(data)));

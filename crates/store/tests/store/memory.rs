@@ -52,7 +52,8 @@ fn a_removed_lease_gives_all_back_even_while_somebody_has_it() {
     assert!(matches!(lease.discard(0, 1), Err(StoreError::Gone(_))));
     assert!(lease.hold(0, 1).is_err() && lease.set_note(1.into()).is_err());
     assert!(matches!(store.remove(lease.id()), Err(StoreError::Unknown(_))));
-    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["lock"]);
 }
 

@@ -99,19 +99,26 @@ fn leftovers_are_swept_away_and_what_cannot_be_understood_is_left_alone() {
         lease.write(0, text.as_bytes()).unwrap();
         dir.path().join(lease.id().to_string())
     };
-    let [orphan, lost, broken, short, good] = ["orphan", "lost", "broken", "short", "good"].map(lease);
+    let [orphan, lost, broken, short, good] =
+        ["orphan", "lost", "broken", "short", "good"].map(lease);
     drop(store);
     fs::remove_file(orphan.with_extension("json")).unwrap();
     fs::remove_file(lost.with_extension("pages")).unwrap();
     fs::write(broken.with_extension("json"), "{").unwrap();
-    fs::File::options().write(true).open(short.with_extension("pages")).unwrap().set_len(PAGE).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(short.with_extension("pages"))
+        .unwrap()
+        .set_len(PAGE)
+        .unwrap();
     fs::write(good.with_extension("json.new"), "half").unwrap();
     fs::write(dir.path().join("README"), "not ours").unwrap();
 
     let store = Store::open(dir.path()).unwrap();
     assert_eq!(store.leases().len(), 1);
-    let count =
-        |matches: fn(&Finding) -> bool| store.findings().iter().filter(|finding| matches(finding)).count();
+    let count = |matches: fn(&Finding) -> bool| {
+        store.findings().iter().filter(|finding| matches(finding)).count()
+    };
     assert_eq!(count(|finding| matches!(finding, Finding::PagesWithoutRecord(_))), 1);
     assert_eq!(count(|finding| matches!(finding, Finding::RecordWithoutPages(_))), 1);
     assert_eq!(count(|finding| matches!(finding, Finding::Unusable(..))), 2);
@@ -122,7 +129,12 @@ fn leftovers_are_swept_away_and_what_cannot_be_understood_is_left_alone() {
         (&short, "pages", true),
         (&good, "json.new", false),
     ] {
-        assert_eq!(path.with_extension(extension).exists(), there, "{}.{extension}", path.display());
+        assert_eq!(
+            path.with_extension(extension).exists(),
+            there,
+            "{}.{extension}",
+            path.display()
+        );
     }
     assert!(dir.path().join("README").exists());
 }
@@ -145,7 +157,8 @@ fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
         mount("small", dir, "tmpfs", MountFlags::empty(), c"size=16m,mode=700").unwrap();
         check();
     };
-    thread::scope(|scope| scope.spawn(mount_and_check).join()).unwrap_or_else(|panic| resume_unwind(panic));
+    thread::scope(|scope| scope.spawn(mount_and_check).join())
+        .unwrap_or_else(|panic| resume_unwind(panic));
 }
 
 /// A MiB of pages of which no two are equal, and none is equal to one of another seed.
@@ -186,11 +199,15 @@ fn fill_a_small_tmpfs(dir: &Path, record: LeaseRecord) {
 #[test]
 fn a_full_tmpfs_is_an_error_and_not_the_end() {
     let dir = shm_dir();
-    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path(), record(Bytes::mib(64), Bytes::mib(64))));
+    with_small_tmpfs(dir.path(), || {
+        fill_a_small_tmpfs(dir.path(), record(Bytes::mib(64), Bytes::mib(64)))
+    });
 }
 
 #[test]
 fn a_full_tmpfs_is_an_error_and_not_the_end_for_those_that_share_either() {
     let dir = shm_dir();
-    with_small_tmpfs(dir.path(), || fill_a_small_tmpfs(dir.path(), shared_record("tenant", Bytes::mib(64))));
+    with_small_tmpfs(dir.path(), || {
+        fill_a_small_tmpfs(dir.path(), shared_record("tenant", Bytes::mib(64)))
+    });
 }

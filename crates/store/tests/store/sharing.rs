@@ -7,7 +7,9 @@ use std::sync::Arc;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_store::{Lease, LeaseRecord, Segment, SharedUsage, Store, StoreError};
 
-use crate::common::{Random, frames_taken, one_shared_lease, record, rollup, shared_record, shm_dir};
+use crate::common::{
+    Random, frames_taken, one_shared_lease, record, rollup, shared_record, shm_dir,
+};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;
@@ -57,7 +59,10 @@ fn equal_pages_of_a_group_take_ram_once() {
         assert_eq!(lease.stored(), pages(1024));
     }
     let figures = shared(&store, "red");
-    assert_eq!((figures.stored, figures.saved, figures.shared_frames), (pages(3072), pages(2048), 1024));
+    assert_eq!(
+        (figures.stored, figures.saved, figures.shared_frames),
+        (pages(3072), pages(2048), 1024)
+    );
     assert_eq!(figures.taken, frames_taken(dir.path(), "red"));
     assert!(figures.taken <= pages(1024) + SPARE, "{}", figures.taken);
     assert_eq!(store.usage().taken, figures.taken);
@@ -99,10 +104,15 @@ fn leases_that_do_not_share_have_nothing_in_common_with_those_that_do() {
     }
     let usage = store.usage();
     let group = usage.groups[own.group()];
-    assert_eq!((group.stored, group.shared.stored, group.shared.saved), (pages(2), pages(1), Bytes::ZERO));
+    assert_eq!(
+        (group.stored, group.shared.stored, group.shared.saved),
+        (pages(2), pages(1), Bytes::ZERO)
+    );
     assert_eq!(group.taken, frames_taken(dir.path(), "tenant") + pages(1));
     assert_eq!(usage.leases.iter().filter(|lease| lease.shared).count(), 1);
-    let json = |lease: &Lease| fs::read_to_string(dir.path().join(format!("{}.json", lease.id()))).unwrap();
+    let json = |lease: &Lease| {
+        fs::read_to_string(dir.path().join(format!("{}.json", lease.id()))).unwrap()
+    };
     assert!(json(&lease).contains("shared") && !json(&own).contains("shared"));
 }
 

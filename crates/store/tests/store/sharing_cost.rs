@@ -29,8 +29,9 @@ fn a_lease_that_shares_costs_two_percent_more_than_its_pages_and_its_equal_next_
             let dir = shm_dir();
             let store = Store::open(dir.path()).unwrap();
             let before = own_memory();
-            let leases: [Arc<Lease>; 3] =
-                std::array::from_fn(|_| store.create(shared_record("tenant", Bytes::gib(1))).unwrap());
+            let leases: [Arc<Lease>; 3] = std::array::from_fn(|_| {
+                store.create(shared_record("tenant", Bytes::gib(1))).unwrap()
+            });
             let written = Bytes::mib(WRITTEN as u64);
             let cost = || own_memory().saturating_sub(before);
 

@@ -51,7 +51,10 @@ fn check_pages(store: &Store, acknowledged: &File) -> usize {
             let mut bytes = [0; PAGE_SIZE];
             lease.read(page as u64 * PAGE, &mut bytes).unwrap();
             let is = |version| content(page, version).unwrap_or([0; PAGE_SIZE]) == bytes;
-            assert!(is(version) || is(version + 1), "page {page} of {thread} is not version {version}");
+            assert!(
+                is(version) || is(version + 1),
+                "page {page} of {thread} is not version {version}"
+            );
             if !is(version) {
                 // The next writer writes this version again, which changes nothing.
                 stored += usize::from(content(page, version + 1).is_some());
@@ -80,7 +83,11 @@ fn a_process_killed_amid_writes_loses_nothing_that_was_acknowledged_and_leaks_no
                 assert_eq!(usage.stored, Bytes(stored as u64 * PAGE));
                 for group in GROUPS {
                     let shared = usage.groups[&group.parse().unwrap()].shared;
-                    assert_eq!(shared.taken, shared.stored - shared.saved, "nothing but what is referred to");
+                    assert_eq!(
+                        shared.taken,
+                        shared.stored - shared.saved,
+                        "nothing but what is referred to"
+                    );
                     assert_eq!(shared.taken, frames_taken(dir.path(), group));
                     assert!(shared.saved > Bytes::ZERO && shared.shared_frames > 0);
                 }

@@ -16,7 +16,8 @@ fn a_store_finds_shared_pages_again_and_goes_on_sharing_them() {
     lease.write(0, &[3; 8 * PAGE_SIZE]).unwrap();
     lease.write(1000 * PAGE + 7, b"hello").unwrap();
     lease.allocate_zeroes(2000 * PAGE, PAGE).unwrap();
-    let (record, runs): (_, Vec<_>) = (lease.record(), lease.block_status(0, 16 << 20).unwrap().collect());
+    let (record, runs): (_, Vec<_>) =
+        (lease.record(), lease.block_status(0, 16 << 20).unwrap().collect());
     drop((store, lease));
 
     let store = Store::open(dir.path()).unwrap();
@@ -65,10 +66,14 @@ fn an_entry_that_leads_nowhere_is_found_and_never_read() {
         let store = Store::open(dir.path()).unwrap();
         assert_eq!(store.leases().len(), 1 + time);
         let lost = |id| {
-            let is = |finding: &&Finding| matches!(finding, Finding::Unusable(lease, _) if *lease == id);
+            let is =
+                |finding: &&Finding| matches!(finding, Finding::Unusable(lease, _) if *lease == id);
             store.findings().iter().find(is).unwrap().to_string()
         };
-        assert!(lost(leases[0]).contains("page 0 is lost") && lost(leases[1]).contains("page 0 is lost"));
+        assert!(
+            lost(leases[0]).contains("page 0 is lost")
+                && lost(leases[1]).contains("page 0 is lost")
+        );
         store.audit().unwrap();
         let lease = store.get(leases[2]).unwrap();
         let mut bytes = [0; 2 * PAGE_SIZE];
@@ -112,7 +117,8 @@ fn what_a_lease_refers_to_that_is_left_alone_stays_until_it_is_understood() {
 fn leftovers_of_sharing_are_swept_away() {
     let dir = shm_dir();
     let leases = leases_with(dir.path(), &[1, 2, 3, 4]);
-    let path = |lease: usize, extension: &str| dir.path().join(format!("{}.{extension}", leases[lease]));
+    let path =
+        |lease: usize, extension: &str| dir.path().join(format!("{}.{extension}", leases[lease]));
     // Being removed, lost, and of a length that cannot be.
     fs::remove_file(path(0, "json")).unwrap();
     fs::remove_file(path(1, "tenant.table")).unwrap();
@@ -129,8 +135,14 @@ fn leftovers_of_sharing_are_swept_away() {
     assert!(has(
         |finding| matches!(finding, Finding::FramesWithoutLeases(group) if group.as_str() == "gone")
     ));
-    assert!(!path(0, "tenant.table").exists() && !path(1, "json").exists() && path(2, "json").exists());
-    assert_eq!(frames_taken(dir.path(), "tenant"), Bytes(2 * PAGE), "what only the lost ones had is gone");
+    assert!(
+        !path(0, "tenant.table").exists() && !path(1, "json").exists() && path(2, "json").exists()
+    );
+    assert_eq!(
+        frames_taken(dir.path(), "tenant"),
+        Bytes(2 * PAGE),
+        "what only the lost ones had is gone"
+    );
     store.audit().unwrap();
 }
 

@@ -31,11 +31,15 @@ const FILE_SYSTEMS: [(&str, &str, bool); 8] = [
 /// Mounts, loads modules, and makes busybox's commands.
 pub(crate) fn prepare() -> Result<()> {
     // After modules, of which configfs may be one.
-    let (late, early): (Vec<_>, Vec<_>) = FILE_SYSTEMS.iter().partition(|(kind, ..)| *kind == "configfs");
+    let (late, early): (Vec<_>, Vec<_>) =
+        FILE_SYSTEMS.iter().partition(|(kind, ..)| *kind == "configfs");
     early.into_iter().try_for_each(mount_one)?;
     fs::create_dir_all("/tmp")?;
     let installed = Command::new("/bin/busybox").args(["--install", "-s", "/bin"]).status();
-    ensure!(installed.context("cannot run /bin/busybox")?.success(), "busybox does not install its commands");
+    ensure!(
+        installed.context("cannot run /bin/busybox")?.success(),
+        "busybox does not install its commands"
+    );
     load_modules()?;
     late.into_iter().try_for_each(mount_one)
 }
@@ -51,8 +55,8 @@ fn load_modules() -> Result<()> {
     let order = fs::read_to_string(format!("{MODULES}/order")).context("no list of modules")?;
     for line in order.lines() {
         let (name, parameters) = line.split_once(' ').unwrap_or((line, ""));
-        let file =
-            File::open(format!("{MODULES}/{name}")).with_context(|| format!("module {name} is missing"))?;
+        let file = File::open(format!("{MODULES}/{name}"))
+            .with_context(|| format!("module {name} is missing"))?;
         match finit_module(file, &CString::new(parameters)?, 0) {
             Err(Errno::NODEV) if name == NOT_EMULATED => {}
             loaded => loaded.with_context(|| format!("cannot load {name} with '{parameters}'"))?,

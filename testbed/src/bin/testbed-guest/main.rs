@@ -18,7 +18,9 @@ fn main() -> ExitCode {
         Pid::INIT => init(),
         _ if std::env::args().nth(1).as_deref() == Some("serve") => serve::run(),
         _ => {
-            eprintln!("testbed-guest runs only as the first process of a guest: see testbed/README.md");
+            eprintln!(
+                "testbed-guest runs only as the first process of a guest: see testbed/README.md"
+            );
             return ExitCode::from(2);
         }
     };

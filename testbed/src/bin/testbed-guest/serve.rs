@@ -28,9 +28,11 @@ const SHELL: &str = r#"echo 0 >/proc/self/oom_score_adj; exec sh -c "$1" sh"#;
 pub(crate) fn run() -> Result<()> {
     // Commands are run in guests that are out of memory, or whose swap has gone.
     lock_memory().context("cannot lock memory")?;
-    fs::write("/proc/self/oom_score_adj", "-1000").context("cannot be spared when memory runs out")?;
+    fs::write("/proc/self/oom_score_adj", "-1000")
+        .context("cannot be spared when memory runs out")?;
     let mut port = open_port()?;
-    let server = Server { port: Arc::new(Mutex::new(port.try_clone()?)), processes: Arc::default() };
+    let server =
+        Server { port: Arc::new(Mutex::new(port.try_clone()?)), processes: Arc::default() };
     server.say(0, Kind::Ready, []);
     loop {
         let frame = Frame::receive(&mut port).context("the testbed has hung up")?;
@@ -81,7 +83,8 @@ impl Server {
         let id = frame.process;
         if frame.kind == Kind::Start {
             let started = self.start(id, &String::from_utf8_lossy(&frame.data));
-            return started.unwrap_or_else(|error| self.say(id, Kind::Failed, format!("{error:#}")));
+            return started
+                .unwrap_or_else(|error| self.say(id, Kind::Failed, format!("{error:#}")));
         }
         let mut processes = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(running) = processes.get_mut(&id) else { return };
@@ -147,7 +150,8 @@ impl Server {
         self.processes.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         match status {
             Ok(status) => {
-                let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+                let code =
+                    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
                 self.say(id, Kind::Exit, code.to_le_bytes());
             }
             Err(error) => self.say(id, Kind::Failed, format!("cannot wait for it: {error}")),

@@ -20,15 +20,21 @@ pub(crate) struct Exec {
     #[arg(long, value_name = "PATH", default_value_os_t = default_socket())]
     socket: PathBuf,
     /// HOST COMMAND, or cut, mend, unplug, boot or console HOST
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "ORDER")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ORDER"
+    )]
     order: Vec<String>,
 }
 
 impl Exec {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let socket = self.socket.display();
-        let mut stream = UnixStream::connect(&self.socket)
-            .with_context(|| format!("no hosts are up at {socket}: start some with 'testbed up'"))?;
+        let mut stream = UnixStream::connect(&self.socket).with_context(|| {
+            format!("no hosts are up at {socket}: start some with 'testbed up'")
+        })?;
         Frame::new(0, Kind::Start, self.order.join(" ")).send(&stream)?;
         loop {
             let frame = Frame::receive(&mut stream).context("'testbed up' has ended")?;

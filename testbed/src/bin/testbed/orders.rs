@@ -10,7 +10,12 @@ use aquifer_testbed::{Shell as _, Testbed};
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Carries out one line; what a command writes goes to `out` and `err` as it comes. Returns what it ended with.
-pub(crate) fn obey(hosts: &Testbed, line: &str, mut out: impl Write, err: impl Write) -> Result<i32> {
+pub(crate) fn obey(
+    hosts: &Testbed,
+    line: &str,
+    mut out: impl Write,
+    err: impl Write,
+) -> Result<i32> {
     let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
     let named = || hosts.host(rest.trim());
     match first {

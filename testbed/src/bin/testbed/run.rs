@@ -34,7 +34,8 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let spec = self.hardware.spec("host").file(&self.script, "/script").live_console(self.console);
+        let spec =
+            self.hardware.spec("host").file(&self.script, "/script").live_console(self.console);
         let hosts = Testbed::start([spec])?;
         let mut command = "exec sh /script".to_owned();
         for argument in &self.arguments {
@@ -42,7 +43,11 @@ impl Run {
         }
         let script = hosts["host"].spawn(&command)?;
         script.end_input();
-        let code = script.pass_on(Duration::from_secs(self.timeout), std::io::stdout(), std::io::stderr())?;
+        let code = script.pass_on(
+            Duration::from_secs(self.timeout),
+            std::io::stdout(),
+            std::io::stderr(),
+        )?;
         Ok(crate::exit_code(code))
     }
 }

@@ -33,7 +33,8 @@ pub(crate) struct Hardware {
 impl Hardware {
     /// A host of this kind.
     pub(crate) fn spec(&self, name: &str) -> Spec {
-        let spec = Spec::new(name).kernel(self.kernel).memory(self.memory).cpus(self.cpus).disk(self.disk);
+        let spec =
+            Spec::new(name).kernel(self.kernel).memory(self.memory).cpus(self.cpus).disk(self.disk);
         let spec = spec.modules(self.modules.iter().map(String::as_str));
         self.files.iter().fold(spec, |spec, (here, there)| spec.file(here, there))
     }

@@ -43,7 +43,8 @@ pub(crate) struct Up {
 
 impl Up {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot wait for ctrl-C")?;
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot wait for ctrl-C")?;
         let socket = Socket::bind(self.socket)?;
         let names = ('a'..='z').take(usize::from(self.hosts)).map(|name| name.to_string());
         let hosts = Arc::new(Testbed::start(names.map(|name| self.hardware.spec(&name)))?);
@@ -117,8 +118,8 @@ impl Socket {
         }
         // What one that was killed has left.
         let _ = fs::remove_file(&path);
-        let listener =
-            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let listener = UnixListener::bind(&path)
+            .with_context(|| format!("cannot listen on {}", path.display()))?;
         Ok(Self { listener, path })
     }
 }

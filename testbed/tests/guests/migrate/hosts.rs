@@ -34,7 +34,9 @@ impl Network {
             ip(&["netns", "add", &network.of(host)])?;
         }
         let [a, b] = HOSTS.map(|(host, _)| network.of(host));
-        ip(&["link", "add", "eth0", "netns", &a, "type", "veth", "peer", "name", "eth0", "netns", &b])?;
+        ip(&[
+            "link", "add", "eth0", "netns", &a, "type", "veth", "peer", "name", "eth0", "netns", &b,
+        ])?;
         for (host, address) in HOSTS {
             let name = network.of(host);
             ip(&["-n", &name, "address", "add", &format!("{address}/24"), "dev", "eth0"])?;
@@ -89,7 +91,8 @@ impl Hosts {
     pub fn new() -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let first = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests/churn.sh");
-        let spec = Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
+        let spec =
+            Spec::new("guest").file(example("cli", "churn"), "/bin/churn").module("virtio_mem");
         let parts = spec.file(first, "/bin/churn.sh").parts(dir.path())?;
         let pages = pages_of(dir.path());
         let (network, agents) = (Network::new()?, BTreeMap::new());
@@ -115,11 +118,18 @@ impl Hosts {
         if self.agents.get_mut(host).is_some_and(|agent| matches!(agent.try_wait(), Ok(None))) {
             return Ok(());
         }
-        let log = fs::OpenOptions::new().create(true).append(true).open(self.of(host).join("log"))?;
+        let log =
+            fs::OpenOptions::new().create(true).append(true).open(self.of(host).join("log"))?;
         let mut agent = self.network.command(host);
-        agent.arg(aquifer()).args(["agent", "--config"]).arg(self.of(host).join("agent.toml")).stderr(log);
+        agent
+            .arg(aquifer())
+            .args(["agent", "--config"])
+            .arg(self.of(host).join("agent.toml"))
+            .stderr(log);
         self.agents.insert(host, agent.spawn()?);
-        wait_until("the agent answers", PATIENCE, || Ok(self.ask(host, &["status"])?.status.success()))
+        wait_until("the agent answers", PATIENCE, || {
+            Ok(self.ask(host, &["status"])?.status.success())
+        })
     }
 
     /// A host's agent.
@@ -174,7 +184,8 @@ impl Hosts {
             ] {
                 config.insert(key.to_owned(), value.to_str().context("no text")?.into());
             }
-            let section = |key: &str, value: toml::Value| toml::Table::from_iter([(key.to_owned(), value)]);
+            let section =
+                |key: &str, value: toml::Value| toml::Table::from_iter([(key.to_owned(), value)]);
             config.insert("vms".to_owned(), section("accept", true.into()).into());
             let groups = self.groups(name).to_str().context("no text")?.to_owned();
             config.insert("groups".to_owned(), section("agreements", groups.into()).into());
@@ -194,7 +205,11 @@ impl Hosts {
 
     pub fn done(&self, host: &str, words: &[&str]) -> Result<Value> {
         let output = self.ask(host, words)?;
-        ensure!(output.status.success(), "{host}: {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        ensure!(
+            output.status.success(),
+            "{host}: {words:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
@@ -216,7 +231,8 @@ impl Hosts {
         let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
         let most = (MEMORY.0 + Self::MORE.0).to_string();
-        let mut words = vec!["vm", "start", name, "--memory", &memory, "--cache", &cache, "--lender", &uri];
+        let mut words =
+            vec!["vm", "start", name, "--memory", &memory, "--cache", &cache, "--lender", &uri];
         words.extend(["--max-memory", &most]);
         words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
         let append = format!(
@@ -236,8 +252,11 @@ impl Hosts {
         let console = fs::read(&console).context("the VM is not there")?;
         let console = String::from_utf8_lossy(&console).into_owned();
         let said = console.lines().rev().skip(1).find_map(|line| {
-            let numbers: Vec<_> = line.trim().strip_prefix("churn ")?.split(' ').map(str::parse).collect();
-            <[_; 3]>::try_from(numbers).ok().map(|numbers| numbers.map(|number| number.unwrap_or(u64::MAX)))
+            let numbers: Vec<_> =
+                line.trim().strip_prefix("churn ")?.split(' ').map(str::parse).collect();
+            <[_; 3]>::try_from(numbers)
+                .ok()
+                .map(|numbers| numbers.map(|number| number.unwrap_or(u64::MAX)))
         });
         Ok(said.unwrap_or_default())
     }
@@ -259,8 +278,9 @@ impl Hosts {
         let regions = self.done(host, &["region", "list"])?;
         let run = self.of(host).join("run");
         let run = run.to_str().context("no text")?;
-        let processes =
-            Command::new("pgrep").args(["-f", &format!("(vm|region)-serve.*{run}|qemu.*{run}/")]).output()?;
+        let processes = Command::new("pgrep")
+            .args(["-f", &format!("(vm|region)-serve.*{run}|qemu.*{run}/")])
+            .output()?;
         Ok(vms.as_array().is_some_and(Vec::is_empty)
             && regions.as_array().is_some_and(Vec::is_empty)
             && processes.stdout.is_empty()
@@ -277,7 +297,9 @@ impl Drop for Hosts {
             let _ = Command::new("sh").args(["-c", logs]).arg(self.dir.path()).status();
         }
         for host in ["a", "b"] {
-            for vm in self.done(host, &["vm", "list"]).ok().iter().filter_map(Value::as_array).flatten() {
+            for vm in
+                self.done(host, &["vm", "list"]).ok().iter().filter_map(Value::as_array).flatten()
+            {
                 let name = vm["name"].as_str().unwrap_or_default();
                 let _ = self.done(host, &["vm", "stop", "--force", name]);
             }

@@ -28,7 +28,9 @@ pub fn test(room: &str, name: &str) -> PathBuf {
 /// The script `name` beside the tests, and what all of them need, put into a host as `/bin/NAME`.
 pub fn with_script(spec: Spec, name: &str) -> Spec {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests");
-    [name, "steps.sh"].iter().fold(spec, |spec, name| spec.file(folder.join(name), &format!("/bin/{name}")))
+    [name, "steps.sh"]
+        .iter()
+        .fold(spec, |spec, name| spec.file(folder.join(name), &format!("/bin/{name}")))
 }
 
 /// A program of this machine.
@@ -56,7 +58,12 @@ fn told() -> Option<String> {
 /// What cargo says of each program that it has built, or found built.
 fn build(arguments: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(arguments).args(["--workspace", "--locked", "--message-format", "json-render-diagnostics"]);
+    cargo.args(arguments).args([
+        "--workspace",
+        "--locked",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }

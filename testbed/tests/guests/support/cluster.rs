@@ -32,7 +32,12 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn of(members: impl IntoIterator<Item = Spec>) -> Self {
-        Self { members: members.into_iter().collect(), settings: Vec::new(), first: None, picture: None }
+        Self {
+            members: members.into_iter().collect(),
+            settings: Vec::new(),
+            first: None,
+            picture: None,
+        }
     }
 
     /// What stands in the agents' configurations beside what `aquifer init` wrote, each `section.key = value`, where `{address}` is
@@ -80,7 +85,8 @@ pub fn with_admitted(
     play: impl FnOnce(&Testbed) -> Result<()>,
 ) -> Result<()> {
     let hosts = Testbed::start(members)?;
-    let played = panic::catch_unwind(AssertUnwindSafe(|| admit(&hosts).and_then(|()| play(&hosts))));
+    let played =
+        panic::catch_unwind(AssertUnwindSafe(|| admit(&hosts).and_then(|()| play(&hosts))));
     if !matches!(played, Ok(Ok(()))) {
         hosts.hosts().iter().filter(|host| host.is_on()).for_each(show_logs);
     }
@@ -108,7 +114,10 @@ fn admit(hosts: &Testbed) -> Result<()> {
     }
     let done = init.output()?;
     ensure!(done.status.success(), "aquifer init: {}", String::from_utf8_lossy(&done.stderr));
-    hosts.hosts().iter().try_for_each(|host| host.push(&dir.path().join(host.name()), "/etc/aquifer"))
+    hosts
+        .hosts()
+        .iter()
+        .try_for_each(|host| host.push(&dir.path().join(host.name()), "/etc/aquifer"))
 }
 
 fn with_settings(config: String, host: &Host, settings: &[String]) -> String {
@@ -165,7 +174,9 @@ impl Aquifer for Host {
     fn wait_until_it_is_free(&self) -> Result<()> {
         let status = wait_for(&format!("{self} is free"), PATIENCE, || {
             let status = self.status()?;
-            let free = status.role == Role::Neutral && status.lent.is_empty() && status.borrowed.is_empty();
+            let free = status.role == Role::Neutral
+                && status.lent.is_empty()
+                && status.borrowed.is_empty();
             Ok(free.then_some(status))
         })?;
         ensure!(self.lends()? == Bytes::ZERO, "{self} still stores {}", self.lends()?);
@@ -175,7 +186,8 @@ impl Aquifer for Host {
     }
 
     fn available(&self) -> Result<Bytes> {
-        let kib: u64 = self.sh("awk '/MemAvailable/ { print $2 }' /proc/meminfo")?.trim().parse()?;
+        let kib: u64 =
+            self.sh("awk '/MemAvailable/ { print $2 }' /proc/meminfo")?.trim().parse()?;
         Ok(Bytes::kib(kib / 4 * 4))
     }
 
@@ -184,9 +196,11 @@ impl Aquifer for Host {
     }
 
     fn lends(&self) -> Result<Bytes> {
-        let files = format!("find /dev/shm/aquifer/{self} -name '*.pages' -exec du -k {{}} + 2>/dev/null");
+        let files =
+            format!("find /dev/shm/aquifer/{self} -name '*.pages' -exec du -k {{}} + 2>/dev/null");
         let disks = "awk '{ print $3 / 1024 }' /sys/block/zram*/mm_stat 2>/dev/null";
-        let kib = self.sh(&format!("({files}; {disks}) | awk '{{ s += $1 }} END {{ printf \"%d\", s }}'"))?;
+        let kib = self
+            .sh(&format!("({files}; {disks}) | awk '{{ s += $1 }} END {{ printf \"%d\", s }}'"))?;
         Ok(Bytes::kib(kib.trim().parse()?))
     }
 }

@@ -28,7 +28,13 @@ impl Here {
         let pages = pages_of(dir.path());
         let socket = dir.path().join("lender");
         let lender = Command::new(aquifer())
-            .args(["export", &lends.0.to_string(), "--nbd", &format!("unix:{}", socket.display()), "--dir"])
+            .args([
+                "export",
+                &lends.0.to_string(),
+                "--nbd",
+                &format!("unix:{}", socket.display()),
+                "--dir",
+            ])
             .arg(&pages)
             .args(["--name", "one", "--name", "two", "--name", "three"])
             .env("AQUIFER_RUN_DIR", dir.path())
@@ -69,8 +75,9 @@ impl Here {
         words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
         words.extend(["--append", &self.parts.append, "--"]);
         // For direct I/O, which must not reach memory that may leave.
-        let disks =
-            disks.iter().map(|disk| Ok(format!("if=virtio,format=raw,cache=none,file={}", text(disk)?)));
+        let disks = disks
+            .iter()
+            .map(|disk| Ok(format!("if=virtio,format=raw,cache=none,file={}", text(disk)?)));
         let disks = disks.collect::<Result<Vec<_>>>()?;
         words.extend(disks.iter().flat_map(|disk| ["-drive", disk]));
         let line = self.dir.path().join(format!("{name}-line"));
@@ -83,7 +90,8 @@ impl Here {
 
     /// Whether regions are there still.
     pub fn has_mounts(&self) -> Result<bool> {
-        Ok(fs::read_to_string("/proc/self/mounts")?.contains(self.dir.path().to_str().context("no text")?))
+        Ok(fs::read_to_string("/proc/self/mounts")?
+            .contains(self.dir.path().to_str().context("no text")?))
     }
 }
 

@@ -16,7 +16,10 @@ pub struct Load {
 impl Load {
     /// Starts one that makes so many random accesses once its memory is filled.
     pub fn start(host: &impl Shell, bytes: Bytes, accesses: u64) -> Result<Self> {
-        Ok(Self { process: host.spawn(&format!("exec checked-memory {} {accesses}", bytes.0))?, bytes })
+        Ok(Self {
+            process: host.spawn(&format!("exec checked-memory {} {accesses}", bytes.0))?,
+            bytes,
+        })
     }
 
     /// Waits until all its memory is filled.

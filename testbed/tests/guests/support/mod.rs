@@ -27,7 +27,8 @@ pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 /// Where a lender has its pages while its other files are in `dir`: below root's stores, of which
 /// the kernel swaps nothing out while the lender is dead.
 pub fn pages_of(dir: &Path) -> PathBuf {
-    Path::new("/dev/shm/aquifer").join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
+    Path::new("/dev/shm/aquifer")
+        .join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
 }
 
 /// A step of a test: its name, and what it does with what was booted.

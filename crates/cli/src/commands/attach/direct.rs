@@ -68,7 +68,8 @@ impl Direct {
         }
         let backend = uri.transport.initiator_module();
         let note = serde_json::to_value(Owner::Attach).or_fail(|| &what)?;
-        let wish = Wish { id: VolumeId::random(), uri, host, options, swap, force: self.force, note };
+        let wish =
+            Wish { id: VolumeId::random(), uri, host, options, swap, force: self.force, note };
         let record = {
             let _progress = Progress::spinner(&what);
             initiator::attach(&root, &common.run_dir, &wish).map_err(fail)?
@@ -108,9 +109,8 @@ fn read_secrets(path: &Path) -> Result<(Option<String>, Option<String>)> {
     };
     let (own, lenders) = (next()?, next()?);
     if own.is_none() {
-        return Err(
-            Failure::new(what(), "the file is empty").help("put what 'nvme gen-dhchap-key' says into it")
-        );
+        return Err(Failure::new(what(), "the file is empty")
+            .help("put what 'nvme gen-dhchap-key' says into it"));
     }
     Ok((own, lenders))
 }

@@ -17,7 +17,10 @@ const PART: Manual = Manual { see_also: &["aquifer-demo(1)"], ..Manual::NONE };
 const SHARING: Manual = Manual {
     examples: &[
         ("aquifer demo sharing", "The story as text"),
-        ("aquifer demo sharing --picture sharing.png", "With a picture of RAM and swap of both hosts"),
+        (
+            "aquifer demo sharing --picture sharing.png",
+            "With a picture of RAM and swap of both hosts",
+        ),
     ],
     ..PART
 };

@@ -76,19 +76,21 @@ fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
     let mut ports = Vec::new();
     for address in &export.nvme_addresses {
         let Address::Tcp { host, port } = address else {
-            return Err(
-                Failure::new(what, "the kernel listens on no unix socket").help("give HOST:PORT by --nvme")
-            );
+            return Err(Failure::new(what, "the kernel listens on no unix socket")
+                .help("give HOST:PORT by --nvme"));
         };
         if *port == 0 {
-            return Err(Failure::new(what, "the kernel chooses no port").help("give one, usually 4420"));
+            return Err(
+                Failure::new(what, "the kernel chooses no port").help("give one, usually 4420")
+            );
         }
         if export.allowed_hosts.is_empty() && !address.is_local() {
             let why = "other hosts could reach it, and everybody on them";
             return Err(Failure::new(format!("listening on {address}"), why)
                 .help("give --allow-host NQN (over a network you trust), or a loopback address"));
         }
-        let mut found = (host.as_str(), *port).to_socket_addrs().or_fail(|| format!("looking up {host}"))?;
+        let mut found =
+            (host.as_str(), *port).to_socket_addrs().or_fail(|| format!("looking up {host}"))?;
         let Some(at) = found.next() else {
             return Err(Failure::new(format!("looking up {host}"), "it has no address"));
         };

@@ -49,7 +49,8 @@ impl Memory {
             ..LeaseRecord::new(borrower.clone(), capacity)
         };
         let records: Vec<_> = export.names.iter().map(record).collect();
-        let left = left_in(&store, &records).map_err(|(why, help)| Failure::new(what(), why).help(help))?;
+        let left = left_in(&store, &records)
+            .map_err(|(why, help)| Failure::new(what(), why).help(help))?;
         let was_left = !left.is_empty();
         // What was made before one fails goes with this.
         let mut memory = Self { store: Arc::new(store), leases: left, capacity, own_dir, was_left };
@@ -98,7 +99,9 @@ fn left_in(
     records: &[LeaseRecord],
 ) -> std::result::Result<Vec<Arc<Lease>>, (String, &'static str)> {
     let dir = store.dir().display();
-    let lost = |finding: &&Finding| matches!(finding, Finding::Unusable(..) | Finding::RecordWithoutPages(_));
+    let lost = |finding: &&Finding| {
+        matches!(finding, Finding::Unusable(..) | Finding::RecordWithoutPages(_))
+    };
     if let Some(lost) = store.findings().iter().find(lost) {
         return Err((format!("{dir}: {lost}"), "give another directory by --dir"));
     }
@@ -115,7 +118,9 @@ fn left_in(
         _ if all.is_empty() => Ok(Vec::new()),
         Some(left) if all.len() == records.len() => Ok(left),
         _ => Err((
-            format!("{dir} holds leases of an agent, or of an export with other names or of another size"),
+            format!(
+                "{dir} holds leases of an agent, or of an export with other names or of another size"
+            ),
             "give another directory by --dir, or what the export that was killed was given",
         )),
     }
@@ -135,7 +140,10 @@ fn stores(runtime: Option<OsString>) -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some("/dev/shm/aquifer".into());
     }
-    runtime.map(PathBuf::from).filter(|runtime| runtime.is_absolute()).map(|runtime| runtime.join("aquifer"))
+    runtime
+        .map(PathBuf::from)
+        .filter(|runtime| runtime.is_absolute())
+        .map(|runtime| runtime.join("aquifer"))
 }
 
 /// Removes an export's own directory, and no other: a note is a file that somebody may have written to.

@@ -100,8 +100,14 @@ pub struct Export {
 pub(super) const MANUAL: Manual = Manual {
     examples: &[
         ("aquifer export 4G", "On the default unix socket"),
-        ("aquifer export 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809", "On two addresses of this host"),
-        ("aquifer export 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls", "To the hosts of the cluster"),
+        (
+            "aquifer export 4G --nbd unix:/tmp/a.sock --nbd 127.0.0.1:10809",
+            "On two addresses of this host",
+        ),
+        (
+            "aquifer export 4G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls",
+            "To the hosts of the cluster",
+        ),
         (
             "aquifer export 4G --nvme 127.0.0.1:4420",
             "As an NVMe subsystem, for 'nvme connect-all -t tcp -a 127.0.0.1'",
@@ -118,7 +124,10 @@ pub(super) const MANUAL: Manual = Manual {
             "aquifer export 8G --nbd 192.0.2.1:10809 --tls /etc/aquifer/tls --name a --name b --share",
             "Two devices for two hosts of one group: what VMs on both have in common is kept once",
         ),
-        ("nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'", "Look at it with another program"),
+        (
+            "nbdinfo 'nbd+unix:///?socket=/run/aquifer/export.sock'",
+            "Look at it with another program",
+        ),
     ],
     notes: &[
         (
@@ -149,7 +158,13 @@ pub(super) const MANUAL: Manual = Manual {
             "the pages without --dir, as root; what a killed export left is removed by the next one",
         ),
     ],
-    see_also: &["aquifer-attach(1)", "aquifer-run(1)", "nbdinfo(1)", "nbdcopy(1)", "nvme-connect(1)"],
+    see_also: &[
+        "aquifer-attach(1)",
+        "aquifer-run(1)",
+        "nbdinfo(1)",
+        "nbdcopy(1)",
+        "nvme-connect(1)",
+    ],
     ..Manual::NONE
 };
 
@@ -191,14 +206,18 @@ impl Export {
         let addresses = self.addresses(common)?;
         let marks = common.run_dir.join("exports");
         clean_up(&marks);
-        let mut instance =
-            Instance::claim(&marks, "export").or_fail(|| format!("leaving a mark in {}", marks.display()))?;
+        let mut instance = Instance::claim(&marks, "export")
+            .or_fail(|| format!("leaving a mark in {}", marks.display()))?;
         if self.names.len() > 1 && !self.nvme_addresses.is_empty() {
             let why = "over NVMe there is one device";
-            return Err(Failure::new(what(), why).help("give one --name, or run it once for each device"));
+            return Err(
+                Failure::new(what(), why).help("give one --name, or run it once for each device")
+            );
         }
         let mut names = BTreeSet::new();
-        if self.names.len() > 1 && !self.names.iter().all(|name| !name.is_empty() && names.insert(name)) {
+        if self.names.len() > 1
+            && !self.names.iter().all(|name| !name.is_empty() && names.insert(name))
+        {
             let why = "each of several devices needs a name of its own";
             return Err(Failure::new(what(), why).help("give each another --name"));
         }
@@ -232,7 +251,8 @@ impl Export {
 
     fn addresses(&self, common: &Common) -> Result<Vec<Address>> {
         if self.addresses.is_empty() && self.nvme_addresses.is_empty() {
-            fs::create_dir_all(&common.run_dir).or_fail(|| format!("making {}", common.run_dir.display()))?;
+            fs::create_dir_all(&common.run_dir)
+                .or_fail(|| format!("making {}", common.run_dir.display()))?;
             return Ok(vec![Address::Unix(common.run_dir.join("export.sock"))]);
         }
         listening::check(&self.addresses, self.tls.as_deref())?;
@@ -244,10 +264,15 @@ impl Export {
             Server::bind(&address, security, exports.clone())
                 .or_fail(|| format!("exporting {}", self.size))
                 .map_err(|failure| {
-                    failure.help("give another address by --nbd, or stop the program that has this one")
+                    failure.help(
+                        "give another address by --nbd, or stop the program that has this one",
+                    )
                 })
         };
-        listening::security(addresses.to_vec(), self.tls.as_deref())?.into_iter().map(listen).collect()
+        listening::security(addresses.to_vec(), self.tls.as_deref())?
+            .into_iter()
+            .map(listen)
+            .collect()
     }
 
     fn uri(&self, address: &Address, name: &str) -> Uri {
@@ -273,7 +298,9 @@ struct Report {
 
 impl Report {
     fn of(usage: &Usage) -> Self {
-        let sum = |of: fn(&SharedUsage) -> u64| usage.groups.values().map(|group| of(&group.shared)).sum();
+        let sum = |of: fn(&SharedUsage) -> u64| {
+            usage.groups.values().map(|group| of(&group.shared)).sum()
+        };
         Self {
             stored: usage.stored,
             taken: usage.taken,
@@ -285,7 +312,9 @@ impl Report {
 
     fn to_text(&self) -> String {
         let Self { stored, taken, saved, breaks, .. } = self;
-        format!("{stored} stored in {taken} of RAM; sharing saves {saved}, {breaks} pages parted again")
+        format!(
+            "{stored} stored in {taken} of RAM; sharing saves {saved}, {breaks} pages parted again"
+        )
     }
 }
 

@@ -51,8 +51,9 @@ impl Nvme {
         let open = |address: &&Address| secrets.is_none() && !address.is_local();
         if let Some(address) = export.nvme_addresses.iter().find(open) {
             let why = "other hosts could reach it, and everybody on them";
-            return Err(Failure::new(format!("listening on {address}"), why)
-                .help("give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls"));
+            return Err(Failure::new(format!("listening on {address}"), why).help(
+                "give --dhchap-secret FILE, or a loopback or unix address, or use --nbd with --tls",
+            ));
         }
         let nqn = Nqn::of_lease(lease.id());
         let namespace = Arc::new(Namespace::new(Arc::clone(lease)));
@@ -61,7 +62,8 @@ impl Nvme {
         let target = Target::new(Arc::new(subsystems), Limits::default());
         let listen = |address| {
             target.listen(address, None).or_fail(what).map_err(|failure| {
-                failure.help("give another address by --nvme, or stop the program that has this one")
+                failure
+                    .help("give another address by --nvme, or stop the program that has this one")
             })
         };
         let addresses = export.nvme_addresses.iter().map(listen).collect::<Result<_>>()?;
@@ -69,7 +71,8 @@ impl Nvme {
     }
 
     pub(super) fn ready(&self) -> Ready {
-        let uri = |address: &Address| NvmeUri { address: address.clone(), subsystem: self.nqn.clone() };
+        let uri =
+            |address: &Address| NvmeUri { address: address.clone(), subsystem: self.nqn.clone() };
         let (nqn, addresses) = (self.nqn.clone(), self.addresses.clone());
         Ready { uris: addresses.iter().map(uri).collect(), nqn, addresses }
     }
@@ -87,7 +90,10 @@ impl Subsystems for OneSubsystem {
         if *subsystem != self.nqn {
             Err(Refused::Unknown(subsystem.clone()))
         } else if !self.allows(&host.nqn) {
-            Err(Refused::Forbidden(format!("{} is not among the hosts that --allow-host names", host.nqn)))
+            Err(Refused::Forbidden(format!(
+                "{} is not among the hosts that --allow-host names",
+                host.nqn
+            )))
         } else {
             Ok(Arc::clone(&self.namespace))
         }
@@ -106,7 +112,9 @@ impl Subsystems for OneSubsystem {
 fn read_secrets(path: &Path) -> Result<Secrets> {
     let what = || format!("reading the secrets in {}", path.display());
     let text = fs::read_to_string(path).or_fail(what)?;
-    text.parse().or_fail(what).map_err(|failure| failure.help("put what 'nvme gen-dhchap-key' says into it"))
+    text.parse()
+        .or_fail(what)
+        .map_err(|failure| failure.help("put what 'nvme gen-dhchap-key' says into it"))
 }
 
 impl OneSubsystem {

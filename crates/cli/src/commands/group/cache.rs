@@ -57,7 +57,8 @@ impl Cache {
     pub(super) fn run(self, common: &Common, all: &Agreements) -> Result<()> {
         let what = || format!("caching disks of group '{}'", self.name);
         let agreement = all.get(&self.name).or_fail(what)?;
-        let lenders = self.lenders.iter().map(|uri| self.certified.target(uri)).collect::<Result<_>>()?;
+        let lenders =
+            self.lenders.iter().map(|uri| self.certified.target(uri)).collect::<Result<_>>()?;
         let options = Options {
             size: self.size.unwrap_or_default(),
             fixed: self.size.is_some(),
@@ -79,7 +80,8 @@ impl Cache {
                 let _ = tell.send(());
             })
             .or_fail(what)?;
-        let service = Service::start(&directory(common)?, self.name.clone(), options).or_fail(what)?;
+        let service =
+            Service::start(&directory(common)?, self.name.clone(), options).or_fail(what)?;
         let every = self.report.unwrap_or(Duration::MAX);
         // So that whoever waits for its beginning knows.
         let report = || _ = output::answer(common.json, &service.status(), text);
@@ -105,7 +107,8 @@ pub(super) fn text(status: &Status) -> String {
         text += &format!("; {lent} lent to {}", borrowers.join(", "));
     }
     for lender in lenders {
-        let LenderStatus { lender, answers, has, read_bytes, dropped_bytes, wrong_bytes, .. } = lender;
+        let LenderStatus { lender, answers, has, read_bytes, dropped_bytes, wrong_bytes, .. } =
+            lender;
         let does = if *answers { "keeps" } else { "does not answer, kept" };
         text += &format!(
             "\n{lender} {does} {has}: {read_bytes} read from there, {dropped_bytes} dropped, {wrong_bytes} wrong"

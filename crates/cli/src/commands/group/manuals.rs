@@ -19,7 +19,10 @@ const PART: Manual = Manual { see_also: &["aquifer-group(1)"], ..Manual::NONE };
 
 const CREATE: Manual = Manual {
     examples: &[
-        ("aquifer group create blue", "Then copy /etc/aquifer/groups/blue.toml to the group's other hosts"),
+        (
+            "aquifer group create blue",
+            "Then copy /etc/aquifer/groups/blue.toml to the group's other hosts",
+        ),
         ("aquifer group create blue --max-memory 64G --member 'web-*'", "A group with limits"),
     ],
     ..PART
@@ -47,12 +50,17 @@ const SET: Manual = Manual {
     ..PART
 };
 
-const RM: Manual =
-    Manual { examples: &[("aquifer group rm blue", "Forget a group that has no region here")], ..PART };
+const RM: Manual = Manual {
+    examples: &[("aquifer group rm blue", "Forget a group that has no region here")],
+    ..PART
+};
 
 const SCAN: Manual = Manual {
     examples: &[
-        ("aquifer group scan blue --report 10s", "Share equal pages, and say every 10 s what that saves"),
+        (
+            "aquifer group scan blue --report 10s",
+            "Share equal pages, and say every 10 s what that saves",
+        ),
         ("aquifer group scan blue --undo", "Stop sharing pages"),
     ],
     ..PART

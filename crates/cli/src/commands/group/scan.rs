@@ -73,7 +73,8 @@ impl Scan {
 
 fn progress(report: &Report) -> String {
     let Report { group, payer, sharing, scanner_cpu_pct, why, .. } = report;
-    let paid = if payer == group { String::new() } else { format!(", for which group {payer} pays") };
+    let paid =
+        if payer == group { String::new() } else { format!(", for which group {payer} pays") };
     format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU{paid}", saved(sharing))
 }
 

@@ -106,8 +106,13 @@ impl Terms {
     /// Whether nothing is said.
     pub(super) fn is_empty(&self) -> bool {
         let Self { sealed, scan, policy, step, keep, lends, cgroup, members, .. } = self;
-        let limits = self.max_members.is_some() || self.max_memory.is_some() || self.max_cache.is_some();
-        let own = sealed.is_some() || scan.is_some() || policy.is_some() || step.is_some() || keep.is_some();
+        let limits =
+            self.max_members.is_some() || self.max_memory.is_some() || self.max_cache.is_some();
+        let own = sealed.is_some()
+            || scan.is_some()
+            || policy.is_some()
+            || step.is_some()
+            || keep.is_some();
         !(own || limits || lends.is_some() || cgroup.is_some() || !members.is_empty())
     }
 
@@ -115,7 +120,10 @@ impl Terms {
     ///
     /// # Errors
     /// What makes no sense.
-    pub(super) fn apply(self, agreement: &mut Agreement) -> Result<(), aquifer_control::group::ConfigError> {
+    pub(super) fn apply(
+        self,
+        agreement: &mut Agreement,
+    ) -> Result<(), aquifer_control::group::ConfigError> {
         let Agreement { sealed, lends, cgroup, members, limits, scan, reprovision, .. } = agreement;
         let set = |to: &mut Option<Bytes>, said: Option<OrNone<Bytes>>| {
             if let Some(OrNone(said)) = said {

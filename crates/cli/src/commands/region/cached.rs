@@ -89,7 +89,10 @@ impl FromArgMatches for MaybeCached {
         is_cached.then(|| Cached::from_arg_matches(matches)).transpose().map(Self)
     }
 
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+    fn update_from_arg_matches(
+        &mut self,
+        matches: &ArgMatches,
+    ) -> std::result::Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
@@ -124,8 +127,11 @@ impl Cached {
     /// # Errors
     /// If one cannot be reached, or they have too little.
     pub(crate) fn spec(self, common: &Common, name: RegionName, size: Bytes) -> Result<RegionSpec> {
-        let agreement =
-            self.groups.all().find(&self.group).or_fail(|| format!("joining group '{}'", self.group))?;
+        let agreement = self
+            .groups
+            .all()
+            .find(&self.group)
+            .or_fail(|| format!("joining group '{}'", self.group))?;
         if agreement.is_none() && self.group != Group::default() && !self.lenders.is_empty() {
             let why = format!(
                 "{} is not there: its pages are sealed under keys of their own, and shared with nobody",
@@ -168,7 +174,9 @@ impl Cached {
             policy: self.policy,
             scheme,
             prefetch: self.prefetch,
-            link: self.emulate_link.map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
+            link: self
+                .emulate_link
+                .map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
             give_up: self.give_up,
             patience: self
                 .give_up

@@ -93,7 +93,8 @@ impl Exec {
                 let region = whole(&Files::new(&super::directory(common)?, name))?;
                 let what = || format!("lending region '{name}'");
                 command.env(OPTIONS, options(region.metadata().or_fail(what)?.len()));
-                command.env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
+                command
+                    .env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
                 // It is locked until the program ends.
                 fcntl_setfd(&region, FdFlags::empty()).or_fail(what)?;
                 let _ = region.into_raw_fd();

@@ -45,7 +45,10 @@ const SHOW: Manual = Manual {
 };
 
 const RESIZE_CACHE: Manual = Manual {
-    examples: &[("aquifer region resize-cache items 512M", "Keep at most 512 MiB of it in local RAM")],
+    examples: &[(
+        "aquifer region resize-cache items 512M",
+        "Keep at most 512 MiB of it in local RAM",
+    )],
     ..PART
 };
 
@@ -58,8 +61,10 @@ const LIMIT: Manual = Manual {
     ..PART
 };
 
-const PERSIST: Manual =
-    Manual { examples: &[("aquifer region persist items", "Write every dirty page to the lenders")], ..PART };
+const PERSIST: Manual = Manual {
+    examples: &[("aquifer region persist items", "Write every dirty page to the lenders")],
+    ..PART
+};
 
 const DROP: Manual = Manual {
     examples: &[
@@ -72,7 +77,10 @@ const DROP: Manual = Manual {
 const PAGES: Manual = Manual {
     examples: &[
         ("aquifer region pages items", "Where every page is"),
-        ("aquifer region pages items --first 0 --count 256 --json", "Where its first MiB is, for a program"),
+        (
+            "aquifer region pages items --first 0 --count 256 --json",
+            "Where its first MiB is, for a program",
+        ),
     ],
     ..PART
 };
@@ -82,8 +90,10 @@ const START: Manual = Manual {
     ..PART
 };
 
-const RM: Manual =
-    Manual { examples: &[("aquifer region rm items", "Remove a region that no program maps")], ..PART };
+const RM: Manual = Manual {
+    examples: &[("aquifer region rm items", "Remove a region that no program maps")],
+    ..PART
+};
 
 const EXEC: Manual = Manual {
     examples: &[

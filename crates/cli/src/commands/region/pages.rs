@@ -51,7 +51,8 @@ struct Found {
 impl Part {
     fn find(&self, common: &Common) -> Result<(Files, Run)> {
         let files = Which { name: self.name.clone() }.files(common)?;
-        let all = client::all_pages(&files).or_fail(|| format!("looking at region '{}'", self.name))?;
+        let all =
+            client::all_pages(&files).or_fail(|| format!("looking at region '{}'", self.name))?;
         let count = self.count.unwrap_or(all.count.saturating_sub(self.first));
         Ok((files, Run { first: self.first, count }))
     }
@@ -85,12 +86,18 @@ fn text(found: &Found) -> String {
         PageState::Dirty => "dirty",
         PageState::Shared => "shared",
     };
-    let pages =
-        found.pages.iter().map(|run| format!("{:>10} {:>10}  {}", run.first, run.count, name(run.state)));
+    let pages = found
+        .pages
+        .iter()
+        .map(|run| format!("{:>10} {:>10}  {}", run.first, run.count, name(run.state)));
     let extents = found.extents.iter().map(|extent| {
         let Extent { from, lease, at } = extent;
-        format!("from {from}: lease {} of {} at {}, from {at}", lease.lease, lease.lender, lease.address)
+        format!(
+            "from {from}: lease {} of {} at {}, from {at}",
+            lease.lease, lease.lender, lease.address
+        )
     });
-    let titled = ["      PAGE      COUNT  STATE".to_owned()].into_iter().chain(pages).chain(extents);
+    let titled =
+        ["      PAGE      COUNT  STATE".to_owned()].into_iter().chain(pages).chain(extents);
     titled.collect::<Vec<_>>().join("\n")
 }

@@ -72,7 +72,9 @@ fn mapped_by(programs: &[String]) -> String {
 
 /// How much of a region there may be here, is here, with lenders and nowhere; as far as it is known.
 pub(crate) fn cells(usage: Option<Usage>) -> [String; 4] {
-    let Some(Usage { cache, resident, remote, zero, .. }) = usage else { return ["-"; 4].map(str::to_owned) };
+    let Some(Usage { cache, resident, remote, zero, .. }) = usage else {
+        return ["-"; 4].map(str::to_owned);
+    };
     [cache, resident, remote, zero].map(|bytes| bytes.to_string())
 }
 
@@ -107,14 +109,21 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
         "prefetched",
         format!(
             "{} fetched, of which {} used and {} not, {} of zeroes ({})",
-            counts.prefetched, counts.prefetch_used, counts.prefetch_wasted, counts.zeroed, spec.prefetch
+            counts.prefetched,
+            counts.prefetch_used,
+            counts.prefetch_wasted,
+            counts.zeroed,
+            spec.prefetch
         ),
     );
     if let Some(link) = &spec.link {
         let how = if link.one_at_a_time { "one at a time" } else { "any number at a time" };
         let took = status.link.unwrap_or_default();
         let what = format!("emulated: {:?} a page, {how}", link.latency);
-        line("link", format!("{what}; half took {:.2} us at most, 99 % {:.2} us", took.p50_us, took.p99_us));
+        line(
+            "link",
+            format!("{what}; half took {:.2} us at most, 99 % {:.2} us", took.p50_us, took.p99_us),
+        );
     }
     if counts.given_up > 0 {
         line("given up", format!("{} faults, by SIGBUS", counts.given_up));
@@ -127,12 +136,19 @@ pub(crate) fn text(files: &Files, status: &Status) -> String {
         ),
     );
     let (p50, p99, p999) = (latency.p50_us, latency.p99_us, latency.p999_us);
-    line("fetches", format!("half within {p50:.0} us, 99 % within {p99:.0} us, 99.9 % within {p999:.0} us"));
+    line(
+        "fetches",
+        format!("half within {p50:.0} us, 99 % within {p99:.0} us, 99.9 % within {p999:.0} us"),
+    );
     if status.waiting > 0 {
-        line("WAITING", format!("{} faults, for a lender that cannot serve them now", status.waiting));
+        line(
+            "WAITING",
+            format!("{} faults, for a lender that cannot serve them now", status.waiting),
+        );
     }
     for lease in &status.volume.leases {
-        let sealed = lease.sealed.map_or("not sealed".to_owned(), |sealing| format!("sealed, {sealing}"));
+        let sealed =
+            lease.sealed.map_or("not sealed".to_owned(), |sealing| format!("sealed, {sealing}"));
         line("lender", format!("{} at {}: {}, {sealed}", lease.lender, lease.address, lease.state));
     }
     if let Some(error) = &status.volume.last_error {

@@ -36,8 +36,11 @@ impl Adopt {
         let agent = self.agent.as_deref().map(absolute).transpose()?;
         let exe = std::env::current_exe().or_fail(what)?;
         let sockets = (&*qmp, agent.as_deref());
-        let adopted = client::adopt(&exe, run_dir, &self.name, sockets, &self.bounds.over(UNLIMITED));
+        let adopted =
+            client::adopt(&exe, run_dir, &self.name, sockets, &self.bounds.over(UNLIMITED));
         let status = adopted.or_fail(what)?;
-        output::answer(common.json, &status, |status| super::text(&Files::new(run_dir, &self.name), status))
+        output::answer(common.json, &status, |status| {
+            super::text(&Files::new(run_dir, &self.name), status)
+        })
     }
 }

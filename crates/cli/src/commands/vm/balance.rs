@@ -83,7 +83,8 @@ impl Balance {
             say(common, &turn, &mut said).or_fail(what)?;
             // What is given is given on at once.
             while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
-                let pause = next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+                let pause =
+                    next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
                 if let Some(moved) = balancing.wait(pause) {
                     turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
                     turn.moved.insert(0, moved);
@@ -106,9 +107,13 @@ fn say(
     let Turn { plan, moved, silent } = turn;
     if common.json {
         let done = |moved: &Moved| moved.end.as_ref().err().map(ToString::to_string);
-        let moved =
-            moved.iter().map(|is| Done { vm: &is.is.vm, resized: is.end.as_ref().ok(), error: done(is) });
-        let line = Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect(), silent };
+        let moved = moved.iter().map(|is| Done {
+            vm: &is.is.vm,
+            resized: is.end.as_ref().ok(),
+            error: done(is),
+        });
+        let line =
+            Line { verdicts: &plan.verdicts, moves: &plan.moves, moved: moved.collect(), silent };
         serde_json::to_writer(&mut out, &line)?;
         return writeln!(out);
     }

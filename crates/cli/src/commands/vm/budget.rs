@@ -31,10 +31,13 @@ impl Budget {
 
 fn text(accounts: &Accounts) -> String {
     let Accounts { section, local, pool, promised, vms } = accounts;
-    let line = |of: &Account| format!("{} reserved = {} used + {} free", of.reserved, of.used, of.free);
+    let line =
+        |of: &Account| format!("{} reserved = {} used + {} free", of.reserved, of.used, of.free);
     let mut lines = vec![format!("this host  {}", line(local))];
     if *promised > Bytes::ZERO {
-        lines.push(format!("           {promised} of what is free is kept for VMs that are out of memory"));
+        lines.push(format!(
+            "           {promised} of what is free is kept for VMs that are out of memory"
+        ));
     }
     lines.push(format!("the pool   {}", line(pool)));
     lines.push(format!("section    {section}"));

@@ -52,8 +52,12 @@ pub(super) fn listed(all: &[Ended]) -> String {
 }
 
 pub(super) fn text(Last { ended }: &Last) -> String {
-    let mut text =
-        format!("vm          {}, ended\nat          {}\nwhy         {}", ended.name, at(ended), ended.cause);
+    let mut text = format!(
+        "vm          {}, ended\nat          {}\nwhy         {}",
+        ended.name,
+        at(ended),
+        ended.cause
+    );
     if let Some(status) = &ended.status {
         text.push_str(&format!("\nqemu        {status}"));
     }

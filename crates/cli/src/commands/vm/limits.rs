@@ -65,5 +65,7 @@ impl Set {
 pub(super) fn text(limits: &Limits) -> String {
     let Limits { min, max, weight, reserve } = limits;
     let max = if max.0 == u64::MAX { "what it can have".to_owned() } else { max.to_string() };
-    format!("at least {min}, at most {max}, weight {weight}, {reserve} kept for when it is out of memory")
+    format!(
+        "at least {min}, at most {max}, weight {weight}, {reserve} kept for when it is out of memory"
+    )
 }

@@ -23,7 +23,10 @@ const PART: Manual = Manual { see_also: &["aquifer-vm(1)"], ..Manual::NONE };
 
 const START: Manual = Manual {
     examples: &[
-        ("aquifer vm start db --memory 8G --disk db.qcow2", "A VM whose memory is RAM of this host"),
+        (
+            "aquifer vm start db --memory 8G --disk db.qcow2",
+            "A VM whose memory is RAM of this host",
+        ),
         (
             "aquifer vm start db --memory 8G --cache 2G --lender nbds://b.example.org/ --tls /etc/aquifer/tls --disk db.qcow2 -- -nic user,model=virtio",
             "A VM with at most 2 GiB of local RAM, and a network card of QEMU's own",
@@ -62,7 +65,10 @@ const RESIZE: Manual = Manual {
 };
 
 const SET: Manual = Manual {
-    examples: &[("aquifer vm set db --min 4G --max 16G --weight 2", "What a balancer keeps it within")],
+    examples: &[(
+        "aquifer vm set db --min 4G --max 16G --weight 2",
+        "What a balancer keeps it within",
+    )],
     ..PART
 };
 
@@ -110,7 +116,10 @@ const MIGRATE: Manual = Manual {
 const RESUME: Manual = Manual {
     examples: &[
         ("aquifer vm resume db", "Let a paused VM run"),
-        ("aquifer vm resume db --force", "Likewise, when the host that may have it is lost for ever"),
+        (
+            "aquifer vm resume db --force",
+            "Likewise, when the host that may have it is lost for ever",
+        ),
     ],
     ..PART
 };

@@ -106,7 +106,8 @@ impl Migrate {
             may_leave: !self.no_postcopy,
         };
         let report = client::migrate(&files, &order, |is| {
-            let left = is.remaining_ms.map_or(String::new(), |ms| format!(", about {ms:.0} ms left"));
+            let left =
+                is.remaining_ms.map_or(String::new(), |ms| format!(", about {ms:.0} ms left"));
             progress.say(format!(
                 "{}: {}; {} rounds, {} sent, {} to the pool, {}/s become dirty{left}",
                 what(),

@@ -70,7 +70,8 @@ impl Resize {
         };
         let exe = std::env::current_exe().or_fail(what)?;
         let tell = |size: Bytes| progress.say(format!("{}: it has {size}", what()));
-        let resized = self.size.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
+        let resized =
+            self.size.map(|size| client::resize(&exe, files, &order(size), tell)).transpose();
         let resized = resized.map_err(|error| Failure::new(what(), error))?;
         drop(progress);
         let is_short = resized.as_ref().is_some_and(|resized| resized.why.is_some());

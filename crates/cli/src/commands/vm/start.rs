@@ -103,7 +103,8 @@ impl Start {
         let _progress = Progress::spinner(what());
         cached.0.as_ref().map_or(Ok(()), Cached::require_group)?;
         let absolute = |path: PathBuf| std::path::absolute(path).or_fail(what);
-        let region = cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
+        let region =
+            cached.0.map(|cached| cached.spec(common, name.clone(), max_memory)).transpose()?;
         let limits = self.bounds.over(UNLIMITED);
         limits.validate().map_err(|error| Failure::new(what(), error))?;
         let backing = match region {

@@ -28,7 +28,8 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
     let mut frames = Vec::new();
     for group in GROUPS {
         let group = group.parse().or_fail(what)?;
-        let file = fs::metadata(GroupFiles::new(&stage.regions(), &group).frames()).or_fail(what)?;
+        let file =
+            fs::metadata(GroupFiles::new(&stage.regions(), &group).frames()).or_fail(what)?;
         frames.push((format!("{:02x}:{:02x}", major(file.dev()), minor(file.dev())), file.ino()));
     }
     if frames[0] == frames[1] {
@@ -36,7 +37,8 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
     }
     let mut all = vec![Mapped::default(); GROUPS.len()];
     for vm in &VMS {
-        let status = client::status(&Files::new(&stage.regions(), &name(vm.name)?)).or_fail(what)?;
+        let status =
+            client::status(&Files::new(&stage.regions(), &name(vm.name)?)).or_fail(what)?;
         let group = GROUPS.iter().position(|group| *group == vm.group).unwrap_or_default();
         // The engine, too, sees no frames but those of its region's group.
         for process in status.processes.iter().chain([&status.pid]) {

@@ -204,7 +204,8 @@ impl Play<'_> {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let why = format!("it still swaps with {}", watch.size(vm.name).unwrap_or_default());
+                let why =
+                    format!("it still swaps with {}", watch.size(vm.name).unwrap_or_default());
                 return Err(Failure::new(format!("giving guest '{}' what it needs", vm.name), why));
             }
         }

@@ -33,7 +33,9 @@ pub(super) fn draw(watch: &Watch) -> Result<Vec<u8>> {
             .with_title(format!("group {group}"))
             .with_title_size(17)
             .with_y_label("MiB")
-            .with_x_tick_format(TickFormat::Custom(std::sync::Arc::new(|second| format!("{second:.0}"))))
+            .with_x_tick_format(TickFormat::Custom(std::sync::Arc::new(|second| {
+                format!("{second:.0}")
+            })))
             .with_x_axis_min(0.0)
             .with_x_axis_max(end)
             .with_y_axis_min(0.0)
@@ -42,10 +44,14 @@ pub(super) fn draw(watch: &Watch) -> Result<Vec<u8>> {
             .with_reference_line(
                 ReferenceLine::horizontal(mib(BASE)).with_color(LINE).with_label("a guest's own"),
             );
-        let layout = if index + 1 == GROUPS.len() { layout.with_x_label("time (s)") } else { layout };
+        let layout =
+            if index + 1 == GROUPS.len() { layout.with_x_label("time (s)") } else { layout };
         watch.marks.iter().fold(layout, |layout, (at, what)| {
-            let text = TextAnnotation::new(*what, *at, top * 0.9).with_color(LINE).with_font_size(13);
-            layout.with_reference_line(ReferenceLine::vertical(*at).with_color(LINE)).with_annotation(text)
+            let text =
+                TextAnnotation::new(*what, *at, top * 0.9).with_color(LINE).with_font_size(13);
+            layout
+                .with_reference_line(ReferenceLine::vertical(*at).with_color(LINE))
+                .with_annotation(text)
         })
     };
     let figure = Figure::new(GROUPS.len(), 1)
@@ -90,9 +96,10 @@ fn lines(history: &[(f64, Turn)], group: &str) -> Vec<Plot> {
     for (vm, colour) in VMS.iter().filter(|vm| vm.group == group).zip(GUESTS) {
         plots.push(Plot::Line(of(&|turn| Some(found(turn, vm.name)?.size)).with_color(colour)));
     }
-    let swapped = of(&|turn| Some(turn.groups.iter().find(is)?.vms.iter().map(|vm| vm.swapped).sum()))
-        .with_color(SWAPPED)
-        .with_dotted();
+    let swapped =
+        of(&|turn| Some(turn.groups.iter().find(is)?.vms.iter().map(|vm| vm.swapped).sum()))
+            .with_color(SWAPPED)
+            .with_dotted();
     plots.push(Plot::Line(swapped));
     plots
 }

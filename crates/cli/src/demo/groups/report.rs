@@ -53,7 +53,12 @@ pub struct Group {
 }
 
 impl Group {
-    pub(super) fn new(group: &Balanced, turns: &[(f64, Turn)], reports: &[Report], mapped: Mapped) -> Self {
+    pub(super) fn new(
+        group: &Balanced,
+        turns: &[(f64, Turn)],
+        reports: &[Report],
+        mapped: Mapped,
+    ) -> Self {
         let cpu: f64 = reports.iter().map(|report| report.scanner_cpu_pct).sum();
         let vm = |vm: &aquifer_group::balance::Vm| {
             let before = || turns.iter().filter_map(|(_, turn)| found(turn, vm.vm.as_str()));
@@ -135,8 +140,15 @@ impl fmt::Display for Summary {
             table
         };
         let mut groups = table(&["GROUP", "REGIONS", "SHARED", "SAVED", "SCANNED", "CPU"]);
-        let mut vms =
-            table(&["VM", "BASE", "HAS", "GIVEN", "SWAPPED", "HAD AT MOST", "HAS AFTER THE WRITES"]);
+        let mut vms = table(&[
+            "VM",
+            "BASE",
+            "HAS",
+            "GIVEN",
+            "SWAPPED",
+            "HAD AT MOST",
+            "HAS AFTER THE WRITES",
+        ]);
         for (group, after) in self.groups.iter().zip(&self.groups_after) {
             groups.add_row([
                 group.name.clone(),

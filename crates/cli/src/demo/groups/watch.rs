@@ -71,7 +71,10 @@ impl Watch {
         let mut command = Command::new(std::env::current_exe().or_fail(what)?);
         command.arg("--json").arg("--run-dir").arg(&stage.dir).arg("group").args(words);
         command.arg("--groups").arg(stage.groups());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).or_fail(what)?);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).or_fail(what)?);
         let mut process = Process::start(&mut command, &name)?;
         let output = process.output().ok_or_else(|| Failure::new(what(), "it has no output"))?;
         let (seen, began) = (self.seen.clone(), self.began);
@@ -120,7 +123,11 @@ impl Watch {
     /// What a guest has swapped in each period from this one on.
     pub(super) fn swapped(&self, vm: &str, from: usize) -> Vec<Bytes> {
         let seen = lock(&self.seen);
-        seen.turns.iter().skip(from).filter_map(|(_, turn)| Some(found(turn, vm)?.swapped)).collect()
+        seen.turns
+            .iter()
+            .skip(from)
+            .filter_map(|(_, turn)| Some(found(turn, vm)?.swapped))
+            .collect()
     }
 
     /// What a guest's balloon leaves it now.
@@ -131,11 +138,14 @@ impl Watch {
     /// How the groups are now.
     pub(super) fn groups(&self, mapped: &[Mapped]) -> Result<Vec<Group>> {
         let what = || "looking at the groups";
-        let turn = self.last().ok_or_else(|| Failure::new(what(), "'aquifer group balance' says nothing"))?;
+        let turn = self
+            .last()
+            .ok_or_else(|| Failure::new(what(), "'aquifer group balance' says nothing"))?;
         let seen = lock(&self.seen);
         let of = |(index, name): (usize, &str)| {
             let balanced = turn.groups.iter().find(|group| group.account.group.as_str() == name);
-            let balanced = balanced.ok_or_else(|| Failure::new(what(), format!("group '{name}' is gone")))?;
+            let balanced =
+                balanced.ok_or_else(|| Failure::new(what(), format!("group '{name}' is gone")))?;
             Ok(Group::new(balanced, &seen.turns, &seen.reports[index], mapped[index]))
         };
         GROUPS.into_iter().enumerate().map(of).collect()

@@ -36,15 +36,23 @@ impl Host {
     }
 
     /// Runs `aquifer` on it; what that answers.
-    pub(super) fn aquifer<T: DeserializeOwned>(&self, namespace: &Namespace, words: &[&str]) -> Result<T> {
-        let what = || format!("'aquifer {}' on host {}", words[..words.len().min(3)].join(" "), self.name);
+    pub(super) fn aquifer<T: DeserializeOwned>(
+        &self,
+        namespace: &Namespace,
+        words: &[&str],
+    ) -> Result<T> {
+        let what =
+            || format!("'aquifer {}' on host {}", words[..words.len().min(3)].join(" "), self.name);
         let mut command = Command::new(std::env::current_exe().or_fail(what)?);
         command.arg("--json").args(words).env("AQUIFER_RUN_DIR", &self.dir).stdin(Stdio::null());
         namespace.enter(&mut command)?;
         let output = command.output().or_fail(what)?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Failure::new(what(), if said.is_empty() { output.status.to_string() } else { said }));
+            return Err(Failure::new(
+                what(),
+                if said.is_empty() { output.status.to_string() } else { said },
+            ));
         }
         serde_json::from_slice(&output.stdout).or_fail(what)
     }
@@ -54,7 +62,10 @@ impl Host {
         wait.until(&what, PATIENCE, || {
             if self.agent.ended().is_some() {
                 let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
-                return Err(Failure::new(what.clone(), log.lines().last().unwrap_or("it says nothing")));
+                return Err(Failure::new(
+                    what.clone(),
+                    log.lines().last().unwrap_or("it says nothing"),
+                ));
             }
             Ok(self.aquifer::<Value>(namespace, &["status"]).ok())
         })?;

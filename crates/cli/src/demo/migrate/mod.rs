@@ -70,7 +70,8 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let kernel = options.machine.kernel()?;
     let wait = begun.wait();
     let mut progress = Progress::spinner("two hosts and a lender");
-    let stage = Stage::set(begun.dir.clone(), &begun.instance, MEMORY, &options.machine.qemu, wait)?;
+    let stage =
+        Stage::set(begun.dir.clone(), &begun.instance, MEMORY, &options.machine.qemu, wait)?;
     let boot = Boot {
         qemu: options.machine.qemu.clone(),
         memory: MEMORY,
@@ -95,7 +96,8 @@ struct Play<'a> {
 impl Play<'_> {
     fn run(mut self, options: &Options) -> Result<Summary> {
         let (qemu, footprint, qemu_guest_errors) = self.by_itself()?;
-        let cache_bytes = Bytes((footprint * options.local / 100).next_multiple_of(Bytes::mib(1).0));
+        let cache_bytes =
+            Bytes((footprint * options.local / 100).next_multiple_of(Bytes::mib(1).0));
         let ([there, back], guest_errors) = self.by_aquifer(cache_bytes)?;
         let summary = Summary {
             guest_bytes: MEMORY,
@@ -147,7 +149,8 @@ impl Play<'_> {
         let accelerator = accelerator.to_string();
         let (memory, cache) = (memory.0.to_string(), cache.0.to_string());
         let (qemu, kernel, initrd) = (text(qemu), text(kernel), text(initrd));
-        let words = ["vm", "start", VM, "--memory", &memory, "--cache", &cache, "--lender", &lender];
+        let words =
+            ["vm", "start", VM, "--memory", &memory, "--cache", &cache, "--lender", &lender];
         let more = [
             "--machine",
             MACHINE,
@@ -166,20 +169,25 @@ impl Play<'_> {
         let user = User::start(stage.serials(VM));
         self.is_busy(&user, "when it had booted")?;
         let mut moves = Vec::new();
-        for (here, space, from, to, number) in [(host_a, a, "a", "b", 1), (host_b, b, "b", "a", 0)] {
+        for (here, space, from, to, number) in [(host_a, a, "a", "b", 1), (host_b, b, "b", "a", 0)]
+        {
             self.progress.say(format!("Aquifer: the guest moves from {from} to {to}"));
             let began = Instant::now();
             let report: Report = here.aquifer(space, &["vm", "migrate", VM, "--to", to])?;
             user.follow(number);
             let moved = format!("when it had moved to {to}");
             self.after(&user, &moved)?;
-            moves.push(Move { silence_ms: milliseconds(user.longest_silence(began)), ..Move::of(&report) });
+            moves.push(Move {
+                silence_ms: milliseconds(user.longest_silence(began)),
+                ..Move::of(&report)
+            });
             self.is_busy(&user, &moved)?;
         }
         let wrong = user.last().map_or(0, |answer| answer.wrong);
         drop(user);
         let _: Value = host_a.aquifer(a, &["vm", "stop", VM, "--force"])?;
-        let [there, back] = <[Move; 2]>::try_from(moves).unwrap_or_else(|_| unreachable!("it moved twice"));
+        let [there, back] =
+            <[Move; 2]>::try_from(moves).unwrap_or_else(|_| unreachable!("it moved twice"));
         Ok(([there, back], wrong))
     }
 
@@ -196,7 +204,12 @@ impl Play<'_> {
         Ok(self.answer_after(user, when, |answer| answer.at > over)?.wrong)
     }
 
-    fn answer_after(&self, user: &User, when: &str, is: impl Fn(&Answer) -> bool) -> Result<Answer> {
+    fn answer_after(
+        &self,
+        user: &User,
+        when: &str,
+        is: impl Fn(&Answer) -> bool,
+    ) -> Result<Answer> {
         self.answer_within(BOOTING, user, when, is)
     }
 
@@ -210,13 +223,18 @@ impl Play<'_> {
         let began = Instant::now();
         let before = match user.last() {
             Some(Answer { at, tick, .. }) => {
-                format!("the last, tick {tick}, was {:?} before", began.saturating_duration_since(at))
+                format!(
+                    "the last, tick {tick}, was {:?} before",
+                    began.saturating_duration_since(at)
+                )
             }
             None => "there was none before".to_owned(),
         };
-        self.wait.until(&format!("waiting for the guest's answer ({when}; {before})"), patience, || {
-            Ok(user.last().filter(|answer| answer.at > began && is(answer)))
-        })
+        self.wait.until(
+            &format!("waiting for the guest's answer ({when}; {before})"),
+            patience,
+            || Ok(user.last().filter(|answer| answer.at > began && is(answer))),
+        )
     }
 }
 

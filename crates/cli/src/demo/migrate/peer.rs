@@ -52,14 +52,17 @@ impl Qemu {
         let control = dir.join(format!("{host}.qmp"));
         let mut command = Command::new(&boot.qemu);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", MACHINE]);
-        command.args(boot.accelerator.arguments()).args(["-m", &format!("{}M", boot.memory.0 >> 20)]);
+        command
+            .args(boot.accelerator.arguments())
+            .args(["-m", &format!("{}M", boot.memory.0 >> 20)]);
         command
             .arg("-kernel")
             .arg(&boot.kernel)
             .arg("-initrd")
             .arg(&boot.initrd)
             .args(["-append", &boot.append]);
-        command.args(["-serial", &format!("unix:{},server=on,wait=off", serial(dir, host).display())]);
+        command
+            .args(["-serial", &format!("unix:{},server=on,wait=off", serial(dir, host).display())]);
         command.args(["-qmp", &format!("unix:{},server=on,wait=off", control.display())]);
         if waits {
             command.args(["-incoming", &format!("tcp:{}:{PORT}", on.address())]);

@@ -40,7 +40,9 @@ pub struct Move {
 
 impl Move {
     pub(super) fn of(report: &Report) -> Self {
-        let mode = serde_json::to_value(report.mode).ok().and_then(|mode| mode.as_str().map(str::to_owned));
+        let mode = serde_json::to_value(report.mode)
+            .ok()
+            .and_then(|mode| mode.as_str().map(str::to_owned));
         Self {
             total_ms: report.total_ms,
             downtime_ms: report.downtime_ms,
@@ -95,14 +97,20 @@ impl Summary {
     }
 
     fn moves(&self) -> [(&'static str, &Move); 3] {
-        [("QEMU's pre-copy", &self.qemu), ("Aquifer, a to b", &self.there), ("Aquifer, b to a", &self.back)]
+        [
+            ("QEMU's pre-copy", &self.qemu),
+            ("Aquifer, a to b", &self.there),
+            ("Aquifer, b to a", &self.back),
+        ]
     }
 
     /// The picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
         let bars = |of: fn(&Move) -> f64| {
-            let bars =
-                self.moves().iter().fold(BarPlot::new(), |bars, (name, is)| bars.with_bar(*name, of(is)));
+            let bars = self
+                .moves()
+                .iter()
+                .fold(BarPlot::new(), |bars, (name, is)| bars.with_bar(*name, of(is)));
             vec![Plot::Bar(bars)]
         };
         let plots = vec![

@@ -121,7 +121,9 @@ impl Port {
 
     /// The lines that are complete.
     fn answers(&mut self) -> Vec<Answer> {
-        let Some(end) = self.heard.iter().rposition(|byte| *byte == b'\n') else { return Vec::new() };
+        let Some(end) = self.heard.iter().rposition(|byte| *byte == b'\n') else {
+            return Vec::new();
+        };
         let lines: Vec<u8> = self.heard.drain(..=end).collect();
         let at = Instant::now();
         String::from_utf8_lossy(&lines).lines().filter_map(|line| parse(line, at)).collect()

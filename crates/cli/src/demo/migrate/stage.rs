@@ -58,10 +58,14 @@ impl Stage {
             .iter()
             .zip(spaces)
             .map(|(name, space)| {
-                Member::new(&name.parse().or_fail(|| "naming a host")?, &space.address().to_string())
+                Member::new(
+                    &name.parse().or_fail(|| "naming a host")?,
+                    &space.address().to_string(),
+                )
             })
             .collect::<Result<_>>()?;
-        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }.make(&members, false)?;
+        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }
+            .make(&members, false)?;
         for (index, name) in names.into_iter().enumerate() {
             let [own, other] = [index, 1 - index].map(|index| &stage.network.hosts()[index]);
             let peer = (names[1 - index], other.address());

@@ -58,7 +58,8 @@ impl Load {
         let modulus = self.values.next_power_of_two();
         let mut at = 0_u64;
         (0..modulus).filter_map(move |_| {
-            at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f) % modulus;
+            at = at.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f)
+                % modulus;
             (at < self.values).then_some(at)
         })
     }
@@ -130,7 +131,9 @@ impl Client {
         go_on(interrupted)?;
         self.chance = mix(self.chance);
         let mut is = Vec::new();
-        self.get(self.chance % load.values, &mut is).or_fail(|| "reading from memcached").map(|_| ())
+        self.get(self.chance % load.values, &mut is)
+            .or_fail(|| "reading from memcached")
+            .map(|_| ())
     }
 
     fn get(&mut self, number: u64, into: &mut Vec<u8>) -> io::Result<bool> {
@@ -150,7 +153,10 @@ impl Client {
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "memcached has closed the connection"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "memcached has closed the connection",
+            ));
         }
         Ok(line.trim_end().to_owned())
     }

@@ -103,7 +103,8 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let (local, _) = exercise(&stage, &load, interrupted, || Ok(()))?;
     drop((memcached, progress));
 
-    let _progress = Progress::spinner(format!("memcached with {} of {size} in local RAM", options.cache));
+    let _progress =
+        Progress::spinner(format!("memcached with {} of {size} in local RAM", options.cache));
     let _lender = process::lender(&stage.dir, size)?;
     let region = stage.region(size, options.cache)?;
     let status = || client::status(&region.0).or_fail(|| "asking the region's engine");
@@ -149,7 +150,12 @@ fn hit_rate(
 }
 
 impl Summary {
-    fn new(load: &Load, [read, local]: [&Read; 2], [before, after]: [&Status; 2], hit_rate: f64) -> Self {
+    fn new(
+        load: &Load,
+        [read, local]: [&Read; 2],
+        [before, after]: [&Status; 2],
+        hit_rate: f64,
+    ) -> Self {
         let faults = after.counts.remote_faults - before.counts.remote_faults;
         let per_second = |read: &Read| read.values as f64 / read.took.as_secs_f64();
         Self {
@@ -222,7 +228,8 @@ impl Stage {
         let lender = Lender::find(&uri, &Trust::default(), None, Purpose::Volume("demo"))?;
         let name: RegionName = REGION.parse().or_fail(what)?;
         let leases = vec![lender.lease];
-        let spec = RegionSpec { leases, identity: lender.identity, ..RegionSpec::new(name, size, cache) };
+        let spec =
+            RegionSpec { leases, identity: lender.identity, ..RegionSpec::new(name, size, cache) };
         let exe = std::env::current_exe().or_fail(what)?;
         client::create(&exe, &self.regions(), &spec).or_fail(what)?;
         Ok(Served(Files::new(&self.regions(), &spec.name)))
@@ -232,13 +239,22 @@ impl Stage {
     fn memcached(&self, size: Bytes, region: Option<&Files>) -> Result<Process> {
         let _ = fs::remove_file(self.socket());
         let mut command = Command::new("memcached");
-        command.args(["-u", "root", "-t", "2", "-m", &(size.0 / Bytes::mib(1).0).to_string(), "-s"]);
+        command.args([
+            "-u",
+            "root",
+            "-t",
+            "2",
+            "-m",
+            &(size.0 / Bytes::mib(1).0).to_string(),
+            "-s",
+        ]);
         command.arg(self.socket()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Some(region) = region {
             command.arg("-e").arg(region.region());
             with_shim(&mut command)?;
         }
-        Process::start(&mut command, "memcached").map_err(|failure| failure.help("apt-get install memcached"))
+        Process::start(&mut command, "memcached")
+            .map_err(|failure| failure.help("apt-get install memcached"))
     }
 }
 
@@ -256,7 +272,9 @@ impl Drop for Served {
     fn drop(&mut self) {
         // memcached, which had it mapped, ended a moment ago.
         let deadline = Instant::now() + START;
-        while matches!(client::remove(&self.0), Err(RegionError::InUse { .. })) && Instant::now() < deadline {
+        while matches!(client::remove(&self.0), Err(RegionError::InUse { .. }))
+            && Instant::now() < deadline
+        {
             thread::sleep(Duration::from_millis(5));
         }
     }

@@ -11,15 +11,15 @@ use crate::failure::Result;
 
 /// Draws it, as PNG.
 pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
-    let fetches = summary
-        .histogram
-        .iter()
-        .fold(BarPlot::new(), |bars, bucket| bars.with_bar(label(bucket.up_to_us), bucket.faults as f64));
+    let fetches = summary.histogram.iter().fold(BarPlot::new(), |bars, bucket| {
+        bars.with_bar(label(bucket.up_to_us), bucket.faults as f64)
+    });
     let fetches = vec![Plot::Bar(fetches)];
-    let throughput = BarPlot::new().with_bar("all in local RAM", summary.local_reads_per_s).with_bar(
-        format!("{} of {} in local RAM", summary.local_bytes, summary.region_bytes),
-        summary.reads_per_s,
-    );
+    let throughput =
+        BarPlot::new().with_bar("all in local RAM", summary.local_reads_per_s).with_bar(
+            format!("{} of {} in local RAM", summary.local_bytes, summary.region_bytes),
+            summary.reads_per_s,
+        );
     let throughput = vec![Plot::Bar(throughput)];
     let layouts = vec![
         Layout::auto_from_plots(&fetches)

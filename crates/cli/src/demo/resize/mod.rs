@@ -81,7 +81,12 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     Ok(Outcome { summary, picture })
 }
 
-fn play(stage: &Stage, user: &mut User<'_>, options: &Options, progress: &mut Progress) -> Result<Summary> {
+fn play(
+    stage: &Stage,
+    user: &mut User<'_>,
+    options: &Options,
+    progress: &mut Progress,
+) -> Result<Summary> {
     let less = |size: Bytes| size.saturating_sub(REST);
     let before = user.hold(PART, less(BOOT))?;
     let host_bytes_before = stage.host()?;

@@ -77,7 +77,8 @@ impl Summary {
     /// The picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
         let bars = |of: &dyn Fn(&Step) -> f64| {
-            let bars = self.steps.iter().fold(BarPlot::new(), |bars, is| bars.with_bar(is.name(), of(is)));
+            let bars =
+                self.steps.iter().fold(BarPlot::new(), |bars, is| bars.with_bar(is.name(), of(is)));
             vec![Plot::Bar(bars)]
         };
         let mib = |bytes: Bytes| bytes.0 as f64 / f64::from(1 << 20);
@@ -94,7 +95,10 @@ impl Summary {
             ("RAM of this host that it took", "MiB"),
         ];
         let layouts = plots.iter().zip(titles).map(|(plots, (title, unit))| {
-            Layout::auto_from_plots(plots).with_title(title).with_y_label(unit).with_x_tick_rotate(-20.0)
+            Layout::auto_from_plots(plots)
+                .with_title(title)
+                .with_y_label(unit)
+                .with_x_tick_rotate(-20.0)
         });
         let layouts = layouts.collect();
         let figure = Figure::new(2, 2)
@@ -131,7 +135,9 @@ impl fmt::Display for Summary {
         table.set_header(head);
         for (stage, name) in SHOWN {
             let cells = self.steps.iter().map(|step| {
-                step.stages.get(stage).map_or_else(|| "-".to_owned(), |us| format!("{:.1}", us / 1e3))
+                step.stages
+                    .get(stage)
+                    .map_or_else(|| "-".to_owned(), |us| format!("{:.1}", us / 1e3))
             });
             table.add_row(std::iter::once(name.to_owned()).chain(cells));
         }

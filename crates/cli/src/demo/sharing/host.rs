@@ -37,7 +37,12 @@ pub(super) struct Host {
 
 impl Host {
     /// Starts its agent, to manage `cgroup`.
-    pub(super) fn start(name: &'static str, site: &Site<'_>, cgroup: Cgroup, memory: Bytes) -> Result<Self> {
+    pub(super) fn start(
+        name: &'static str,
+        site: &Site<'_>,
+        cgroup: Cgroup,
+        memory: Bytes,
+    ) -> Result<Self> {
         let (dir, store) = (site.files(), site.store());
         let (upper, lower) = THRESHOLDS;
         let sections = format!(
@@ -113,7 +118,9 @@ spill = "{dir}/spill""#,
     pub(super) fn is_alive(&self) -> Result<()> {
         let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
         match agent.try_wait() {
-            Ok(Some(status)) => Err(self.failure(&format!("it ended with {status}\n{}", self.last_words()))),
+            Ok(Some(status)) => {
+                Err(self.failure(&format!("it ended with {status}\n{}", self.last_words())))
+            }
             _ => Ok(()),
         }
     }
@@ -125,9 +132,13 @@ spill = "{dir}/spill""#,
     /// The last lines of the agent's log, and of its volumes'.
     pub(super) fn last_words(&self) -> String {
         let mut words = String::new();
-        let volumes =
-            fs::read_dir(self.dir.join("volumes")).into_iter().flatten().flatten().map(|entry| entry.path());
-        let logs = volumes.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
+        let volumes = fs::read_dir(self.dir.join("volumes"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
+        let logs =
+            volumes.filter(|path| path.extension().is_some_and(|extension| extension == "log"));
         for log in [self.dir.join("agent.log")].into_iter().chain(logs) {
             let text = fs::read_to_string(&log).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();

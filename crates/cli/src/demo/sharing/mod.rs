@@ -64,7 +64,9 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let seen = watch.stop();
     let ended = stage.clear(played.is_err());
     let phases =
-        played.map_err(|failure| if ended.logs.is_empty() { failure } else { failure.help(ended.logs) })?;
+        played.map_err(
+            |failure| if ended.logs.is_empty() { failure } else { failure.help(ended.logs) },
+        )?;
     ended.result?;
     Ok(Outcome { summary: Summary::new(&phases, &seen), picture: seen.picture(options.memory)? })
 }
@@ -96,12 +98,14 @@ impl Stage {
                 Member::new(&name, &namespace.address().to_string())
             })
             .collect::<Result<_>>()?;
-        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }.make(&members, false)?;
+        Cluster { dir: stage.dir.join("cluster"), name: "demo".to_owned() }
+            .make(&members, false)?;
         for (index, name) in ["a", "b"].into_iter().enumerate() {
             let [own, other] = [index, 1 - index].map(|i| &stage.network.hosts()[i]);
             let limits = Limits { memory: options.memory, swap: Swap::Unlimited };
-            let cgroup = Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
-                .or_fail(|| format!("making the cgroup that plays host {name}"))?;
+            let cgroup =
+                Cgroup::create(hierarchy, &format!("aquifer-{}-{name}", instance.name()), limits)
+                    .or_fail(|| format!("making the cgroup that plays host {name}"))?;
             let peer = (["b", "a"][index], other.address());
             let site = Site { name, dir: &stage.dir, namespace: own, peer };
             stage.hosts.push(Host::start(name, &site, cgroup, options.memory)?);
@@ -113,7 +117,12 @@ impl Stage {
     }
 
     /// Overloads one host, then the other.
-    fn play(&self, options: &Options, watch: &Watch, interrupted: &AtomicBool) -> Result<[Verdict; 2]> {
+    fn play(
+        &self,
+        options: &Options,
+        watch: &Watch,
+        interrupted: &AtomicBool,
+    ) -> Result<[Verdict; 2]> {
         let mut verdicts = [Verdict::default(); 2];
         for (turn, verdict) in verdicts.iter_mut().enumerate() {
             let play = Play { stage: self, watch, interrupted, host: &self.hosts[turn], turn };
@@ -126,7 +135,8 @@ impl Stage {
 
     /// Ends the agents and takes everything away.
     fn clear(mut self, failed: bool) -> Ended {
-        let logs = if failed { self.hosts.iter().map(Host::last_words).collect() } else { String::new() };
+        let logs =
+            if failed { self.hosts.iter().map(Host::last_words).collect() } else { String::new() };
         let hosts = std::mem::take(&mut self.hosts);
         let result = hosts.into_iter().try_for_each(Host::end);
         Ended { result, logs }
@@ -155,7 +165,9 @@ impl Play<'_> {
         let name = self.host.name();
         let other = self.stage.hosts[1 - self.turn].name();
         self.watch.begin(self.turn);
-        self.stage_is(&format!("host {name} is overloaded: a process fills {OVERLOAD} times its RAM"));
+        self.stage_is(&format!(
+            "host {name} is overloaded: a process fills {OVERLOAD} times its RAM"
+        ));
         let plan = Plan {
             bytes: options.memory.scaled(OVERLOAD),
             rate: Some(options.memory.scaled(0.2)),
@@ -163,7 +175,8 @@ impl Play<'_> {
             hold: true,
         };
         let mut load = Loader::start(plan, |command| {
-            let entrance = self.host.cgroup().entrance().or_fail(|| "starting a load in a cgroup")?;
+            let entrance =
+                self.host.cgroup().entrance().or_fail(|| "starting a load in a cgroup")?;
             crate::sys::start_in_cgroup(command, entrance);
             Ok(())
         })?;
@@ -174,7 +187,9 @@ impl Play<'_> {
         self.stage_is(&format!("the load of host {name} ends: it returns what it borrowed"));
         load.order("free")?;
         self.watch.freed(self.turn);
-        self.wait("returning what was borrowed", || Ok(self.watch.has_returned(self.turn).then_some(())))?;
+        self.wait("returning what was borrowed", || {
+            Ok(self.watch.has_returned(self.turn).then_some(()))
+        })?;
         load.quit(Instant::now() + STEP)?;
         Ok(verdict)
     }

@@ -125,7 +125,12 @@ fn roles(seen: &Seen) -> Vec<RoleChanged> {
         let name = host.name;
         host.role_changes
             .iter()
-            .map(move |change| RoleChanged { at_s: change.at, host: name, from: change.from, to: change.to })
+            .map(move |change| RoleChanged {
+                at_s: change.at,
+                host: name,
+                from: change.from,
+                to: change.to,
+            })
             .collect::<Vec<_>>()
     };
     let mut roles: Vec<_> = seen.hosts.iter().flat_map(of_host).collect();
@@ -156,7 +161,11 @@ impl fmt::Display for Summary {
                 phase.lender_rss_peak_bytes,
                 phase.lender_rss_after_bytes
             )?;
-            writeln!(f, "  {} ms to borrow, {} ms to return", phase.activation_ms, phase.deactivation_ms)?;
+            writeln!(
+                f,
+                "  {} ms to borrow, {} ms to return",
+                phase.activation_ms, phase.deactivation_ms
+            )?;
         }
         writeln!(f, "Roles:")?;
         for RoleChanged { at_s, host, from, to } in &self.roles {

@@ -168,12 +168,17 @@ impl Seen {
             samples: watched.samples.clone(),
         };
         let histories: Vec<_> = self.hosts.iter().map(history).collect();
-        picture::png("Two hosts share memory: what one swaps out lies in the other's RAM", &histories)
+        picture::png(
+            "Two hosts share memory: what one swaps out lies in the other's RAM",
+            &histories,
+        )
     }
 }
 
 fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return;
+    };
     let began = Instant::now();
     let lock = || seen.lock().unwrap_or_else(PoisonError::into_inner);
     let live = {
@@ -225,8 +230,9 @@ impl Seen {
             turn.lender_rss_peak = turn.lender_rss_peak.max(rss[lender]);
             turn.lender_rss_after = rss[lender];
         }
-        let over =
-            turn.freed.is_some() && !swap_on && samples.iter().all(|sample| sample.lent == Bytes::ZERO);
+        let over = turn.freed.is_some()
+            && !swap_on
+            && samples.iter().all(|sample| sample.lent == Bytes::ZERO);
         if over && samples.iter().all(|sample| sample.role == Role::Neutral) {
             turn.returned.get_or_insert(now);
         }

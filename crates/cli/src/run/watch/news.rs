@@ -65,17 +65,23 @@ impl fmt::Display for Seen {
         match self {
             Self::EventsMissed { count } => write!(f, "{count} events missed"),
             Self::LenderSilent { lease, lender } => {
-                write!(f, "pages unreachable: {lender}, lease {lease}, does not answer; who needs them waits")
+                write!(
+                    f,
+                    "pages unreachable: {lender}, lease {lease}, does not answer; who needs them waits"
+                )
             }
             Self::LenderAnswers { lease, lender } => {
                 write!(f, "pages reachable: {lender}, lease {lease}, answers again")
             }
             Self::PagesForgotten { lease, lender } => {
-                write!(f, "pages lost: {lender}, lease {lease}, does not have what was stored there")
+                write!(
+                    f,
+                    "pages lost: {lender}, lease {lease}, does not have what was stored there"
+                )
             }
-            Self::VolumeDied => {
-                f.write_str("pages lost: the process that served the swap died, and what was there is gone")
-            }
+            Self::VolumeDied => f.write_str(
+                "pages lost: the process that served the swap died, and what was there is gone",
+            ),
         }
     }
 }
@@ -99,7 +105,8 @@ impl News {
 
     /// What is new in this status.
     pub(super) fn of(&mut self, status: &VolumeStatus) -> Vec<Message> {
-        let events: Vec<_> = status.events.iter().filter(|event| event.number > self.told).collect();
+        let events: Vec<_> =
+            status.events.iter().filter(|event| event.number > self.told).collect();
         let mut messages = Vec::new();
         if let Some(count @ 1..) = events.first().map(|first| first.number - self.told - 1) {
             messages.push(Message::Seen(Seen::EventsMissed { count }));
@@ -109,8 +116,12 @@ impl News {
         for event in events {
             self.told = event.number;
             match event.what {
-                Happening::LenderLost { lease, .. } => _ = (noted.insert(lease), self.silent.insert(lease)),
-                Happening::LenderBack { lease, .. } => _ = (noted.insert(lease), self.silent.remove(&lease)),
+                Happening::LenderLost { lease, .. } => {
+                    _ = (noted.insert(lease), self.silent.insert(lease))
+                }
+                Happening::LenderBack { lease, .. } => {
+                    _ = (noted.insert(lease), self.silent.remove(&lease))
+                }
                 Happening::PageLost { .. } => self.lost_page = true,
                 Happening::SpillStarted | Happening::SpillEnded => {}
             }
@@ -159,8 +170,11 @@ mod tests {
     }
 
     fn status(state: LeaseState, events: &[(u64, Happening)]) -> VolumeStatus {
-        let event =
-            |(number, what): &(u64, Happening)| Event { number: *number, at_ms: 0, what: what.clone() };
+        let event = |(number, what): &(u64, Happening)| Event {
+            number: *number,
+            at_ms: 0,
+            what: what.clone(),
+        };
         let address = aquifer_fabric::Address::Unix("/b".into());
         let lease = LeaseStatus {
             lease: LEASE,
@@ -204,7 +218,11 @@ mod tests {
         assert_eq!(lines(&mut news, silent(), &[]), [] as [String; 0]);
         // The states are those of the moment before the events.
         let told = lines(&mut news, LeaseState::Ok, &[lost.clone(), page.clone()]);
-        assert!(told.len() == 2 && told[0].starts_with("lender lost") && told[1].starts_with("page lost"));
+        assert!(
+            told.len() == 2
+                && told[0].starts_with("lender lost")
+                && told[1].starts_with("page lost")
+        );
         assert_eq!(lines(&mut news, silent(), &[lost.clone(), page.clone()]), [] as [String; 0]);
         let told = lines(&mut news, silent(), &[lost, page, back.clone()]);
         assert!(told.len() == 1 && told[0].starts_with("lender back"), "{told:?}");

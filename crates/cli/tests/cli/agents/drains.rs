@@ -5,7 +5,9 @@ use aquifer_api::status::EventKind;
 use aquifer_page::Bytes;
 use rustix::process::Signal;
 
-use super::framework::{Answer, Cluster, Host, Load, Spec, address, init, lacks_rights, wait_until};
+use super::framework::{
+    Answer, Cluster, Host, Load, Spec, address, init, lacks_rights, wait_until,
+};
 
 /// A borrower `a` with pages at `b`, which is its only lender so far, and others that do not lend yet.
 fn swapping(others: &[&'static str]) -> (Cluster, Load) {
@@ -180,7 +182,8 @@ fn a_drain_that_is_asked_for_twice_is_one() {
     let text = Answer::of(&mut a.aquifer(&["drain"]));
     assert!(text.stdout.contains("nothing is lent"), "{text:?}");
     assert!(last(&drain(a, &[])).on);
-    let events: Vec<_> = a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
+    let events: Vec<_> =
+        a.status().events.into_iter().filter(|e| e.kind == EventKind::Drain).collect();
     assert!(events.len() <= 2, "{events:?}");
     let end = Answer::of(&mut a.aquifer(&["drain", "--end"]));
     assert!(end.code == Some(0) && end.stdout.contains("lends again"), "{end:?}");

@@ -62,7 +62,11 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     // The lender says so, or the volume finds out.
     assert!(held.health == LeaseHealth::Lost && held.state.starts_with("lost"), "{held:?}");
     let events = a.status().events;
-    assert_eq!(events.iter().filter(|event| event.kind == EventKind::LeaseLost).count(), 1, "{events:?}");
+    assert_eq!(
+        events.iter().filter(|event| event.kind == EventKind::LeaseLost).count(),
+        1,
+        "{events:?}"
+    );
     a.give_back();
 }
 
@@ -105,8 +109,10 @@ fn a_vm_that_ends_is_an_event_of_its_host() {
     }
     let cluster = Cluster::new([Spec::new("a")]);
     let a = &cluster["a"];
-    let started =
-        a.aquifer(&["--json", "vm", "start", "web", "--memory", "32M", "--accel", "tcg"]).output().unwrap();
+    let started = a
+        .aquifer(&["--json", "vm", "start", "web", "--memory", "32M", "--accel", "tcg"])
+        .output()
+        .unwrap();
     assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
     let vm: serde_json::Value = serde_json::from_slice(&started.stdout).unwrap();
     let qemu = vm["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32)).unwrap();

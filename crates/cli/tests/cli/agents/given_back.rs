@@ -42,7 +42,9 @@ fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
     // Nobody can unlink a directory.
     fs::create_dir(&record).unwrap();
     a.give_back();
-    wait_until("the lender has tried twice", || b.log_text().matches("is not free yet").count() > 1);
+    wait_until("the lender has tried twice", || {
+        b.log_text().matches("is not free yet").count() > 1
+    });
     assert_eq!(b.lent().state, "freeing");
     fs::remove_dir(&record).unwrap();
     wait_until("the memory is free", || b.is_free());
@@ -74,10 +76,13 @@ fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
     let waits = Answer::of(&mut a.aquifer(&["return"]));
     signal(silent, pid, Signal::CONT);
     assert_eq!(waits.code, Some(0), "{waits:?}");
-    wait_until("both are answered", || both.iter_mut().all(|borrow| borrow.try_wait().unwrap().is_some()));
+    wait_until("both are answered", || {
+        both.iter_mut().all(|borrow| borrow.try_wait().unwrap().is_some())
+    });
     for (index, borrow) in both.into_iter().enumerate() {
         let output = borrow.wait_with_output().unwrap();
-        let words = if index == refused { "is under way" } else { "'aquifer return' came meanwhile" };
+        let words =
+            if index == refused { "is under way" } else { "'aquifer return' came meanwhile" };
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(words), "{index} of {refused}: {said}");
     }

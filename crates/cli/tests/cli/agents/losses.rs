@@ -100,7 +100,8 @@ fn a_volume_that_is_killed_is_cleared_away_by_its_agent() {
     assert!(!load.killed().success(), "it cannot have read what is lost");
     wait_until("both are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
-    let told = a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));
+    let told =
+        a.status().decisions.iter().any(|decision| decision.what.contains("its process has died"));
     assert!(told, "{:?}", a.status().decisions);
 
     a.borrow(Bytes::mib(64));

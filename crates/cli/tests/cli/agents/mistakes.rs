@@ -27,7 +27,12 @@ fn a_wrong_configuration_is_refused_by_the_name_of_what_is_wrong() {
     let right = std::fs::read_to_string(&path).unwrap();
     for (section, key, value, named) in [
         ("memory", "uper", Value::from(0.9), "unknown field `uper`"),
-        ("memory", "upper", Value::from(0.5), "lower = 0.6 and upper = 0.5 must be 0 < lower < upper < 1"),
+        (
+            "memory",
+            "upper",
+            Value::from(0.5),
+            "lower = 0.6 and upper = 0.5 must be 0 < lower < upper < 1",
+        ),
         ("memory", "lower", Value::from(-0.1), "lower = -0.1"),
         ("memory", "period", Value::from("often"), "'often' is not a time"),
         ("memory", "period", Value::from(1), "period"),
@@ -48,7 +53,10 @@ fn a_wrong_configuration_is_refused_by_the_name_of_what_is_wrong() {
         std::fs::write(&path, &right).unwrap();
     }
     for (text, named) in [
-        (format!("{right}\n[[peer]]\nname = 'a'\naddress = '127.0.0.1:7070'\n"), "this host itself"),
+        (
+            format!("{right}\n[[peer]]\nname = 'a'\naddress = '127.0.0.1:7070'\n"),
+            "this host itself",
+        ),
         (format!("{right}\n[[peer]]\nname = 'z'\naddress = 'no port'\n"), "must be HOST:PORT"),
         ("host = ".to_owned(), "line 1"),
         (String::new(), "missing field `host`"),
@@ -174,13 +182,19 @@ fn when_nobody_lends_the_borrower_is_told_why() {
         return;
     }
     // A lender with less to spare than the smallest lease.
-    let cluster = Cluster::new([Spec::new("a"), Spec::new("full").memory(Bytes::mib(64)), Spec::new("dead")]);
+    let cluster =
+        Cluster::new([Spec::new("a"), Spec::new("full").memory(Bytes::mib(64)), Spec::new("dead")]);
     let a = &cluster["a"];
     cluster["dead"].kill_agent();
     let borrow = |size: &str| Answer::of(&mut a.aquifer(&["borrow", size]));
     borrow("64M").must_fail(
         1,
-        &["nobody lends 64MiB", "full has 51.2MiB to spare", "dead does not answer", "aquifer status"],
+        &[
+            "nobody lends 64MiB",
+            "full has 51.2MiB to spare",
+            "dead does not answer",
+            "aquifer status",
+        ],
     );
     borrow("0").must_fail(1, &["at least one byte"]);
     borrow("1T").must_fail(1, &["1TiB", "max"]);
@@ -188,7 +202,10 @@ fn when_nobody_lends_the_borrower_is_told_why() {
     let peers = a.status().peers;
     let peer = |name: &str| peers.iter().find(|peer| peer.host.as_str() == name).unwrap();
     assert!(peer("full").spare.is_some_and(|spare| spare < Bytes::mib(64)), "{peers:?}");
-    assert!(peer("dead").error.as_ref().is_some_and(|error| error.contains("refused")), "{peers:?}");
+    assert!(
+        peer("dead").error.as_ref().is_some_and(|error| error.contains("refused")),
+        "{peers:?}"
+    );
 
     a.signal_agent(rustix::process::Signal::TERM);
     a.configure(|config| {

@@ -5,7 +5,9 @@ use aquifer_api::path;
 use aquifer_api::status::{EventKind, Peer};
 use rustix::process::Signal;
 
-use super::framework::{Answer, Cluster, Host, Identity, Spec, address, init, lacks_rights, wait_until};
+use super::framework::{
+    Answer, Cluster, Host, Identity, Spec, address, init, lacks_rights, wait_until,
+};
 
 fn peer(host: &Host, name: &str) -> Peer {
     host.status().peers.into_iter().find(|peer| peer.host.as_str() == name).unwrap()
@@ -21,7 +23,10 @@ fn peers_are_called_before_anything_is_wanted_of_them() {
     cluster["dead"].kill_agent();
     wait_until("b is heard of", || peer(a, "b").spare.is_some());
     let b = peer(a, "b");
-    assert!(b.heard_s.is_some_and(|age| age < 60.0) && b.spare_s.is_some() && b.error.is_none(), "{b:?}");
+    assert!(
+        b.heard_s.is_some_and(|age| age < 60.0) && b.spare_s.is_some() && b.error.is_none(),
+        "{b:?}"
+    );
     let text = Answer::of(&mut a.aquifer(&["status"])).stdout;
     assert!(text.contains("HEARD") && text.contains("s ago"), "{text}");
 }

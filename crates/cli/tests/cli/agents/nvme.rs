@@ -15,7 +15,9 @@ use aquifer_page::{Bytes, LeaseId};
 use aquifer_pool::Protocol;
 use rustix::process::Signal;
 
-use super::framework::{Answer, Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until};
+use super::framework::{
+    Answer, Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until,
+};
 
 /// A borrower `a` that swaps to a lender `b`, with `c` beside, and the program that makes it.
 fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
@@ -118,7 +120,12 @@ fn a_lender_without_nvme_is_reached_by_nbd_over_tls() {
 }
 
 /// Connects to the subsystem of a lease.
-fn open(lender: &Host, lease: LeaseId, host: &str, secrets: Option<&str>) -> Result<Connection, NvmeError> {
+fn open(
+    lender: &Host,
+    lease: LeaseId,
+    host: &str,
+    secrets: Option<&str>,
+) -> Result<Connection, NvmeError> {
     let address = Address::Tcp { host: lender.nvme().ip().to_string(), port: lender.nvme().port() };
     let target = Target::new(address, Nqn::of_lease(lease), host.parse().unwrap());
     let secrets = secrets.map(|text| text.parse().unwrap());

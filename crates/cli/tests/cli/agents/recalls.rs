@@ -101,7 +101,11 @@ fn what_an_overloaded_lender_held_goes_to_a_local_file_where_nobody_has_room() {
     own.unwrap().verify();
     let volume = a.volume();
     assert!(volume.spilled >= Bytes::mib(64), "{volume:?}");
-    assert_eq!(volume.leases.iter().filter(|held| held.lender.as_str() != "c").count(), 0, "{volume:?}");
+    assert_eq!(
+        volume.leases.iter().filter(|held| held.lender.as_str() != "c").count(),
+        0,
+        "{volume:?}"
+    );
     give_back(&cluster, load, &["b", "c"]);
     let left: Vec<_> = std::fs::read_dir(a.spill()).into_iter().flatten().flatten().collect();
     assert!(left.is_empty(), "{left:?}");

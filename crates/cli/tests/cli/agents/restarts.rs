@@ -64,7 +64,10 @@ fn a_volume_outlives_its_hosts_agent_and_the_next_one_finds_it_and_gives_it_back
         assert!(lives(before.pid) && Host::is_swap(&before), "{signal:?}");
         load.rewrite_during(|| a.restart());
         let after = a.volume();
-        assert_eq!((after.volume, after.pid, &after.device), (before.volume, before.pid, &before.device));
+        assert_eq!(
+            (after.volume, after.pid, &after.device),
+            (before.volume, before.pid, &before.device)
+        );
         assert_eq!(a.role(), Role::Borrower);
     }
     let volume = a.volume();

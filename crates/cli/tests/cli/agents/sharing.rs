@@ -45,7 +45,8 @@ fn two_borrowers_at_one_lender_do_not_get_in_each_others_way() {
     let (a, b, lender) = (&cluster["a"], &cluster["b"], &cluster["lender"]);
     a.borrow(Bytes::mib(64));
     b.borrow(Bytes::mib(64));
-    let borrowers: Vec<_> = lender.status().lent.iter().map(|lent| lent.borrower.to_string()).collect();
+    let borrowers: Vec<_> =
+        lender.status().lent.iter().map(|lent| lent.borrower.to_string()).collect();
     assert!(borrowers.len() == 2 && borrowers.contains(&"a".to_owned()), "{borrowers:?}");
 
     let mut loads = [a.load(Bytes::mib(48)), b.load(Bytes::mib(48))];

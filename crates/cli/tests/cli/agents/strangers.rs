@@ -9,7 +9,9 @@ use aquifer_api::status::Lent;
 use aquifer_fabric::nbd::proto::{option, reply};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 
-use super::framework::stranger::{ask, connect, greeted, say, send_option, start_tls, until_closed};
+use super::framework::stranger::{
+    ask, connect, greeted, say, send_option, start_tls, until_closed,
+};
 use super::framework::{Cluster, Host, Identity, LIMIT, address, init, lacks_rights, wait_for};
 
 /// A lender `b` with a lease that `a` holds, `a` being played by the test, and a third host.
@@ -61,7 +63,9 @@ impl Scene {
 #[track_caller]
 fn lend(lender: &Host, to: &Identity) -> Lent {
     to.post(lender, path::MEM_BOR_REQ, &request()).unwrap();
-    wait_for("the lease is granted", || lender.status().lent.into_iter().find(|lent| lent.state != "opening"))
+    wait_for("the lease is granted", || {
+        lender.status().lent.into_iter().find(|lent| lent.state != "opening")
+    })
 }
 
 fn request() -> MemBorReq {
@@ -89,7 +93,8 @@ fn without_a_certificate_nothing_is_told_on_either_port() {
     let scene = Scene::set();
     let (b, stranger) = (scene.lender(), scene.cluster.stranger());
     let pid = b.status().pid;
-    for words in [ASK_STATUS, ASK_OFFER, b"POST /v1/borrow HTTP/1.1\r\nhost: b\r\ncontent-length: 0\r\n\r\n"]
+    for words in
+        [ASK_STATUS, ASK_OFFER, b"POST /v1/borrow HTTP/1.1\r\nhost: b\r\ncontent-length: 0\r\n\r\n"]
     {
         let heard = stranger.say_under_tls(b.api(), b, words);
         assert!(heard.is_empty(), "{}", String::from_utf8_lossy(&heard));
@@ -116,7 +121,8 @@ fn a_certificate_of_another_authority_opens_nothing_even_under_the_borrowers_nam
         let error = forged.get(b, path).unwrap_err();
         assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     }
-    let error = forged.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    let error =
+        forged.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
     assert!(matches!(error, CallError::Untrusted { .. }), "{error}");
     forged.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);
@@ -131,7 +137,8 @@ fn programs_that_speak_in_the_clear_are_told_nothing_and_hung_up_on() {
     let b = scene.lender();
     let pid = b.status().pid;
     let nbd_client = [&3u32.to_be_bytes()[..], b"IHAVEOPT", &[0; 8]].concat();
-    let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let noise: Vec<u8> =
+        (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for port in [b.api(), b.pages()] {
         for words in [ASK_STATUS, b"\n", b"\x16\x03\x01\xff\xff\x01", &nbd_client, &noise] {
             // One that leaves in mid-sentence, and one that waits for whatever it may get.
@@ -189,7 +196,10 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
     let unknown = other.open(b, aquifer_page::LeaseId(7)).unwrap_err().to_string();
     // It does not even learn that there is such a lease.
     let neutral = |text: &str, lease: String| text.replace(&lease, "…");
-    assert_eq!(neutral(&refused, lease.to_string()), neutral(&unknown, aquifer_page::LeaseId(7).to_string()));
+    assert_eq!(
+        neutral(&refused, lease.to_string()),
+        neutral(&unknown, aquifer_page::LeaseId(7).to_string())
+    );
 
     other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
     other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease }).unwrap();
@@ -216,8 +226,12 @@ fn a_host_that_is_not_listed_as_a_peer_is_refused_and_told_what_is_missing() {
     let newcomer = Identity::load(&scene.cluster.admit("d"));
     let error = newcomer.post(b, path::MEM_BOR_REQ, &request()).unwrap_err();
     assert_eq!(error.to_string(), "d is no peer of b");
-    assert!(error.help().unwrap().contains("add a [[peer]] named d to the configuration of b"), "{error:?}");
-    let error = newcomer.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
+    assert!(
+        error.help().unwrap().contains("add a [[peer]] named d to the configuration of b"),
+        "{error:?}"
+    );
+    let error =
+        newcomer.post(b, path::MEM_BOR_FIN, &MemBorFin { lease: scene.lease.lease }).unwrap_err();
     assert_eq!(error.to_string(), "d is no peer of b");
     newcomer.open(b, scene.lease.lease).unwrap_err();
     scene.goes_on(pid);
@@ -232,7 +246,8 @@ fn a_peer_cannot_give_orders() {
     let b = scene.lender();
     let pid = b.status().pid;
     let peer = Identity::load(&scene.cluster["c"].tls());
-    let orders = [peer.get(b, path::STATUS), peer.post(b, path::BORROW, &serde_json::json!({"bytes": 1}))];
+    let orders =
+        [peer.get(b, path::STATUS), peer.post(b, path::BORROW, &serde_json::json!({"bytes": 1}))];
     for order in orders.into_iter().chain([peer.post(b, path::RETURN, &serde_json::json!({}))]) {
         let error = order.unwrap_err();
         assert!(error.to_string().contains("is for the unix socket of this host only"), "{error}");
@@ -243,7 +258,10 @@ fn a_peer_cannot_give_orders() {
         ("/v1/format_disk", serde_json::json!({})),
     ] {
         let error = peer.post(b, path, &body).unwrap_err();
-        assert!(matches!(error, CallError::Refused { .. }) && error.to_string().contains(path), "{error}");
+        assert!(
+            matches!(error, CallError::Refused { .. }) && error.to_string().contains(path),
+            "{error}"
+        );
     }
     scene.goes_on(pid);
 }

@@ -39,6 +39,8 @@ fn an_agent_that_is_hung_up_on_says_what_to_do_and_goes_on() {
     let pid = a.status().pid;
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::HUP).unwrap();
     let log = a.config().with_file_name("agent.log");
-    wait_until("the log says so", || fs::read_to_string(&log).unwrap().contains("SIGHUP is ignored"));
+    wait_until("the log says so", || {
+        fs::read_to_string(&log).unwrap().contains("SIGHUP is ignored")
+    });
     assert_eq!(a.status().pid, pid);
 }

@@ -17,7 +17,8 @@ pub fn aquifer(run_dir: &Path) -> Command {
 
 /// Whether this test cannot run here: it needs root and a memory cgroup hierarchy.
 pub fn lacks_cgroups() -> bool {
-    let lacks = !rustix::process::geteuid().is_root() || aquifer_cli::cgroup::Hierarchy::find().is_err();
+    let lacks =
+        !rustix::process::geteuid().is_root() || aquifer_cli::cgroup::Hierarchy::find().is_err();
     if lacks {
         eprintln!("skipped: needs root and memory cgroups");
     }

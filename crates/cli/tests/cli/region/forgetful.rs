@@ -33,8 +33,10 @@ impl<'a> Lender<'a> {
         let dir = setting.dir.path();
         let cluster = dir.join("cluster");
         if way == Way::Tls {
-            let hosts = ["--host", "a", "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.2"];
-            let made = aquifer(dir).args(["init", "--dir"]).arg(&cluster).args(hosts).output().unwrap();
+            let hosts =
+                ["--host", "a", "--address", "127.0.0.1", "--host", "b", "--address", "127.0.0.2"];
+            let made =
+                aquifer(dir).args(["init", "--dir"]).arg(&cluster).args(hosts).output().unwrap();
             assert!(made.status.success(), "{}", stderr(&made));
         }
         let address = match way {
@@ -44,7 +46,8 @@ impl<'a> Lender<'a> {
         let export = Self::serve(setting, way, &address);
         let mut words = match way {
             Way::Nvme => {
-                let (at, nqn) = (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
+                let (at, nqn) =
+                    (&export.ready["nvme"]["addresses"][0], &export.ready["nvme"]["nqn"]);
                 vec![format!("nvme+tcp://{}/{}", at.as_str().unwrap(), nqn.as_str().unwrap())]
             }
             _ => vec![export.uri().to_owned()],
@@ -86,7 +89,8 @@ fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
     let Some(setting) = Setting::new() else { return };
     for way in [Way::Unix, Way::Tcp, Way::Tls, Way::Nvme] {
         let mut lender = Lender::start(&setting, way);
-        let words = ["region", "create", "held", "--size", "32M", "--cache", "8M", "--give-up", "2s"];
+        let words =
+            ["region", "create", "held", "--size", "32M", "--cache", "8M", "--give-up", "2s"];
         let more: Vec<_> = ["--prefetch", "off", "--lender"].into_iter().collect();
         let uri: Vec<_> = lender.words.iter().map(String::as_str).collect();
         let created = setting.done(&[&words[..], &more, &uri].concat());
@@ -102,23 +106,32 @@ fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
         is_lost(&setting, way);
         // Nor does the engine that follows believe it.
         kill(&setting.show("held")["pid"]);
-        eventually("it is served again", || setting.aquifer(&["region", "show", "held"]).status.success());
+        eventually("it is served again", || {
+            setting.aquifer(&["region", "show", "held"]).status.success()
+        });
         let mut program = setting.start(&region);
         program.order("check 6");
         let end = program.child.wait().unwrap();
         assert_eq!(end.signal(), Some(7), "{way:?}, another engine: {end}");
         is_lost(&setting, way);
-        eventually("it can be removed", || setting.aquifer(&["region", "rm", "held"]).status.success());
+        eventually("it can be removed", || {
+            setting.aquifer(&["region", "rm", "held"]).status.success()
+        });
     }
 }
 
 /// Status says so, and names the lease.
 fn is_lost(setting: &Setting, way: Way) {
-    eventually("it is shown as lost", || setting.show("held")["volume"]["leases"][0]["state"] == "lost");
+    eventually("it is shown as lost", || {
+        setting.show("held")["volume"]["leases"][0]["state"] == "lost"
+    });
     let shown = setting.show("held");
     let (lease, error) = (&shown["volume"]["leases"][0]["lease"], &shown["volume"]["last_error"]);
     let error = error.as_str().unwrap();
-    assert!(error.contains("lender ") && error.contains(lease.as_str().unwrap()), "{way:?}: {error}");
+    assert!(
+        error.contains("lender ") && error.contains(lease.as_str().unwrap()),
+        "{way:?}: {error}"
+    );
     assert!(stdout(&setting.aquifer(&["region", "show", "held"])).contains("lost"));
 }
 
@@ -137,7 +150,8 @@ fn no_block_reads_as_zeroes_where_a_lender_has_forgotten_it() {
         drop(block);
         lender.comes_back_empty();
         // As swap does: what the kernel may have kept of it is no answer.
-        let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(device).unwrap();
+        let direct =
+            OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(device).unwrap();
         let mut pages = vec![0; (64 << 12) + 4096];
         let aligned = pages.as_ptr().align_offset(4096);
         for page in 0..64 {

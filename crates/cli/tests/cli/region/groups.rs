@@ -31,8 +31,9 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
         Export::start(setting.dir.path(), &[&words[..], &["--share", "--report", "50ms"]].concat());
     let mut reports = BufReader::new(lender.child.stdout.take().unwrap()).lines();
     // Whoever began to read them has taken a part of a line, maybe.
-    let mut report =
-        || -> Value { reports.by_ref().find_map(|line| serde_json::from_str(&line.unwrap()).ok()).unwrap() };
+    let mut report = || -> Value {
+        reports.by_ref().find_map(|line| serde_json::from_str(&line.unwrap()).ok()).unwrap()
+    };
 
     let names = ["one", "two", "three"];
     for (at, (name, group)) in names.into_iter().zip(["blue", "blue", "red"]).enumerate() {
@@ -60,8 +61,10 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     assert_eq!(setting.show("one")["volume"]["leases"][0]["sealed"], "deterministic");
     // No key is shown, of a group or of a lease.
     let agreement = fs::read_to_string(setting.dir.path().join("groups/blue.toml")).unwrap();
-    let key = agreement.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
-    for words in [&["region", "list"][..], &["region", "show", "one"], &["region", "pages", "one"]] {
+    let key =
+        agreement.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
+    for words in [&["region", "list"][..], &["region", "show", "one"], &["region", "pages", "one"]]
+    {
         assert!(!setting.done(words).to_string().contains(&key[..16]), "{words:?}");
     }
     let kept = setting.aquifer(&["group", "rm", "blue", "--groups", &groups]);
@@ -113,7 +116,10 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
     let store = Store::open(pages.path()).unwrap();
     store.audit().unwrap();
     let shared = store.usage().groups[&"default".parse().unwrap()].shared;
-    assert_eq!((shared.stored.0, shared.saved.0, shared.shared_frames), (2 * FULL, FULL, FULL / 4096));
+    assert_eq!(
+        (shared.stored.0, shared.saved.0, shared.shared_frames),
+        (2 * FULL, FULL, FULL / 4096)
+    );
     drop(store);
     // What is asked for otherwise is not served, and what is there stays.
     let other = setting.aquifer(&[&["export", "128M"], &words[8..]].concat());
@@ -154,8 +160,13 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
     let resident = |name: &str| setting.show(name)["usage"]["resident"].as_u64().unwrap();
     let mut red = Scanner::start(&setting, "red", &groups);
     let mut blue = Scanner::start(&setting, "blue", &groups);
-    let all = blue.until("all equal pages are shared", |report| number(report, "saved_bytes") == FULL);
-    assert_eq!([number(&all, "shared_bytes"), number(&all, "frames_bytes")], [2 * FULL, FULL], "{all}");
+    let all =
+        blue.until("all equal pages are shared", |report| number(report, "saved_bytes") == FULL);
+    assert_eq!(
+        [number(&all, "shared_bytes"), number(&all, "frames_bytes")],
+        [2 * FULL, FULL],
+        "{all}"
+    );
     // One is laid as the other, and so are the frames.
     assert!(all["mappings_per_page"].as_f64().unwrap() < 0.2, "{all}");
     assert_eq!([resident("one"), resident("two")], [0, 0]);

@@ -39,7 +39,13 @@ impl Tenants {
     fn program(&self, name: &str, group: &str, way: &[&str]) -> Program {
         let words = ["region", "create", name, "--size", "24M", "--cache", "32M", "--group", group];
         let made = self.setting.done(&[&words[..], &["--groups", &self.groups], way].concat());
-        self.setting.exec(&["--", "python3", "-c", GUESSING_PROGRAM, made["file"].as_str().unwrap()])
+        self.setting.exec(&[
+            "--",
+            "python3",
+            "-c",
+            GUESSING_PROGRAM,
+            made["file"].as_str().unwrap(),
+        ])
     }
 
     fn local(&self, name: &str, group: &str) -> Program {
@@ -55,7 +61,9 @@ impl Tenants {
             let mut words = line.split_whitespace();
             let (first, end) = words.next()?.split_once('-')?;
             let is_it = words.nth(3)?.parse() == Ok(inode);
-            is_it.then(|| u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(first, 16).unwrap())
+            is_it.then(|| {
+                u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(first, 16).unwrap()
+            })
         };
         (inode, maps.lines().filter_map(length).sum::<u64>() / PAGE)
     }
@@ -67,8 +75,8 @@ fn number(report: &Value, key: &str) -> u64 {
 
 /// Waits until so many pages of a group are saved, and all others were looked at three times since.
 fn until_saved(scanner: &mut Scanner, pages: u64) {
-    let saved =
-        scanner.until("equal pages are shared", |report| number(report, "saved_bytes") == pages * PAGE);
+    let saved = scanner
+        .until("equal pages are shared", |report| number(report, "saved_bytes") == pages * PAGE);
     let passes = number(&saved, "passes") + 3;
     let then = scanner.until("three more passes", |report| number(report, "passes") >= passes);
     assert_eq!(number(&then, "saved_bytes"), pages * PAGE, "{then}");
@@ -80,14 +88,18 @@ fn what_two_groups_have_in_common_each_has_once_for_itself() {
     let names = [("one", "blue"), ("two", "blue"), ("three", "red"), ("four", "red")];
     let mut programs = names.map(|(name, group)| tenants.local(name, group));
     programs.iter_mut().for_each(|program| program.does("fill 1 2 3"));
-    let mut scanners = ["blue", "red"].map(|group| Scanner::start(&tenants.setting, group, &tenants.groups));
+    let mut scanners =
+        ["blue", "red"].map(|group| Scanner::start(&tenants.setting, group, &tenants.groups));
     for scanner in &mut scanners {
         until_saved(scanner, 3 * PAGES);
     }
     for (program, (name, own)) in programs.iter_mut().zip(names) {
         let other = if own == "blue" { "red" } else { "blue" };
         let (own, other) = (tenants.mapped(own, program), tenants.mapped(other, program));
-        assert!(own.0 != other.0 && own.1 == 3 * PAGES && other.1 == 0, "{name}: {own:?} {other:?}");
+        assert!(
+            own.0 != other.0 && own.1 == 3 * PAGES && other.1 == 0,
+            "{name}: {own:?} {other:?}"
+        );
         program.does("check 1 2 3");
     }
     // All that one group has is written to: the other's stays.
@@ -109,14 +121,16 @@ fn who_writes_to_a_page_can_tell_whether_his_group_has_it_and_nothing_of_another
         ("attacker", "red", "1 2 3"),
     ];
     let mut programs = seeds.map(|(name, group, _)| tenants.local(name, group));
-    let mut scanners = ["blue", "red"].map(|group| Scanner::start(&tenants.setting, group, &tenants.groups));
+    let mut scanners =
+        ["blue", "red"].map(|group| Scanner::start(&tenants.setting, group, &tenants.groups));
     let measured = |_| {
         for (program, (_, _, seeds)) in programs.iter_mut().zip(seeds) {
             program.does(&format!("fill {seeds}"));
         }
         scanners.iter_mut().for_each(|scanner| until_saved(scanner, PAGES));
         programs[3].order("guess");
-        let [other, nobody, own]: [Vec<u64>; 3] = serde_json::from_str(&programs[3].answer()).unwrap();
+        let [other, nobody, own]: [Vec<u64>; 3] =
+            serde_json::from_str(&programs[3].answer()).unwrap();
         for (program, (_, _, seeds)) in programs.iter_mut().zip(seeds).take(3) {
             program.does(&format!("check {seeds}"));
         }
@@ -137,14 +151,17 @@ fn sharing_lender(setting: &Setting, names: &[&str]) -> Export {
 /// The pages of a device as its lender has them, by the table that says in which frames they are.
 fn kept(pages: &Path, name: &str) -> BTreeSet<Vec<u8>> {
     let is_record = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
-    let records =
-        fs::read_dir(pages).unwrap().map(|file| file.unwrap().path()).filter(|path| is_record(path));
+    let records = fs::read_dir(pages)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .filter(|path| is_record(path));
     let record = |path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
     let record = records.map(record).find(|record| record["note"]["export"] == name).unwrap();
     let (id, group) = (record["id"].as_str().unwrap(), record["group"].as_str().unwrap());
     let table = fs::read(pages.join(format!("{id}.{group}.table"))).unwrap();
     let frames = fs::File::open(pages.join(format!("{group}.frames"))).unwrap();
-    let entries = table[..64 << 10].chunks(4).map(|entry| u32::from_le_bytes(entry.try_into().unwrap()));
+    let entries =
+        table[..64 << 10].chunks(4).map(|entry| u32::from_le_bytes(entry.try_into().unwrap()));
     let page = |frame: u32| {
         let mut page = vec![0; PAGE as usize];
         frames.read_exact_at(&mut page, u64::from(frame) * PAGE).unwrap();
@@ -164,11 +181,14 @@ fn what_a_lender_has_of_two_groups_is_different_in_every_page() {
         let mut program = tenants.program(name, group, &["--lender", uri]);
         program.does("fill 1 2 3");
         drop(program);
-        eventually("nobody maps it", || setting.show(name)["programs"].as_array().unwrap().is_empty());
+        eventually("nobody maps it", || {
+            setting.show(name)["programs"].as_array().unwrap().is_empty()
+        });
         setting.done(&["region", "persist", name]);
     }
     let saved = |line: String| {
-        serde_json::from_str::<Value>(&line).is_ok_and(|report| number(&report, "saved") == 3 * PAGES * PAGE)
+        serde_json::from_str::<Value>(&line)
+            .is_ok_and(|report| number(&report, "saved") == 3 * PAGES * PAGE)
     };
     assert!(reports.by_ref().take(200).any(|line| saved(line.unwrap())));
     let [one, two, three] = ["a", "b", "c"].map(|name| kept(&lender.pages(), name));
@@ -212,8 +232,8 @@ fn who_stores_a_page_with_a_lender_cannot_tell_whether_another_group_has_it() {
     let measured = |round| {
         let lender = Export::start(dir.path(), &words);
         let [blue, red] = [0; 2].map(|_| Seal { sealing: Sealing::Deterministic, ..Seal::own() });
-        let [victim, mate, attacker] =
-            [("a", &blue), ("b", &red), ("c", &red)].map(|(name, seal)| volume(&lender, name, seal));
+        let [victim, mate, attacker] = [("a", &blue), ("b", &red), ("c", &red)]
+            .map(|(name, seal)| volume(&lender, name, seal));
         let content = |number: u64| format!("{number:08}").repeat(512).into_bytes();
         for number in 0..3 * PAGES {
             match number % 3 {
@@ -232,10 +252,13 @@ fn who_stores_a_page_with_a_lender_cannot_tell_whether_another_group_has_it() {
             let [other, nobody, own] = times;
             (auc(&other, &nobody), auc(&own, &nobody))
         };
-        let write = timed(&mut |number| attacker.write(0, number * PAGE, &content(number)).unwrap());
+        let write =
+            timed(&mut |number| attacker.write(0, number * PAGE, &content(number)).unwrap());
         let mut page = [0; PAGE as usize];
         let read = timed(&mut |number| attacker.read(0, number * PAGE, &mut page).unwrap());
-        let again = timed(&mut |number| attacker.write(0, number * PAGE, &content(number + 10_000)).unwrap());
+        let again = timed(&mut |number| {
+            attacker.write(0, number * PAGE, &content(number + 10_000)).unwrap()
+        });
         [write, read, again]
     };
     at_best(measured, |found| found.iter().all(|(other, _)| (other - 0.5).abs() < CHANCE));

@@ -24,8 +24,10 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
         programs[busy].does("write 1");
         eventually("the one that is busy has the most", || {
             programs[busy].does("check 1");
-            let (caches, limits) = ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
-            let quotas = ["one", "two"].map(|name| limits["quotas"][name]["bytes"].as_u64().unwrap());
+            let (caches, limits) =
+                ([cache("one"), cache("two")], setting.done(&["region", "limit"]));
+            let quotas =
+                ["one", "two"].map(|name| limits["quotas"][name]["bytes"].as_u64().unwrap());
             assert!(quotas.iter().sum::<u64>() <= 12 << 20, "{limits}");
             caches[busy] >= 7 && caches[1 - busy] < 5
         });
@@ -56,7 +58,11 @@ fn what_cannot_be_is_refused_with_the_reason() {
     let uri = setting.lender.uri().to_owned();
     let says = |words: &[&str], what: &str| {
         let output = setting.aquifer(words);
-        assert!(!output.status.success() && stderr(&output).contains(what), "{words:?}: {}", stderr(&output));
+        assert!(
+            !output.status.success() && stderr(&output).contains(what),
+            "{words:?}: {}",
+            stderr(&output)
+        );
     };
     let create = |name: &'static str, size: &'static str| {
         ["region", "create", name, "--size", size, "--cache", "4M", "--lender"]
@@ -78,14 +84,28 @@ fn what_cannot_be_is_refused_with_the_reason() {
         .arg(&region)
         .output()
         .unwrap();
-    assert!(!output.status.success() && stderr(&output).contains("mapped shared"), "{}", stderr(&output));
+    assert!(
+        !output.status.success() && stderr(&output).contains("mapped shared"),
+        "{}",
+        stderr(&output)
+    );
     setting.remove("twice");
 }
 
 #[test]
 fn an_emulated_link_takes_its_time_and_needs_no_lender() {
     let Some(setting) = Setting::new() else { return };
-    let words = ["region", "create", "what-if", "--size", "32M", "--cache", "8M", "--emulate-link", "200us"];
+    let words = [
+        "region",
+        "create",
+        "what-if",
+        "--size",
+        "32M",
+        "--cache",
+        "8M",
+        "--emulate-link",
+        "200us",
+    ];
     let created = setting.done(&words);
     let mut program = setting.start(Path::new(created["file"].as_str().unwrap()));
     program.does("write 7");

@@ -53,7 +53,9 @@ fn a_program_is_gone_when_it_ends_though_its_child_lives() {
     let _child = Ending(process(&program.answers_in_time()));
     program.signal(Signal::KILL);
     drop(program);
-    eventually("nobody maps it", || setting.show("orphan")["programs"].as_array().unwrap().is_empty());
+    eventually("nobody maps it", || {
+        setting.show("orphan")["programs"].as_array().unwrap().is_empty()
+    });
     let mut next = setting.lives(&region, &[]);
     next.does_in_time("check 1");
     next.does_in_time("write 2");
@@ -109,7 +111,8 @@ fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
     let socket = format!("unix:{}", setting.dir.path().join("second").display());
     let second = Export::start(setting.dir.path(), &["64M", "--nbd", &socket]);
     let one = setting.create("one", &[]);
-    let words = ["region", "create", "two", "--size", "32M", "--cache", "8M", "--lender", second.uri()];
+    let words =
+        ["region", "create", "two", "--size", "32M", "--cache", "8M", "--lender", second.uri()];
     let created = setting.done(&words);
     let two = Path::new(created["file"].as_str().unwrap());
     setting.done(&["region", "limit", "8M"]);
@@ -168,7 +171,10 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     let before = getrlimit(Resource::Nofile);
     prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     // A call of accept that waits has its descriptor already: the next one finds none.
-    drop(aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs")).unwrap());
+    drop(
+        aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs"))
+            .unwrap(),
+    );
     setting.aquifer(&["region", "show", "full"]);
     let log = setting.dir.path().join("regions/.full/log");
     eventually("the engine says so", || {
@@ -219,10 +225,20 @@ fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
 fn an_engine_that_panics_in_any_thread_is_followed_by_the_next() {
     let Some(setting) = Setting::new() else { return };
     let order = setting.dir.path().join("panic");
-    let words =
-        ["region", "create", "panic", "--size", "32M", "--cache", "8M", "--lender", setting.lender.uri()];
+    let words = [
+        "region",
+        "create",
+        "panic",
+        "--size",
+        "32M",
+        "--cache",
+        "8M",
+        "--lender",
+        setting.lender.uri(),
+    ];
     let mut create = crate::common::aquifer(setting.dir.path());
-    let created = create.env("AQUIFER_TEST_PANIC", &order).arg("--json").args(words).output().unwrap();
+    let created =
+        create.env("AQUIFER_TEST_PANIC", &order).arg("--json").args(words).output().unwrap();
     let created: Value = serde_json::from_str(&stdout(&created)).unwrap();
     let mut program = setting.lives(Path::new(created["file"].as_str().unwrap()), &[]);
     program.does_in_time("write 1");

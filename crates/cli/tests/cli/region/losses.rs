@@ -23,7 +23,8 @@ fn engines_that_are_killed_under_load_lose_nothing() {
                 kill(&pid);
                 eventually("another serves", || {
                     let shown = setting.aquifer(&["--json", "region", "show", policy]);
-                    serde_json::from_slice::<Value>(&shown.stdout).is_ok_and(|status| status["pid"] != pid)
+                    serde_json::from_slice::<Value>(&shown.stdout)
+                        .is_ok_and(|status| status["pid"] != pid)
                 });
             }
             assert_eq!(program.answer(), "write 0");

@@ -10,13 +10,18 @@ fn it_is_known_where_each_page_is() {
     let mut program = setting.start(&region);
     program.does("write 1");
     drop(program);
-    eventually("nobody maps it", || setting.show("known")["programs"].as_array().unwrap().is_empty());
+    eventually("nobody maps it", || {
+        setting.show("known")["programs"].as_array().unwrap().is_empty()
+    });
     let pages = |more: &[&str]| {
         let found = setting.done(&[&["region", "pages", "known"], more].concat());
         let mut states = Vec::new();
         for run in found["pages"].as_array().unwrap() {
             assert_eq!(run["first"].as_u64().unwrap(), states.len() as u64);
-            states.resize(states.len() + run["count"].as_u64().unwrap() as usize, run["state"].clone());
+            states.resize(
+                states.len() + run["count"].as_u64().unwrap() as usize,
+                run["state"].clone(),
+            );
         }
         (states, found["extents"].clone())
     };
@@ -34,7 +39,11 @@ fn it_is_known_where_each_page_is() {
     setting.done(&["region", "drop", "known", "--first", "64", "--count", "100"]);
     let after = pages(&[]).0;
     let same = |range: std::ops::Range<usize>| after[range.clone()] == states[range];
-    assert!(same(0..64) && same(164..states.len()) && after[64..164].iter().all(|state| state == "zero"));
+    assert!(
+        same(0..64)
+            && same(164..states.len())
+            && after[64..164].iter().all(|state| state == "zero")
+    );
     let mut program = setting.start(&region);
     program.does("zero 64 100");
     let refused = setting.aquifer(&["region", "pages", "known", "--first", "9000", "--count", "1"]);

@@ -55,8 +55,9 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     setting.remove("one");
     eventually("the tmpfs is gone", || setting.mounts() == 0);
     eventually("the lender has its memory back", || {
-        let files =
-            fs::read_dir(setting.lender.pages()).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+        let files = fs::read_dir(setting.lender.pages())
+            .unwrap()
+            .map(|entry| entry.unwrap().metadata().unwrap());
         files.map(|file| std::os::unix::fs::MetadataExt::blocks(&file) * 512).sum::<u64>() < 1 << 20
     });
 }
@@ -74,12 +75,16 @@ fn what_a_program_allocates_can_be_in_a_region() {
         assert!(status["usage"]["remote"].as_u64().unwrap() > 8 << 20, "{status}");
 
         kill(&status["pid"]);
-        ["check", "free", "check", "child", "fork", "check"].iter().for_each(|order| program.does(order));
+        ["check", "free", "check", "child", "fork", "check"]
+            .iter()
+            .for_each(|order| program.does(order));
 
         let second = setting.aquifer(&["region", "exec", "--heap", "heap", "--", "true"]);
         assert!(stderr(&second).contains("in use: python3"), "{}", stderr(&second));
         drop(program);
-        eventually("nobody maps it", || setting.show("heap")["programs"].as_array().unwrap().is_empty());
+        eventually("nobody maps it", || {
+            setting.show("heap")["programs"].as_array().unwrap().is_empty()
+        });
     }
 }
 
@@ -95,14 +100,16 @@ fn a_program_in_c_uses_a_region_by_the_library() {
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
     let said = stdout(&output);
     let words: Vec<_> = said.split_whitespace().collect();
-    let number =
-        |of: &str| words[words.iter().position(|word| *word == of).unwrap() + 1].parse::<u64>().unwrap();
+    let number = |of: &str| {
+        words[words.iter().position(|word| *word == of).unwrap() + 1].parse::<u64>().unwrap()
+    };
     let pages = ["zero", "remote", "resident", "dirty"].map(number);
     assert_eq!((pages.iter().sum::<u64>(), pages[0]), (8192, 2048), "{said}");
     assert_eq!((number("cache"), pages[3]), (4 << 20, 0), "{said}");
     assert!(pages[2] <= 1024 && pages[1] > 5000 && said.contains("at unix:"), "{said}");
 
-    let refused = Command::new(&program).arg(setting.dir.path().join("regions/none")).output().unwrap();
+    let refused =
+        Command::new(&program).arg(setting.dir.path().join("regions/none")).output().unwrap();
     assert!(
         stderr(&refused).contains("mapping the region: there is no region 'none'"),
         "{}",

@@ -71,8 +71,12 @@ impl fmt::Display for Change {
             Why::Lends { short, idle } => {
                 write!(f, "{borrower} swaps and lacks {short}, {lender} can spare {idle}")
             }
-            Why::OwnerSwaps { swapped } => write!(f, "{lender} needs it, its VMs swapped {swapped}"),
-            Why::SurplusFell { missing } => write!(f, "{lender}'s sharing saves {missing} too little for it"),
+            Why::OwnerSwaps { swapped } => {
+                write!(f, "{lender} needs it, its VMs swapped {swapped}")
+            }
+            Why::SurplusFell { missing } => {
+                write!(f, "{lender}'s sharing saves {missing} too little for it")
+            }
             Why::NoConsent => f.write_str("not both agree to it any more"),
             Why::NotNeeded { idle } => write!(f, "{borrower} does not swap and has {idle} left"),
             Why::Gone => f.write_str("not both are there any more"),

@@ -73,7 +73,9 @@ impl Debts {
 
     /// Makes so much less lent, which nobody holds.
     pub fn lower(&mut self, loan: &Loan, less: Bytes, why: Why) {
-        let Some(debt) = self.pairs.get_mut(&(loan.lender.clone(), loan.borrower.clone())) else { return };
+        let Some(debt) = self.pairs.get_mut(&(loan.lender.clone(), loan.borrower.clone())) else {
+            return;
+        };
         let from = debt.lent;
         debt.lent = from.saturating_sub(less);
         if debt.lent < from {

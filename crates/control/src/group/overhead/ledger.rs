@@ -73,7 +73,8 @@ impl Ledger {
 
     fn lend(&mut self, all: &Readings<'_>) {
         let step = whole(self.config.step);
-        let mut borrowers: Vec<&Reading> = all.values().copied().filter(|one| self.may_borrow(one)).collect();
+        let mut borrowers: Vec<&Reading> =
+            all.values().copied().filter(|one| self.may_borrow(one)).collect();
         borrowers.sort_by_key(|one| Reverse(one.swapped));
         for borrower in borrowers {
             let mut wanted = up(borrower.short, step);
@@ -83,7 +84,8 @@ impl Ledger {
                 .map(|lender| (*lender, self.spare(lender)))
                 .filter(|&(_, idle)| idle >= step)
                 .collect();
-            let new = |lender: &Reading| self.debts.lent(&lender.group, &borrower.group) == Bytes::ZERO;
+            let new =
+                |lender: &Reading| self.debts.lent(&lender.group, &borrower.group) == Bytes::ZERO;
             lenders.sort_by_key(|&(lender, idle)| (new(lender), Reverse(idle)));
             for (lender, idle) in lenders {
                 let more = wanted.min(Bytes(idle.0 / step.0 * step.0));
@@ -100,15 +102,21 @@ impl Ledger {
 
     /// Whether a group may borrow: what it has lent comes back first.
     fn may_borrow(&self, one: &Reading) -> bool {
-        let lends = self.debts.lent_by(&one.group).saturating_add(self.debts.awaited_by(&one.group));
-        one.consents && one.swapped > self.config.swap && one.short > Bytes::ZERO && lends == Bytes::ZERO
+        let lends =
+            self.debts.lent_by(&one.group).saturating_add(self.debts.awaited_by(&one.group));
+        one.consents
+            && one.swapped > self.config.swap
+            && one.short > Bytes::ZERO
+            && lends == Bytes::ZERO
     }
 
     /// What a group can lend beyond what it keeps.
     fn spare(&self, one: &Reading) -> Bytes {
         let borrows = self.debts.lent_to(&one.group).saturating_add(self.debts.owed_by(&one.group));
-        let idle =
-            self.idle.get(&one.group).is_some_and(|&periods| periods >= self.config.idle_periods.max(1));
+        let idle = self
+            .idle
+            .get(&one.group)
+            .is_some_and(|&periods| periods >= self.config.idle_periods.max(1));
         if !one.consents || !idle || borrows > Bytes::ZERO {
             return Bytes::ZERO;
         }
@@ -122,7 +130,9 @@ impl Ledger {
         let mut payers = BTreeMap::new();
         for lender in all.keys() {
             let loans = || all.keys().map(|one| (self.debts.lent(lender, one), *one));
-            let Some((most, group)) = loans().filter(|&(lent, _)| lent > Bytes::ZERO).max() else { continue };
+            let Some((most, group)) = loans().filter(|&(lent, _)| lent > Bytes::ZERO).max() else {
+                continue;
+            };
             let stays = self.payers.get(lender).filter(|payer| {
                 let lent = self.debts.lent(lender, payer);
                 lent > Bytes::ZERO && most <= lent.saturating_add(whole(self.config.step))

@@ -14,7 +14,8 @@ pub(super) type Readings<'a> = BTreeMap<&'a Group, &'a Reading>;
 /// Ends what has to end, and finds what came back.
 pub(super) fn recall(debts: &mut Debts, readings: &Readings<'_>, config: &Config) {
     for loan in debts.loans() {
-        let (Some(lender), Some(borrower)) = (readings.get(&loan.lender), readings.get(&loan.borrower))
+        let (Some(lender), Some(borrower)) =
+            (readings.get(&loan.lender), readings.get(&loan.borrower))
         else {
             // A borrower that is gone holds nothing; what was of a lender that is gone is no longer saved by anybody, and a
             // deficit of the borrower's own.
@@ -47,8 +48,10 @@ fn cover(debts: &mut Debts, lender: &Reading, readings: &Readings<'_>, config: &
     let used = lender.handed.saturating_add(debts.lent_by(&lender.group));
     let missing = used.saturating_sub(lender.saved);
     let mut wanted = up(missing, whole(config.step));
-    let mut loans: Vec<Loan> = debts.loans().into_iter().filter(|loan| loan.lender == lender.group).collect();
-    let swaps = |loan: &Loan| readings.get(&loan.borrower).is_some_and(|one| one.swapped > config.swap);
+    let mut loans: Vec<Loan> =
+        debts.loans().into_iter().filter(|loan| loan.lender == lender.group).collect();
+    let swaps =
+        |loan: &Loan| readings.get(&loan.borrower).is_some_and(|one| one.swapped > config.swap);
     loans.sort_by_key(|loan| (swaps(loan), std::cmp::Reverse(loan.lent)));
     for loan in loans {
         let less = loan.lent.min(wanted);

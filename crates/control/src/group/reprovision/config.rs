@@ -63,7 +63,8 @@ mod tests {
     #[test]
     fn the_defaults_make_sense_and_a_step_that_no_balloon_makes_does_not() {
         assert_eq!(Config::default().validate(), Ok(()));
-        let error = Config { step: Bytes::kib(4), ..Config::default() }.validate().unwrap_err().to_string();
+        let error =
+            Config { step: Bytes::kib(4), ..Config::default() }.validate().unwrap_err().to_string();
         assert_eq!(error, "step = 4KiB is too small: write at least 1MiB, for example 10MiB");
     }
 

@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn steps_are_whole_and_within_the_limits() {
         let config = Config::default();
-        let steps = |vm: &Vm| (Holding::new(vm, 0, &config).steps, Holding::new(vm, 0, &config).room);
+        let steps =
+            |vm: &Vm| (Holding::new(vm, 0, &config).steps, Holding::new(vm, 0, &config).room);
         assert_eq!(steps(&vm(512, 547, 527, 527)), (1, 3));
         assert_eq!(steps(&vm(512, 547, 600, 600)), (3, 3));
         assert_eq!(steps(&vm(512, 500, 600, 600)), (0, 0));

@@ -31,8 +31,10 @@ impl Division<'_> {
     pub fn parts(&self, able: Bytes, awaited: Bytes, free: Bytes) -> Parts {
         let steps = || self.all.iter().map(|one| one.steps);
         if self.config.policy == Policy::Demand {
-            let up =
-                self.all.iter().map(|one| if one.hungry { (one.steps + 1).min(one.room) } else { one.steps });
+            let up = self
+                .all
+                .iter()
+                .map(|one| if one.hungry { (one.steps + 1).min(one.room) } else { one.steps });
             return Parts { up: up.collect(), down: steps().collect() };
         }
         let up = self.of(able.saturating_sub(awaited).saturating_sub(self.config.keep));
@@ -105,7 +107,12 @@ impl Division<'_> {
     /// Of whom is taken first to cover a deficit: the least. Who does not give anyway comes last.
     pub fn first_to_give(&self, which: usize, part: u64) -> impl Ord + use<> {
         let one = &self.all[which];
-        (one.stuck, one.untaken() == Bytes::ZERO, self.swapped(one), Reverse(one.steps.saturating_sub(part)))
+        (
+            one.stuck,
+            one.untaken() == Bytes::ZERO,
+            self.swapped(one),
+            Reverse(one.steps.saturating_sub(part)),
+        )
     }
 
     /// What it swapped, if that matters.

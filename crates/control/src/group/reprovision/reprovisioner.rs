@@ -76,13 +76,18 @@ impl Reprovisioner {
         let now = Debtor { size: vm.size, periods: 0 };
         let Some(&before) = self.debtors.get(&vm.vm) else { return Some(now) };
         let progress = vm.size.saturating_add(self.config.whole_step()) <= before.size;
-        Some(if progress { now } else { Debtor { periods: before.periods.saturating_add(1), ..before } })
+        Some(if progress {
+            now
+        } else {
+            Debtor { periods: before.periods.saturating_add(1), ..before }
+        })
     }
 
     fn moved(&self, surplus: Surplus, division: &Division<'_>) -> Moved {
         let (all, step) = (division.all, self.config.whole_step());
         let mut steps: Vec<u64> = all.iter().map(|one| one.steps).collect();
-        let sum = |bytes: &mut dyn Iterator<Item = Bytes>| bytes.fold(Bytes::ZERO, Bytes::saturating_add);
+        let sum =
+            |bytes: &mut dyn Iterator<Item = Bytes>| bytes.fold(Bytes::ZERO, Bytes::saturating_add);
         let stuck = sum(&mut all.iter().filter(|one| one.stuck).map(|one| one.owes));
         let able = surplus.bytes.saturating_sub(stuck);
         let told = sum(&mut steps.iter().map(|&steps| Bytes(step.0.saturating_mul(steps))));
@@ -123,11 +128,15 @@ impl Reprovisioner {
     fn plan(&self, surplus: Surplus, division: &Division<'_>, moved: &Moved) -> Plan {
         let step = self.config.whole_step();
         let each = || division.all.iter().zip(&moved.steps).enumerate();
-        let handed = each().fold(Bytes::ZERO, |sum, (_, (one, &to))| sum.saturating_add(one.held(to, step)));
+        let handed =
+            each().fold(Bytes::ZERO, |sum, (_, (one, &to))| sum.saturating_add(one.held(to, step)));
         let left = surplus.bytes.saturating_sub(surplus.awaited).saturating_sub(handed);
         let unserved = each()
             .filter(|(_, (one, to))| {
-                one.hungry && **to <= one.steps && one.steps < one.room && one.untaken() == Bytes::ZERO
+                one.hungry
+                    && **to <= one.steps
+                    && one.steps < one.room
+                    && one.untaken() == Bytes::ZERO
             })
             .count();
         Plan {

@@ -92,7 +92,9 @@ impl fmt::Display for Why {
             Self::Swaps { swapped } => write!(f, "it swapped {swapped}"),
             Self::Part { part } => write!(f, "its part is {part}"),
             Self::Deficit { deficit } => write!(f, "VMs hold {deficit} more than sharing saves"),
-            Self::Limits { max } => write!(f, "that is within its max of {max} and a whole number of steps"),
+            Self::Limits { max } => {
+                write!(f, "that is within its max of {max} and a whole number of steps")
+            }
             Self::Owes { owes, periods, covered } => {
                 write!(f, "it has not given back {owes}")?;
                 if *periods > 0 {
@@ -139,7 +141,8 @@ mod tests {
             ),
         ];
         for (from, to, why, said) in cases {
-            let verdict = Verdict { vm: "a".parse().unwrap(), base: Bytes::mib(512), from, to, why };
+            let verdict =
+                Verdict { vm: "a".parse().unwrap(), base: Bytes::mib(512), from, to, why };
             assert_eq!(verdict.to_string(), said);
             let json = serde_json::to_string(&verdict).unwrap();
             assert_eq!(serde_json::from_str::<Verdict>(&json).unwrap(), verdict, "{json}");

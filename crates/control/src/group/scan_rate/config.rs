@@ -115,7 +115,10 @@ mod tests {
             (Config { cpu_percent: 101.0, ..Config::default() }, "cpu_percent = 101"),
             (Config { min: Rate(0), ..Config::default() }, "min is zero"),
             (Config { unit: Rate(0), ..Config::default() }, "unit is zero"),
-            (Config { min: Rate(60), ..Config::default() }, "min = 60 pages/ms is above max = 50 pages/ms"),
+            (
+                Config { min: Rate(60), ..Config::default() },
+                "min = 60 pages/ms is above max = 50 pages/ms",
+            ),
         ];
         for (config, named) in cases {
             let error = config.validate().unwrap_err().to_string();

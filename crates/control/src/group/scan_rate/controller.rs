@@ -125,9 +125,13 @@ mod tests {
 
     #[test]
     fn a_group_without_vms_or_with_thresholds_beyond_all_bounds_is_no_matter() {
-        let mut controller = Controller::new(Config { dedup_per_vm: Bytes(u64::MAX), ..Config::default() });
+        let mut controller =
+            Controller::new(Config { dedup_per_vm: Bytes(u64::MAX), ..Config::default() });
         let most = Activity { saved_bytes: i64::MAX, vms: u32::MAX, ..BUSY };
         assert!(matches!(controller.step(&most).why, Why::LittleSaved { .. }));
-        assert!(matches!(controller.step(&Activity { vms: 0, ..most }).why, Why::Productive { .. }));
+        assert!(matches!(
+            controller.step(&Activity { vms: 0, ..most }).why,
+            Why::Productive { .. }
+        ));
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aquifer_control::{
-    Action, Config, Controller, Event, LentLease, LiveVolume, Memory, Message, Offer, Reason, RequestId,
-    Role, Step,
+    Action, Config, Controller, Event, LentLease, LiveVolume, Memory, Message, Offer, Reason,
+    RequestId, Role, Step,
 };
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 
@@ -49,9 +49,12 @@ impl Host {
 
     pub fn read(&mut self, used: u64, swap_used: Bytes, lenders: &[(&str, u64)]) -> &mut Self {
         self.now += Duration::from_secs(1);
-        let memory = Memory { total: TOTAL, used: Bytes(TOTAL.0 * used / 100), swap_used, pressure: false };
-        let lenders =
-            lenders.iter().map(|(host, gib)| Offer { host: name(host), spare: Bytes::gib(*gib) }).collect();
+        let memory =
+            Memory { total: TOTAL, used: Bytes(TOTAL.0 * used / 100), swap_used, pressure: false };
+        let lenders = lenders
+            .iter()
+            .map(|(host, gib)| Offer { host: name(host), spare: Bytes::gib(*gib) })
+            .collect();
         let stored = self.stored.clone();
         self.event(Event::Tick { memory, stored, lenders })
     }

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aquifer_control::{
-    Action, BorrowedLease, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory, Offer,
-    Restored, Role, Shareable, Step, What,
+    Action, BorrowedLease, Config, Controller, Event, LentLease, LiveVolume, LoanState, Memory,
+    Offer, Restored, Role, Shareable, Step, What,
 };
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
@@ -118,7 +118,11 @@ impl Network {
         let role = host.controller.role();
         let before = *host.roles.last().expect("there is a first role");
         if role != before {
-            assert!(role == Role::Neutral || before == Role::Neutral, "{}: {before} -> {role}", host.name);
+            assert!(
+                role == Role::Neutral || before == Role::Neutral,
+                "{}: {before} -> {role}",
+                host.name
+            );
             host.roles.push(role);
         }
     }
@@ -132,7 +136,9 @@ impl Network {
                 "{} borrows {borrows:?}, lends {lends:?}",
                 host.name
             );
-            for lease in host.leases_in_use().into_iter().filter(|l| !self.expired.contains(&l.lease)) {
+            for lease in
+                host.leases_in_use().into_iter().filter(|l| !self.expired.contains(&l.lease))
+            {
                 let lender = &self.hosts[self.index(&lease.lender)];
                 assert!(
                     lender.store.contains_key(&lease.lease),
@@ -140,15 +146,22 @@ impl Network {
                     host.name
                 );
             }
-            let requests: BTreeSet<_> = host.store.values().map(|l| (&l.borrower, l.request)).collect();
-            assert_eq!(requests.len(), host.store.len(), "{} gave two leases for one request", host.name);
+            let requests: BTreeSet<_> =
+                host.store.values().map(|l| (&l.borrower, l.request)).collect();
+            assert_eq!(
+                requests.len(),
+                host.store.len(),
+                "{} gave two leases for one request",
+                host.name
+            );
         }
     }
 
     pub fn tick(&mut self, index: usize, load: Load, heard_of: u8) {
         let heard = |other: &usize| *other != index && heard_of & (1 << other) != 0;
         let others = (0..self.hosts.len()).filter(heard).map(|other| &self.hosts[other]);
-        let lenders = others.map(|h| Offer { host: h.name.clone(), spare: h.controller.spare() }).collect();
+        let lenders =
+            others.map(|h| Offer { host: h.name.clone(), spare: h.controller.spare() }).collect();
         let host = &self.hosts[index];
         let capacity: Bytes = host.volumes.values().map(|volume| volume.bytes).sum();
         let memory = Memory {
@@ -159,7 +172,8 @@ impl Network {
         };
         self.reconcile(index);
         let host = &self.hosts[index];
-        let stored = host.store.values().map(|l| (l.lease, Bytes(l.bytes.0 * load.filled / 100))).collect();
+        let stored =
+            host.store.values().map(|l| (l.lease, Bytes(l.bytes.0 * load.filled / 100))).collect();
         self.step(index, Event::Tick { memory, stored, lenders });
         self.check_promises(index);
     }
@@ -175,7 +189,8 @@ impl Network {
         let gone = host.controller.borrowed().into_iter().filter(|held| {
             let volume = host.volumes.get(&held.volume);
             let stands = |lease: &BorrowedLease| lease.lease == held.lease.lease;
-            volume.is_some_and(|volume| !volume.leases.iter().any(stands)) && !being_moved(&held.volume)
+            volume.is_some_and(|volume| !volume.leases.iter().any(stands))
+                && !being_moved(&held.volume)
         });
         let gone: Vec<_> = gone.map(|held| held.lease.lease).collect();
         for lease in gone {
@@ -204,7 +219,8 @@ impl Network {
         }
         let lent = controller.lent();
         let promised = lent.iter().filter(|loan| loan.state != LoanState::Freeing);
-        let promised: Bytes = promised.map(|loan| loan.lease.bytes.saturating_sub(loan.stored)).sum();
+        let promised: Bytes =
+            promised.map(|loan| loan.lease.bytes.saturating_sub(loan.stored)).sum();
         let full = controller.memory().used + promised + controller.spare();
         assert!(full <= controller.memory().upper(&self.config), "{full} promised");
     }
@@ -220,7 +236,8 @@ impl Network {
         }
         let Packet { to, event } = self.wire.remove(at % self.wire.len());
         if let Event::Received { from, message } = &event {
-            let back = Event::Delivered { to: self.hosts[to].name.clone(), message: message.clone() };
+            let back =
+                Event::Delivered { to: self.hosts[to].name.clone(), message: message.clone() };
             self.wire.push(Packet { to: self.index(from), event: back });
         }
         self.step(to, event);
@@ -267,7 +284,8 @@ impl Network {
             Action::Deactivate { volume } => Event::DeactivationFailed { volume, why },
             Action::Evacuate { volume, lease, onto } => {
                 let under_way = host.moving.contains(&(volume, lease));
-                let volume = host.volumes.get_mut(&volume).expect("only live volumes are evacuated");
+                let volume =
+                    host.volumes.get_mut(&volume).expect("only live volumes are evacuated");
                 if under_way {
                     volume.leases.extend(onto);
                     Event::EvacuationFailed { lease, unused: Vec::new(), why }
@@ -315,15 +333,18 @@ impl Network {
             volumes: host.volumes.values().cloned().collect(),
         };
         let seed = seed(index, host.starts);
-        host.controller = Controller::restore(host.name.clone(), self.config.clone(), seed, self.now, found);
+        host.controller =
+            Controller::restore(host.name.clone(), self.config.clone(), seed, self.now, found);
         self.note_role(index);
         self.check();
     }
 
     /// The lender sees the connections of those who really are connected.
     pub fn see_borrowers(&mut self, index: usize) {
-        let in_use: BTreeSet<_> = self.hosts.iter().flat_map(Host::leases_in_use).map(|l| l.lease).collect();
-        let seen: Vec<_> = self.hosts[index].store.keys().filter(|l| in_use.contains(l)).copied().collect();
+        let in_use: BTreeSet<_> =
+            self.hosts.iter().flat_map(Host::leases_in_use).map(|l| l.lease).collect();
+        let seen: Vec<_> =
+            self.hosts[index].store.keys().filter(|l| in_use.contains(l)).copied().collect();
         seen.into_iter().for_each(|lease| self.step(index, Event::BorrowerSeen { lease }));
     }
 
@@ -333,7 +354,9 @@ impl Network {
             while !self.wire.is_empty() {
                 self.deliver(0);
             }
-            let Some(busy) = (0..self.hosts.len()).find(|&index| !self.hosts[index].jobs.is_empty()) else {
+            let Some(busy) =
+                (0..self.hosts.len()).find(|&index| !self.hosts[index].jobs.is_empty())
+            else {
                 return;
             };
             self.finish_job(busy, 0, true);

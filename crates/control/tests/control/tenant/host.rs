@@ -91,7 +91,8 @@ pub fn loans(plan: &Plan) -> Vec<String> {
 
 /// Everything that holds of each plan, whatever the readings.
 pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
-    let by_name: BTreeMap<&Group, &Reading> = readings.iter().map(|one| (&one.group, one)).collect();
+    let by_name: BTreeMap<&Group, &Reading> =
+        readings.iter().map(|one| (&one.group, one)).collect();
     assert_eq!(plan.accounts.len(), readings.len(), "one account each");
     let sum = |whose: &dyn Fn(&Loan) -> bool, what: &dyn Fn(&Loan) -> Bytes| -> Bytes {
         plan.loans.iter().filter(|loan| whose(loan)).map(what).sum()
@@ -99,7 +100,10 @@ pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
     for loan in &plan.loans {
         let (lender, borrower) = (by_name[&loan.lender], by_name[&loan.borrower]);
         assert_ne!(loan.lender, loan.borrower);
-        assert!(loan.lent > Bytes::ZERO || loan.owed > Bytes::ZERO, "an empty pair is kept: {loan:?}");
+        assert!(
+            loan.lent > Bytes::ZERO || loan.owed > Bytes::ZERO,
+            "an empty pair is kept: {loan:?}"
+        );
         if loan.lent > Bytes::ZERO {
             assert!(lender.consents && borrower.consents, "{loan:?} without consent");
             assert!(lender.swapped <= config.swap, "{loan:?} though its owner swaps");
@@ -115,13 +119,19 @@ pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
         assert_eq!(account.owed, sum(&|loan| loan.borrower == *group, &|loan| loan.owed));
         let idle = reading.saved.saturating_sub(reading.handed);
         assert!(account.lent <= idle, "{account} lends more than {idle}");
-        assert!(account.lent == Bytes::ZERO || account.borrowed == Bytes::ZERO, "{account} does both");
+        assert!(
+            account.lent == Bytes::ZERO || account.borrowed == Bytes::ZERO,
+            "{account} does both"
+        );
         // It owes no more than its VMs hold beyond what they may.
         let may = reading.saved.saturating_add(account.borrowed);
         assert!(account.owed <= reading.handed.saturating_sub(may), "{account}");
         if account.lent > Bytes::ZERO {
             let pays = |loan: &Loan| loan.lender == *group && loan.borrower == account.payer;
-            assert!(plan.loans.iter().any(|loan| pays(loan) && loan.lent > Bytes::ZERO), "{account}");
+            assert!(
+                plan.loans.iter().any(|loan| pays(loan) && loan.lent > Bytes::ZERO),
+                "{account}"
+            );
         } else {
             assert_eq!(account.payer, *group, "{account}");
         }

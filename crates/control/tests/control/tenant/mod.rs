@@ -79,11 +79,21 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    pub fn new(policy: Policy, saved: u64, loads: impl IntoIterator<Item = (&'static str, Guest)>) -> Self {
+    pub fn new(
+        policy: Policy,
+        saved: u64,
+        loads: impl IntoIterator<Item = (&'static str, Guest)>,
+    ) -> Self {
         let config = Config { policy, ..Config::default() };
         assert_eq!(config.validate(), Ok(()));
         let guests = loads.into_iter().map(|(name, guest)| (name.to_owned(), guest)).collect();
-        Self { guests, saved, awaited: 0, reprovisioner: Reprovisioner::new(config.clone()), config }
+        Self {
+            guests,
+            saved,
+            awaited: 0,
+            reprovisioner: Reprovisioner::new(config.clone()),
+            config,
+        }
     }
 
     pub fn guest(&mut self, name: &str) -> &mut Guest {
@@ -138,10 +148,17 @@ pub fn check(config: &Config, surplus: Surplus, vms: &[Vm], plan: &Plan) {
     let mut grows = false;
     for (vm, verdict) in vms.iter().zip(&plan.verdicts) {
         assert_eq!((&vm.vm, vm.target, vm.base), (&verdict.vm, verdict.from, verdict.base));
-        assert!(verdict.to >= vm.base && verdict.to <= vm.max.max(vm.base), "{verdict} of {}", vm.max);
+        assert!(
+            verdict.to >= vm.base && verdict.to <= vm.max.max(vm.base),
+            "{verdict} of {}",
+            vm.max
+        );
         assert_eq!((verdict.to - vm.base).0 % config.step.0, 0, "{verdict}: no whole steps");
         if verdict.to > vm.target.max(vm.base) {
-            assert!((verdict.to - vm.target.max(vm.base)) <= config.step, "{verdict}: more than a step");
+            assert!(
+                (verdict.to - vm.target.max(vm.base)) <= config.step,
+                "{verdict}: more than a step"
+            );
             assert!(vm.size >= vm.target, "{verdict}: it has not taken what it got");
             grows |= verdict.to > vm.size;
             if config.policy == Policy::Demand {
@@ -157,7 +174,10 @@ pub fn check(config: &Config, surplus: Surplus, vms: &[Vm], plan: &Plan) {
     assert!(told <= bytes, "{told} handed out of {bytes}: {plan:?}");
     assert!(held <= before.max(bytes), "more is held beyond the surplus: {plan:?}");
     if grows {
-        assert!(held + awaited + u128::from(config.keep.0) <= bytes, "grown by what is not there: {plan:?}");
+        assert!(
+            held + awaited + u128::from(config.keep.0) <= bytes,
+            "grown by what is not there: {plan:?}"
+        );
     }
     assert_eq!(u128::from(plan.cache.handed.0), held);
     assert_eq!(u128::from(plan.deficit.0), held.saturating_sub(bytes));

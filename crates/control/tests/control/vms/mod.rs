@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use aquifer_control::balance::{Balancer, Because, Config, Host, Limits, Move, Plan, Reading, Verdict};
+use aquifer_control::balance::{
+    Balancer, Because, Config, Host, Limits, Move, Plan, Reading, Verdict,
+};
 use aquifer_page::Bytes;
 
 pub const SECTION: Bytes = Bytes::mib(128);
@@ -89,7 +91,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new(config: Config, budget: u64, vms: impl IntoIterator<Item = (&'static str, Vm)>) -> Self {
+    pub fn new(
+        config: Config,
+        budget: u64,
+        vms: impl IntoIterator<Item = (&'static str, Vm)>,
+    ) -> Self {
         assert_eq!(config.validate(), Ok(()));
         let (vms, balancer) = (vms.into_iter().collect(), Balancer::new(config));
         Self { vms, budget, short: false, section: SECTION, balancer }
@@ -111,7 +117,11 @@ impl Machine {
     pub fn look(&mut self) -> Plan {
         self.vms.values_mut().for_each(Vm::run);
         let readings: Vec<Reading> = self.vms.iter().map(|(name, vm)| vm.reading(name)).collect();
-        let host = Host { sections_free: Bytes::mib(self.free()), section: self.section, short: self.short };
+        let host = Host {
+            sections_free: Bytes::mib(self.free()),
+            section: self.section,
+            short: self.short,
+        };
         self.balancer.step(&host, &readings)
     }
 

@@ -182,7 +182,9 @@ mod tests {
 
     #[test]
     fn the_kernels_free_memory_is_read() {
-        let memory = file("MemTotal:       24684168 kB\nMemFree:        20263112 kB\nMemAvailable:   2 kB\n");
+        let memory = file(
+            "MemTotal:       24684168 kB\nMemFree:        20263112 kB\nMemAvailable:   2 kB\n",
+        );
         assert_eq!(numbers(&memory).nth(1), Some(20_263_112));
         let real = numbers(&File::open("/proc/meminfo").unwrap()).nth(1).unwrap();
         assert!(real > 0);
@@ -200,7 +202,8 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_taken_back_bit_by_bit() {
-        let mut ballast = Ballast::new(file("MemTotal: 9999999999 kB\nMemFree: 9999999999 kB\n")).unwrap();
+        let mut ballast =
+            Ballast::new(file("MemTotal: 9999999999 kB\nMemFree: 9999999999 kB\n")).unwrap();
         assert_eq!(ballast.chunks.len(), CHUNKS);
         ballast.give_up();
         assert!(ballast.chunks.is_empty());

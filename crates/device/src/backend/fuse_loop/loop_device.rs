@@ -27,7 +27,8 @@ pub(super) struct LoopDevice {
 impl LoopDevice {
     /// Binds `backing` to a free loop device and marks it with `name` (at most 63 bytes are kept).
     pub(super) fn bind(backing: BorrowedFd<'_>, name: &str) -> Result<Self, DeviceError> {
-        let control = open(CONTROL).map_err(DeviceError::failed(format!("cannot open {CONTROL}")))?;
+        let control =
+            open(CONTROL).map_err(DeviceError::failed(format!("cannot open {CONTROL}")))?;
         let mut info = Info { flags: FLAG_AUTOCLEAR | FLAG_DIRECT_IO, ..Info::ZERO };
         let kept = name.len().min(info.file_name.len() - 1);
         info.file_name[..kept].copy_from_slice(&name.as_bytes()[..kept]);
@@ -36,15 +37,16 @@ impl LoopDevice {
             let number = loop_control::get_free(&control)
                 .map_err(DeviceError::failed("cannot get a free loop device"))?;
             let path = PathBuf::from(format!("/dev/loop{number}"));
-            let device =
-                open(&path).map_err(DeviceError::failed(format!("cannot open {}", path.display())))?;
+            let device = open(&path)
+                .map_err(DeviceError::failed(format!("cannot open {}", path.display())))?;
             match loop_control::configure(&device, backing, BLOCK_SIZE, info) {
                 Ok(()) => return Self::check(path, device),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => {
-                    return Err(
-                        DeviceError::failed(format!("cannot bind the volume to {}", path.display()))(error),
-                    );
+                    return Err(DeviceError::failed(format!(
+                        "cannot bind the volume to {}",
+                        path.display()
+                    ))(error));
                 }
             }
         }

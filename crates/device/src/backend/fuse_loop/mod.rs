@@ -43,16 +43,20 @@ impl Backend for FuseLoop {
     }
 
     fn probe(&self) -> Result<(), String> {
-        [(FUSE_DEVICE, "fuse"), (loop_device::CONTROL, "loop")].into_iter().try_for_each(|(path, module)| {
-            match OpenOptions::new().read(true).write(true).open(path) {
+        [(FUSE_DEVICE, "fuse"), (loop_device::CONTROL, "loop")].into_iter().try_for_each(
+            |(path, module)| match OpenOptions::new().read(true).write(true).open(path) {
                 Ok(_) => Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent(module, path)),
                 Err(error) => Err(format!("the kernel's {module} driver cannot be used: {error}")),
-            }
-        })
+            },
+        )
     }
 
-    fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError> {
+    fn attach(
+        &self,
+        disk: Arc<dyn Disk>,
+        options: &Options,
+    ) -> Result<Box<dyn Attached>, DeviceError> {
         let fuse = OpenOptions::new()
             .read(true)
             .write(true)
@@ -77,8 +81,13 @@ impl Backend for FuseLoop {
 fn mount(fuse: &File) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let fd = fuse.as_raw_fd().to_string();
-    let settings =
-        [("source", "aquifer"), ("fd", &fd), ("rootmode", "040700"), ("user_id", "0"), ("group_id", "0")];
+    let settings = [
+        ("source", "aquifer"),
+        ("fd", &fd),
+        ("rootmode", "040700"),
+        ("user_id", "0"),
+        ("group_id", "0"),
+    ];
     for (key, value) in settings {
         rustix::mount::fsconfig_set_string(context.as_fd(), key, value)?;
     }
@@ -136,7 +145,9 @@ fn warm_up(root: &OwnedFd, workers: usize) -> io::Result<()> {
     let data = &vec![0; MAX_REQUEST];
     thread::scope(|scope| {
         let writes: Vec<_> = (0..workers)
-            .map(|worker| scope.spawn(move || file.write_all_at(data, (worker * MAX_REQUEST) as u64)))
+            .map(|worker| {
+                scope.spawn(move || file.write_all_at(data, (worker * MAX_REQUEST) as u64))
+            })
             .collect();
         writes.into_iter().try_for_each(|write| {
             write.join().unwrap_or_else(|_| Err(io::Error::other("a warm-up thread panicked")))
@@ -185,7 +196,9 @@ impl Attached for FuseLoopDevice {
         self.workers.turn.end();
         match self.workers.ended.recv_timeout(RELEASE_PATIENCE) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(DeviceError::failed("the FUSE server ended with an error")(error)),
+            Ok(Err(error)) => {
+                Err(DeviceError::failed("the FUSE server ended with an error")(error))
+            }
             Err(RecvTimeoutError::Disconnected) => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 self.device.hold_again();

@@ -9,8 +9,8 @@ use aquifer_fabric::turn::Turn;
 use aquifer_page::PAGE_SIZE;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyWrite, Request, WriteFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyWrite, Request, WriteFlags,
 };
 
 use super::ballast::Arrivals;
@@ -100,7 +100,8 @@ impl Server {
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         *met += 1;
         self.all_met.notify_all();
-        let waited = self.all_met.wait_timeout_while(met, WARM_UP_PATIENCE, |met| *met < self.workers);
+        let waited =
+            self.all_met.wait_timeout_while(met, WARM_UP_PATIENCE, |met| *met < self.workers);
         let (_met, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
     }
@@ -137,10 +138,16 @@ impl Filesystem for Server {
         let refused = |what: &str| {
             io::Error::new(io::ErrorKind::Unsupported, format!("the kernel's FUSE has no {what}"))
         };
-        config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| refused("asynchronous direct I/O"))?;
+        config
+            .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
+            .map_err(|_| refused("asynchronous direct I/O"))?;
         config.set_max_write(MAX_REQUEST as u32).map_err(|_| refused("writes of that size"))?;
-        config.set_max_background(MAX_IN_FLIGHT).map_err(|_| refused("room for requests in flight"))?;
-        config.set_congestion_threshold(MAX_IN_FLIGHT).map_err(|_| refused("congestion threshold"))?;
+        config
+            .set_max_background(MAX_IN_FLIGHT)
+            .map_err(|_| refused("room for requests in flight"))?;
+        config
+            .set_congestion_threshold(MAX_IN_FLIGHT)
+            .map_err(|_| refused("congestion threshold"))?;
         Ok(())
     }
 
@@ -156,7 +163,13 @@ impl Filesystem for Server {
         }
     }
 
-    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
         match self.attributes(inode) {
             Some(attributes) => reply.attr(&FOREVER, &attributes),
             None => reply.error(Errno::ENOENT),
@@ -197,7 +210,9 @@ impl Filesystem for Server {
         self.turn.begin();
         let arrived = self.arrivals.arrive();
         BUFFER.with_borrow_mut(|buffer| {
-            let Some(data) = buffer.get_mut(..size as usize) else { return reply.error(Errno::EINVAL) };
+            let Some(data) = buffer.get_mut(..size as usize) else {
+                return reply.error(Errno::EINVAL);
+            };
             match self.disk.read(self.worker(), offset, data) {
                 Ok(()) => reply.data(data),
                 Err(error) => reply.error(errno(&error)),

@@ -56,7 +56,11 @@ impl Backend for Nbd {
         }
     }
 
-    fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError> {
+    fn attach(
+        &self,
+        disk: Arc<dyn Disk>,
+        options: &Options,
+    ) -> Result<Box<dyn Attached>, DeviceError> {
         let mut driver =
             Driver::open().map_err(DeviceError::failed("cannot reach the kernel's nbd driver"))?;
         let size = disk.capacity().0;
@@ -70,7 +74,8 @@ impl Backend for Nbd {
             label: &options.label,
             socket: end.as_fd(),
         };
-        let index = driver.connect(&connect).map_err(DeviceError::failed("cannot get an nbd device"))?;
+        let index =
+            driver.connect(&connect).map_err(DeviceError::failed("cannot get an nbd device"))?;
         let mut device = NbdDevice {
             path: PathBuf::from(format!("/dev/nbd{index}")),
             index,
@@ -78,7 +83,9 @@ impl Backend for Nbd {
             keeper: None,
             up: true,
         };
-        device.hold().map_err(DeviceError::failed(format!("{} did not come up", device.path.display())))?;
+        device
+            .hold()
+            .map_err(DeviceError::failed(format!("{} did not come up", device.path.display())))?;
         Ok(Box::new(device))
     }
 }
@@ -92,9 +99,9 @@ fn start_workers(disk: &Arc<dyn Disk>, options: &Options) -> io::Result<UnixStre
     let connection = Arc::new(Connection::new(ours));
     for worker in 0..workers {
         let (disk, connection, ready) = (disk.clone(), connection.clone(), ready.clone());
-        thread::Builder::new()
-            .name(format!("nbd-{worker}"))
-            .spawn(move || serve::run(&*disk, worker, &connection, |prepared| _ = ready.send(prepared)))?;
+        thread::Builder::new().name(format!("nbd-{worker}")).spawn(move || {
+            serve::run(&*disk, worker, &connection, |prepared| _ = ready.send(prepared))
+        })?;
     }
     for _ in 0..workers {
         all_ready.recv_timeout(PATIENCE).unwrap_or_else(|error| Err(io::Error::other(error)))?;
@@ -123,7 +130,10 @@ impl NbdDevice {
         let deadline = Instant::now() + PATIENCE;
         while !self.path.exists() {
             if Instant::now() > deadline {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "its device node did not appear"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "its device node did not appear",
+                ));
             }
             thread::sleep(Duration::from_millis(1));
         }

@@ -115,10 +115,14 @@ impl Driver {
         loop {
             let length = self.socket.read(&mut buffer)?;
             let message = &buffer[..length];
-            let kind = message.get(4..6).and_then(|kind| Some(u16::from_ne_bytes(*kind.first_chunk()?)));
+            let kind =
+                message.get(4..6).and_then(|kind| Some(u16::from_ne_bytes(*kind.first_chunk()?)));
             match kind.ok_or_else(malformed)? {
                 ERROR => {
-                    let code = message.get(16..).and_then(|code| code.first_chunk()).ok_or_else(malformed)?;
+                    let code = message
+                        .get(16..)
+                        .and_then(|code| code.first_chunk())
+                        .ok_or_else(malformed)?;
                     return match i32::from_ne_bytes(*code) {
                         0 => Ok(answer),
                         code => Err(io::Error::from_raw_os_error(-code)),

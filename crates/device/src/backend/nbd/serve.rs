@@ -3,7 +3,9 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use aquifer_fabric::nbd::proto::{REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno};
+use aquifer_fabric::nbd::proto::{
+    REQUEST_MAGIC, Request, SIMPLE_REPLY_MAGIC, SimpleReply, command, errno,
+};
 use aquifer_fabric::turn::Turn;
 use aquifer_page::PAGE_SIZE;
 use zerocopy::{FromZeros, IntoBytes};
@@ -89,7 +91,9 @@ impl Server<'_> {
         let (done, answered) = match request.command.get() {
             command::READ => (self.disk.read(worker, offset, data), length),
             command::WRITE => (self.disk.write(worker, offset, data), 0),
-            command::TRIM | command::WRITE_ZEROES => (self.disk.discard(worker, offset, length as u64), 0),
+            command::TRIM | command::WRITE_ZEROES => {
+                (self.disk.discard(worker, offset, length as u64), 0)
+            }
             command::FLUSH => (self.disk.flush(worker), 0),
             // The driver announces twice that it goes, and complains where nobody listens: wait until it has gone.
             command::DISC => return Ok(true),
@@ -105,8 +109,11 @@ impl Server<'_> {
             Ok(()) => (errno::OK, length),
             Err(error) => (nbd_error(&error), 0),
         };
-        let reply =
-            SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: request.cookie };
+        let reply = SimpleReply {
+            magic: SIMPLE_REPLY_MAGIC.into(),
+            error: error.into(),
+            cookie: request.cookie,
+        };
         self.buffer[..REPLY].copy_from_slice(reply.as_bytes());
         // It guards nothing but an order: a panic could not have broken it.
         let _order = self.connection.replies.lock().unwrap_or_else(PoisonError::into_inner);

@@ -151,7 +151,13 @@ impl Driver {
         self.simple(Control::EndRecovery, device, u64::from(std::process::id()), &mut [])
     }
 
-    fn simple(&mut self, control: Control, device: u32, data: u64, payload: &mut [u8]) -> io::Result<()> {
+    fn simple(
+        &mut self,
+        control: Control,
+        device: u32,
+        data: u64,
+        payload: &mut [u8],
+    ) -> io::Result<()> {
         self.ring.call(control, Command { device, data }, payload).map(drop)
     }
 }

@@ -37,21 +37,33 @@ impl Backend for Ublk {
     fn probe(&self) -> Result<(), String> {
         match Driver::open() {
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent("ublk_drv", control::PATH)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(absent("ublk_drv", control::PATH))
+            }
             Err(error) => Err(format!("the kernel's ublk driver cannot be used: {error}")),
         }
     }
 
-    fn attach(&self, disk: Arc<dyn Disk>, options: &Options) -> Result<Box<dyn Attached>, DeviceError> {
+    fn attach(
+        &self,
+        disk: Arc<dyn Disk>,
+        options: &Options,
+    ) -> Result<Box<dyn Attached>, DeviceError> {
         let fail = |what: &'static str| DeviceError::failed(what);
         let mut driver = Driver::open().map_err(fail("cannot reach the kernel's ublk driver"))?;
         // The driver takes no more queues than there are processors.
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let queues = options.workers.min(processors) as u16;
-        let info =
-            driver.add(queues, DEPTH, mark(&options.label)).map_err(fail("cannot get a ublk device"))?;
-        let mut device =
-            UblkDevice { path: control::node(info.device), info, driver, workers: Vec::new(), up: true };
+        let info = driver
+            .add(queues, DEPTH, mark(&options.label))
+            .map_err(fail("cannot get a ublk device"))?;
+        let mut device = UblkDevice {
+            path: control::node(info.device),
+            info,
+            driver,
+            workers: Vec::new(),
+            up: true,
+        };
         device
             .start(&disk)
             .map_err(DeviceError::failed(format!("{} did not start", device.path.display())))?;
@@ -61,9 +73,9 @@ impl Backend for Ublk {
 
 /// What fits of a label into the driver's record of a device (FNV-1a).
 fn mark(label: &str) -> u64 {
-    label
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    label.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// The number in `/dev/ublkbN`.
@@ -80,7 +92,8 @@ pub(super) fn is_marked(path: &Path, label: &str) -> bool {
 /// Takes over a device whose server has died: every request to it fails from then on. Dropping what this returns, when
 /// nobody uses the device any more, removes it.
 pub(super) fn release_dead(path: &Path) -> Result<Box<dyn Attached>, DeviceError> {
-    let fail = || DeviceError::failed(format!("cannot take over {} from its dead server", path.display()));
+    let fail =
+        || DeviceError::failed(format!("cannot take over {} from its dead server", path.display()));
     let mut driver = Driver::open().map_err(fail())?;
     let info = number(path)
         .ok_or(io::ErrorKind::NotFound.into())
@@ -93,7 +106,8 @@ pub(super) fn release_dead(path: &Path) -> Result<Box<dyn Attached>, DeviceError
         }
         thread::sleep(Duration::from_millis(10));
     }
-    let mut device = UblkDevice { path: path.to_owned(), info, driver, workers: Vec::new(), up: true };
+    let mut device =
+        UblkDevice { path: path.to_owned(), info, driver, workers: Vec::new(), up: true };
     let disk: Arc<dyn Disk> = Arc::new(Dead);
     device.serve(&disk).and_then(|()| device.driver.end_recovery(info.device)).map_err(fail())?;
     Ok(Box::new(device))
@@ -147,7 +161,10 @@ impl UblkDevice {
         let deadline = Instant::now() + PATIENCE;
         while !self.path.exists() {
             if Instant::now() > deadline {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "its device node did not appear"));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "its device node did not appear",
+                ));
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -159,13 +176,18 @@ impl UblkDevice {
         let device = Arc::new(control::open_queues(self.info.device)?);
         let (ready, all_ready) = mpsc::channel();
         for queue in 0..self.info.queues {
-            let (disk, device, ready, depth) = (disk.clone(), device.clone(), ready.clone(), self.info.depth);
-            self.workers.push(thread::Builder::new().name(format!("ublk-{queue}")).spawn(move || {
-                queue::run(&*disk, device, queue, depth, |prepared| _ = ready.send(prepared))
-            })?);
+            let (disk, device, ready, depth) =
+                (disk.clone(), device.clone(), ready.clone(), self.info.depth);
+            self.workers.push(thread::Builder::new().name(format!("ublk-{queue}")).spawn(
+                move || {
+                    queue::run(&*disk, device, queue, depth, |prepared| _ = ready.send(prepared))
+                },
+            )?);
         }
         for _ in 0..self.info.queues {
-            all_ready.recv_timeout(PATIENCE).unwrap_or_else(|error| Err(io::Error::other(error)))?;
+            all_ready
+                .recv_timeout(PATIENCE)
+                .unwrap_or_else(|error| Err(io::Error::other(error)))?;
         }
         Ok(())
     }

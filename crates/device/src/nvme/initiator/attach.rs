@@ -117,7 +117,9 @@ pub fn detach(
     let Record { uri, host, .. } = &held.record;
     let controllers = Controller::find(root, &uri.nqn, &host.nqn)?;
     // Not the device on record: without a controller of ours that name is somebody else's by now.
-    if let Some(device) = controllers.iter().find_map(|controller| controller.device().ok().flatten()) {
+    if let Some(device) =
+        controllers.iter().find_map(|controller| controller.device().ok().flatten())
+    {
         swap_off(&device, &controllers, force, off)?;
         exclusive::open(&root.path(&device)).map_err(|error| NvmeError::new(error.to_string()))?;
         if held.record.swap && answers(&controllers) {
@@ -137,12 +139,14 @@ fn swap_off(
     let used = swap::usage(device).map_err(NvmeError::io("cannot read /proc/swaps"))?;
     let Some(used) = used else { return Ok(()) };
     if used > Bytes::ZERO && !answers(controllers) && !force {
-        let why = format!("the lender does not answer, and has {used} of what this host has swapped out");
-        return Err(
-            NvmeError::new(why).help("wait for the lender to come back; --force gives these pages up")
-        );
+        let why =
+            format!("the lender does not answer, and has {used} of what this host has swapped out");
+        return Err(NvmeError::new(why)
+            .help("wait for the lender to come back; --force gives these pages up"));
     }
-    swap::check_room(device).and_then(|_| off(device)).map_err(|error| NvmeError::new(error.to_string()))
+    swap::check_room(device)
+        .and_then(|_| off(device))
+        .map_err(|error| NvmeError::new(error.to_string()))
 }
 
 fn answers(controllers: &[Controller]) -> bool {
@@ -169,7 +173,10 @@ mod tests {
         Wish {
             id: VolumeId::random(),
             uri: "nvme+tcp://10.77.0.2:4420/nqn.2014-08.org.example:a".parse().unwrap(),
-            host: HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: "an-id".to_owned() },
+            host: HostIdentity {
+                nqn: "nqn.2014-08.org.example:h".parse().unwrap(),
+                id: "an-id".to_owned(),
+            },
             options: Options::default(),
             swap: swap.then_some(5),
             force: false,
@@ -197,9 +204,16 @@ mod tests {
         let (root, state) = (Root::at(dir.path()), dir.path().join("state"));
         put(&root, "/sys/class/net/eth0/mtu", "9000");
         put(&root, "/proc/sys/vm/min_free_kbytes", "1700");
-        put(&root, "/proc/net/route", "head\neth0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n");
+        put(
+            &root,
+            "/proc/net/route",
+            "head\neth0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n",
+        );
         let help = attach(&root, &state, &wish(true)).unwrap_err().help.unwrap();
-        assert!(help.contains("sysctl vm.min_free_kbytes=16384") && help.contains("--force"), "{help}");
+        assert!(
+            help.contains("sysctl vm.min_free_kbytes=16384") && help.contains("--force"),
+            "{help}"
+        );
         assert!(!attach(&root, &state, &wish(false)).unwrap_err().help.unwrap().contains("sysctl"));
     }
 

@@ -78,7 +78,9 @@ pub fn connect(
     let log = KernelLog::from_now(root);
     let mut file = match OpenOptions::new().read(true).write(true).open(root.path(FABRICS)) {
         Ok(file) => file,
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) =>
+        {
             return Err(no_initiator(root, uri));
         }
         Err(error) => return Err(NvmeError::io(format_args!("cannot open {FABRICS}"))(error)),
@@ -92,7 +94,8 @@ pub fn connect(
         }
     });
     written.map_err(|error| explain(root, uri, host, &error, &log.nvme_lines()))?;
-    let controller = instance(&answer).map(|instance| Controller::new(root, &format!("nvme{instance}")));
+    let controller =
+        instance(&answer).map(|instance| Controller::new(root, &format!("nvme{instance}")));
     controller.ok_or_else(|| {
         NvmeError::new(format!("{FABRICS} gives an answer that is not understood: {answer:?}"))
     })
@@ -117,7 +120,9 @@ fn line(
         ("reconnect_delay", RECONNECT_DELAY.as_secs().to_string()),
         ("ctrl_loss_tmo", "-1".to_owned()),
     ];
-    values.extend(options.patience.map(|patience| ("fast_io_fail_tmo", patience.as_secs().to_string())));
+    values.extend(
+        options.patience.map(|patience| ("fast_io_fail_tmo", patience.as_secs().to_string())),
+    );
     values.extend(options.secret.clone().map(|secret| ("dhchap_secret", secret)));
     values.extend(options.lender_secret.clone().map(|secret| ("dhchap_ctrl_secret", secret)));
     if let Some((name, value)) = values.iter().find(|(_, value)| value.contains([',', '\n'])) {
@@ -137,7 +142,10 @@ mod tests {
 
     fn parts() -> (SubsystemUri, SocketAddr, HostIdentity) {
         let uri = "nvme+rdma://b:4421/nqn.2014-08.org.example:a".parse().unwrap();
-        let host = HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: "an-id".to_owned() };
+        let host = HostIdentity {
+            nqn: "nqn.2014-08.org.example:h".parse().unwrap(),
+            id: "an-id".to_owned(),
+        };
         (uri, "[fd00::2]:4421".parse().unwrap(), host)
     }
 
@@ -145,8 +153,12 @@ mod tests {
     fn the_kernel_is_told_everything_in_one_line() {
         let (uri, address, host) = parts();
         let secret = Some("DHHC-1:00:a:".to_owned());
-        let options =
-            Options { queues: 2, patience: Some(Duration::from_secs(9)), secret, lender_secret: None };
+        let options = Options {
+            queues: 2,
+            patience: Some(Duration::from_secs(9)),
+            secret,
+            lender_secret: None,
+        };
         assert_eq!(
             line(&uri, address, &host, &options).unwrap(),
             "nqn=nqn.2014-08.org.example:a,transport=rdma,traddr=fd00::2,trsvcid=4421,hostnqn=nqn.2014-08.org.example:h,\
@@ -173,7 +185,8 @@ mod tests {
     fn a_host_without_the_module_is_told_which() {
         let (uri, address, host) = parts();
         let dir = tempfile::tempdir().unwrap();
-        let error = connect(&Root::at(dir.path()), &uri, address, &host, &Options::default()).unwrap_err();
+        let error =
+            connect(&Root::at(dir.path()), &uri, address, &host, &Options::default()).unwrap_err();
         assert!(error.help.unwrap().contains("modprobe nvme-rdma"));
     }
 }

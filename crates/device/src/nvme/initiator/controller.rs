@@ -34,9 +34,11 @@ impl Controller {
     /// # Errors
     /// If sysfs cannot be read.
     pub fn find(root: &Root, subsystem: &Nqn, host: &Nqn) -> Result<Vec<Self>, NvmeError> {
-        let names = root.names(CLASS).map_err(NvmeError::io(format_args!("cannot read {CLASS}")))?;
+        let names =
+            root.names(CLASS).map_err(NvmeError::io(format_args!("cannot read {CLASS}")))?;
         let all = names.iter().map(|name| Self::new(root, name));
-        let is = |it: &Self, attribute, nqn: &Nqn| it.read(attribute).as_deref() == Some(nqn.as_str());
+        let is =
+            |it: &Self, attribute, nqn: &Nqn| it.read(attribute).as_deref() == Some(nqn.as_str());
         Ok(all.filter(|it| is(it, "subsysnqn", subsystem) && is(it, "hostnqn", host)).collect())
     }
 
@@ -55,10 +57,15 @@ impl Controller {
     /// # Errors
     /// If sysfs cannot be read.
     pub fn device(&self) -> Result<Option<PathBuf>, NvmeError> {
-        let names = self.root.names(self.dir()).map_err(NvmeError::io("cannot look for the block device"))?;
-        let first = names.iter().filter_map(|name| namespace(name)).min_by_key(|(number, _)| *number);
+        let names = self
+            .root
+            .names(self.dir())
+            .map_err(NvmeError::io("cannot look for the block device"))?;
+        let first =
+            names.iter().filter_map(|name| namespace(name)).min_by_key(|(number, _)| *number);
         let device = first.map(|(_, head)| Path::new("/dev").join(head));
-        Ok(device.filter(|device| self.root.path(device).exists() && self.size(device) > Bytes::ZERO))
+        Ok(device
+            .filter(|device| self.root.path(device).exists() && self.size(device) > Bytes::ZERO))
     }
 
     /// What its block device holds.
@@ -82,8 +89,11 @@ impl Controller {
             }
             if Instant::now() > deadline {
                 let state = self.state();
-                return Err(NvmeError::new(format!("no block device has come with {} ({state})", self.name))
-                    .help("has the lender's subsystem a namespace that is enabled?"));
+                return Err(NvmeError::new(format!(
+                    "no block device has come with {} ({state})",
+                    self.name
+                ))
+                .help("has the lender's subsystem a namespace that is enabled?"));
             }
             thread::sleep(PERIOD);
         }
@@ -101,7 +111,9 @@ impl Controller {
         match self.root.write(self.dir().join("delete_controller"), "1") {
             // A controller that is on its way out has no such file any more, or does not answer there.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {}
-            written => written.map_err(NvmeError::io(format_args!("cannot disconnect {}", self.name)))?,
+            written => {
+                written.map_err(NvmeError::io(format_args!("cannot disconnect {}", self.name)))?
+            }
         }
         let deadline = Instant::now() + PATIENCE;
         while dir.exists() {
@@ -154,14 +166,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
         for (path, text) in [
-            ("/sys/class/nvme/nvme1/subsysnqn".to_owned(), "nqn.2014-08.org.example:a\n".to_owned()),
+            (
+                "/sys/class/nvme/nvme1/subsysnqn".to_owned(),
+                "nqn.2014-08.org.example:a\n".to_owned(),
+            ),
             ("/sys/class/nvme/nvme1/hostnqn".to_owned(), "nqn.2014-08.org.example:h\n".to_owned()),
             ("/sys/class/nvme/nvme1/state".to_owned(), "live\n".to_owned()),
             (format!("/sys/class/nvme/nvme1/{entry}/wwid"), String::new()),
             ("/sys/block/nvme0n1/size".to_owned(), format!("{sectors}\n")),
             ("/dev/nvme0n1".to_owned(), String::new()),
             // A disk of its own, which is no fabrics controller.
-            ("/sys/class/nvme/nvme7/subsysnqn".to_owned(), "nqn.2014-08.org.example:a\n".to_owned()),
+            (
+                "/sys/class/nvme/nvme7/subsysnqn".to_owned(),
+                "nqn.2014-08.org.example:a\n".to_owned(),
+            ),
         ] {
             let path = root.path(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -171,7 +189,12 @@ mod tests {
     }
 
     fn find(root: &Root, host: &str) -> Vec<Controller> {
-        Controller::find(root, &"nqn.2014-08.org.example:a".parse().unwrap(), &host.parse().unwrap()).unwrap()
+        Controller::find(
+            root,
+            &"nqn.2014-08.org.example:a".parse().unwrap(),
+            &host.parse().unwrap(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -220,7 +243,9 @@ mod tests {
     #[test]
     fn entries_that_are_no_namespaces_are_passed_over() {
         assert_eq!(namespace("nvme12c3n4"), Some((4, "nvme12n4".to_owned())));
-        for entry in ["nvme0", "nvmen1", "nvme0cn1", "nvme0c1c2n1", "nvme-fabrics", "ng0n1", "hwmon0"] {
+        for entry in
+            ["nvme0", "nvmen1", "nvme0cn1", "nvme0c1c2n1", "nvme-fabrics", "ng0n1", "hwmon0"]
+        {
             assert_eq!(namespace(entry), None, "{entry}");
         }
     }

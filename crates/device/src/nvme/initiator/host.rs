@@ -24,20 +24,25 @@ impl HostIdentity {
         let own = root.read("/etc/nvme/hostnqn").filter(|text| !text.is_empty());
         let nqn = match (nqn, own) {
             (Some(nqn), _) => nqn,
-            (None, Some(own)) => {
-                own.parse().map_err(|error| NvmeError::new(format!("/etc/nvme/hostnqn: {error}")))?
-            }
+            (None, Some(own)) => own
+                .parse()
+                .map_err(|error| NvmeError::new(format!("/etc/nvme/hostnqn: {error}")))?,
             (None, None) => {
-                let id = of_machine(root).ok_or_else(|| NvmeError::new("this host has no name to give"));
+                let id =
+                    of_machine(root).ok_or_else(|| NvmeError::new("this host has no name to give"));
                 let id = id.map_err(|error| {
                     error.help("give --host-nqn, or write /etc/nvme/hostnqn ('nvme gen-hostnqn')")
                 })?;
                 let nqn = format!("{UUID_NQN}{id}").parse();
-                return Ok(Self { nqn: nqn.map_err(|error| NvmeError::new(format!("{error}")))?, id });
+                return Ok(Self {
+                    nqn: nqn.map_err(|error| NvmeError::new(format!("{error}")))?,
+                    id,
+                });
             }
         };
         let of_file = || root.read("/etc/nvme/hostid").filter(|text| is_uuid(text));
-        let of_name = nqn.as_str().strip_prefix(UUID_NQN).filter(|text| is_uuid(text)).map(str::to_owned);
+        let of_name =
+            nqn.as_str().strip_prefix(UUID_NQN).filter(|text| is_uuid(text)).map(str::to_owned);
         let id = of_name.or_else(of_file).or_else(|| of_machine(root));
         let id = id.ok_or_else(|| {
             NvmeError::new(format!("{nqn} goes with no id"))
@@ -51,16 +56,21 @@ impl HostIdentity {
 fn of_machine(root: &Root) -> Option<String> {
     let machine = || root.read("/etc/machine-id");
     let boot = || root.read("/proc/sys/kernel/random/boot_id");
-    let digits =
-        machine().filter(|text| text.len() == 32).or_else(boot)?.replace('-', "").to_ascii_lowercase();
-    let uuid = |d: &str| format!("{}-{}-{}-{}-{}", &d[..8], &d[8..12], &d[12..16], &d[16..20], &d[20..]);
+    let digits = machine()
+        .filter(|text| text.len() == 32)
+        .or_else(boot)?
+        .replace('-', "")
+        .to_ascii_lowercase();
+    let uuid =
+        |d: &str| format!("{}-{}-{}-{}-{}", &d[..8], &d[8..12], &d[12..16], &d[16..20], &d[20..]);
     (digits.len() == 32 && digits.is_ascii()).then(|| uuid(&digits)).filter(|uuid| is_uuid(uuid))
 }
 
 fn is_uuid(text: &str) -> bool {
     let hyphen = |index| matches!(index, 8 | 13 | 18 | 23);
-    let good =
-        |(index, byte): (usize, u8)| if hyphen(index) { byte == b'-' } else { byte.is_ascii_hexdigit() };
+    let good = |(index, byte): (usize, u8)| {
+        if hyphen(index) { byte == b'-' } else { byte.is_ascii_hexdigit() }
+    };
     text.len() == 36 && text.bytes().enumerate().all(good)
 }
 
@@ -100,7 +110,9 @@ mod tests {
         let (_dir, root) = with(&[]);
         assert!(HostIdentity::find(&root, None).unwrap_err().help.unwrap().contains("--host-nqn"));
         let name = "nqn.2014-08.org.example:h".parse().unwrap();
-        assert!(HostIdentity::find(&root, Some(name)).unwrap_err().help.unwrap().contains("hostid"));
+        assert!(
+            HostIdentity::find(&root, Some(name)).unwrap_err().help.unwrap().contains("hostid")
+        );
         let name = format!("{UUID_NQN}{ID}").parse().unwrap();
         assert_eq!(HostIdentity::find(&root, Some(name)).unwrap().id, ID);
     }

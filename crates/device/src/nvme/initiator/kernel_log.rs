@@ -26,7 +26,9 @@ impl KernelLog {
             match file.read(&mut record) {
                 Ok(length) if length > 0 => {
                     let text = String::from_utf8_lossy(&record[..length]);
-                    lines.extend(message(&text).filter(|text| text.starts_with("nvme")).map(str::to_owned));
+                    lines.extend(
+                        message(&text).filter(|text| text.starts_with("nvme")).map(str::to_owned),
+                    );
                 }
                 // Records were dropped for newer ones.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
@@ -48,8 +50,7 @@ mod tests {
 
     #[test]
     fn a_record_is_its_message() {
-        let record =
-            "3,1,2,-;nvme nvme0: failed to connect queue: 0 ret=16770\n SUBSYSTEM=nvme\n DEVICE=c1:2\n";
+        let record = "3,1,2,-;nvme nvme0: failed to connect queue: 0 ret=16770\n SUBSYSTEM=nvme\n DEVICE=c1:2\n";
         assert_eq!(message(record), Some("nvme nvme0: failed to connect queue: 0 ret=16770"));
     }
 }

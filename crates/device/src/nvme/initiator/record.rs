@@ -55,10 +55,13 @@ impl Record {
         let dir = dir(state);
         let entries = match fs::read_dir(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(NvmeError::io(format_args!("cannot read {}", dir.display())))?,
+            entries => {
+                entries.map_err(NvmeError::io(format_args!("cannot read {}", dir.display())))?
+            }
         };
         let paths = entries.flatten().map(|entry| entry.path());
-        let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+        let records =
+            paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
         Ok(records.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect())
     }
 }
@@ -77,7 +80,8 @@ impl Held {
         let (dir, path) = (dir(state), path(state, record.id));
         let fail = || NvmeError::io(format!("cannot write {}", path.display()));
         DirBuilder::new().recursive(true).mode(0o755).create(&dir).map_err(fail())?;
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(fail())?;
         lock(&file).map_err(fail())?;
         let mut held = Self { path: path.clone(), file, record };
@@ -93,8 +97,10 @@ impl Held {
         let taken = lock(&file).and_then(|()| file::is_at(&file, &path));
         // One that is no longer there was replaced or removed by the process that had it locked.
         if !taken.unwrap_or(false) {
-            return Err(NvmeError::new(format!("another process attaches or detaches {id} at this moment"))
-                .help("wait for it to end"));
+            return Err(NvmeError::new(format!(
+                "another process attaches or detaches {id} at this moment"
+            ))
+            .help("wait for it to end"));
         }
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(fail())?;

@@ -10,7 +10,9 @@ pub(super) fn no_initiator(root: &Root, uri: &SubsystemUri) -> NvmeError {
     let module = uri.transport.initiator_module();
     let why = format!("the kernel's initiator for NVMe over {} is not loaded", uri.transport);
     let help = match Module::find(root, module) {
-        Module::Missing => format!("install the kernel's module {module}, then 'modprobe {module}'"),
+        Module::Missing => {
+            format!("install the kernel's module {module}, then 'modprobe {module}'")
+        }
         _ => format!("modprobe {module}"),
     };
     NvmeError::new(why).help(help)
@@ -34,7 +36,9 @@ pub(super) fn explain(
         return NvmeError::new(format!("{lender} has no subsystem {nqn}"))
             .help("check the NQN: an export has another one each time it is started");
     }
-    if said("authentication required") || said("authentication failed") || said("authentication setup failed")
+    if said("authentication required")
+        || said("authentication failed")
+        || said("authentication setup failed")
     {
         return NvmeError::new(format!("{lender} does not accept this host's secret, or wants one: {error}"))
             .help("give the secret by --dhchap-secret FILE; it takes a kernel with CONFIG_NVME_AUTH (or CONFIG_NVME_HOST_AUTH)");
@@ -76,7 +80,8 @@ mod tests {
             std::fs::create_dir_all(dir.path().join("sys/module/nvme_tcp")).unwrap();
         }
         let uri = "nvme+tcp://b:4420/nqn.2014-08.org.example:a".parse().unwrap();
-        let host = HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: String::new() };
+        let host =
+            HostIdentity { nqn: "nqn.2014-08.org.example:h".parse().unwrap(), id: String::new() };
         let log: Vec<_> = log.iter().map(|&line| line.to_owned()).collect();
         explain(&Root::at(dir.path()), &uri, &host, &io::Error::from_raw_os_error(number), &log)
     }
@@ -84,7 +89,8 @@ mod tests {
     #[test]
     fn every_refusal_says_what_to_do() {
         let (nqn, host) = ("nqn.2014-08.org.example:a", "nqn.2014-08.org.example:h");
-        let not_allowed = format!("nvme nvme0: Connect for subsystem {nqn} is not allowed, hostnqn: {host}");
+        let not_allowed =
+            format!("nvme nvme0: Connect for subsystem {nqn} is not allowed, hostnqn: {host}");
         let no_such = format!("nvme nvme0: Connect Invalid Data Parameter, subsysnqn \"{nqn}\"");
         for (number, log, loaded, expected) in [
             (

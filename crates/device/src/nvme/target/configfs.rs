@@ -60,8 +60,9 @@ impl Subsystem {
 
     /// All that carry the mark.
     pub(super) fn marked(root: &Root) -> Result<Vec<Self>, NvmeError> {
-        let names =
-            root.names(SUBSYSTEMS).map_err(NvmeError::io(format_args!("cannot read {SUBSYSTEMS}")))?;
+        let names = root
+            .names(SUBSYSTEMS)
+            .map_err(NvmeError::io(format_args!("cannot read {SUBSYSTEMS}")))?;
         let ours = names.into_iter().filter(|name| mark::is_ours(name));
         Ok(ours.filter_map(|name| Some(Self::new(root, name.parse().ok()?))).collect())
     }
@@ -76,7 +77,9 @@ impl Subsystem {
         made.map_err(NvmeError::io(format_args!("cannot make the subsystem {}", self.nqn)))?;
         // What 'nvme list' shows; older kernels do not let it be set.
         let _ = self.root.write(self.dir().join("attr_model"), "aquifer");
-        self.seize()?.ok_or_else(|| NvmeError::new(format!("another process has the subsystem {}", self.nqn)))
+        self.seize()?.ok_or_else(|| {
+            NvmeError::new(format!("another process has the subsystem {}", self.nqn))
+        })
     }
 
     /// Takes the maker's place, if the maker is gone.
@@ -91,7 +94,11 @@ impl Subsystem {
     }
 
     /// Lets these hosts in, if they know their secret, or all if there are none.
-    pub(super) fn allow(&self, hosts: &[Nqn], secrets: Option<&HostSecrets>) -> Result<(), NvmeError> {
+    pub(super) fn allow(
+        &self,
+        hosts: &[Nqn],
+        secrets: Option<&HostSecrets>,
+    ) -> Result<(), NvmeError> {
         let fail = || NvmeError::io(format!("cannot say who may use {}", self.nqn));
         let any = if hosts.is_empty() { "1" } else { "0" };
         self.root.write(self.dir().join("attr_allow_any_host"), any).map_err(fail())?;
@@ -105,18 +112,22 @@ impl Subsystem {
             if let Some(secrets) = secrets {
                 self.demand(&object, secrets)?;
             }
-            self.root.link(&object, self.dir().join("allowed_hosts").join(host.as_str())).map_err(fail())?;
+            self.root
+                .link(&object, self.dir().join("allowed_hosts").join(host.as_str()))
+                .map_err(fail())?;
         }
         Ok(())
     }
 
     fn demand(&self, host: &Path, secrets: &HostSecrets) -> Result<(), NvmeError> {
-        for (attribute, secret) in [("dhchap_key", &secrets.host), ("dhchap_ctrl_key", &secrets.target)] {
+        for (attribute, secret) in
+            [("dhchap_key", &secrets.host), ("dhchap_ctrl_key", &secrets.target)]
+        {
             self.root.write(host.join(attribute), secret).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => {
-                    NvmeError::new("the kernel's target cannot authenticate hosts (CONFIG_NVME_TARGET_AUTH)")
-                        .help("over a network that you trust, lend without secrets")
-                }
+                io::ErrorKind::NotFound => NvmeError::new(
+                    "the kernel's target cannot authenticate hosts (CONFIG_NVME_TARGET_AUTH)",
+                )
+                .help("over a network that you trust, lend without secrets"),
                 _ => NvmeError::io("the kernel's target refuses a secret")(error),
             })?;
         }
@@ -143,7 +154,9 @@ impl Subsystem {
         let fail = || NvmeError::io(format!("cannot make a namespace over {}", device.display()));
         let namespace = self.namespace();
         self.root.make_dir(&namespace).map_err(fail())?;
-        self.root.write(namespace.join("device_path"), &device.display().to_string()).map_err(fail())?;
+        self.root
+            .write(namespace.join("device_path"), &device.display().to_string())
+            .map_err(fail())?;
         // Hosts tell by it whether what comes back after an interruption is what they had.
         let uuid = self.nqn.as_str().rsplit(':').next().unwrap_or_default();
         self.root.write(namespace.join("device_uuid"), uuid).map_err(fail())
@@ -164,7 +177,9 @@ impl Subsystem {
         let namespaces = self.dir().join("namespaces");
         for namespace in root.names(&namespaces).map_err(fail())? {
             let namespace = namespaces.join(namespace);
-            disks.extend(root.read(namespace.join("device_path")).and_then(|path| Ram::of_device(&path)));
+            disks.extend(
+                root.read(namespace.join("device_path")).and_then(|path| Ram::of_device(&path)),
+            );
             root.write(namespace.join("enable"), "0").map_err(fail())?;
             root.remove_dir(namespace).map_err(fail())?;
         }

@@ -11,7 +11,12 @@ use super::mark;
 const PORTS: &str = "/sys/kernel/config/nvmet/ports";
 
 /// Serves a subsystem at an address: by the port of ours that is there, or a new one.
-pub(super) fn open(root: &Root, nqn: &Nqn, transport: Transport, at: SocketAddr) -> Result<(), NvmeError> {
+pub(super) fn open(
+    root: &Root,
+    nqn: &Nqn,
+    transport: Transport,
+    at: SocketAddr,
+) -> Result<(), NvmeError> {
     let fail = || NvmeError::io(format!("cannot make a port for {at}"));
     let (ip, port) = (at.ip().to_string(), at.port().to_string());
     let family = if at.is_ipv4() { "ipv4" } else { "ipv6" };
@@ -25,7 +30,8 @@ pub(super) fn open(root: &Root, nqn: &Nqn, transport: Transport, at: SocketAddr)
         attributes.iter().all(|(name, value)| root.read(dir.join(name)).as_deref() == Some(*value))
     };
     let numbers = root.names(PORTS).map_err(fail())?;
-    let ours = numbers.iter().filter(|number| is_ours(number)).map(|number| Path::new(PORTS).join(number));
+    let ours =
+        numbers.iter().filter(|number| is_ours(number)).map(|number| Path::new(PORTS).join(number));
     let dir = match ours.into_iter().find(is_at) {
         Some(dir) => dir,
         None => {
@@ -36,8 +42,8 @@ pub(super) fn open(root: &Root, nqn: &Nqn, transport: Transport, at: SocketAddr)
             dir
         }
     };
-    let linked =
-        root.link(Path::new(SUBSYSTEMS).join(nqn.as_str()), dir.join("subsystems").join(nqn.as_str()));
+    let linked = root
+        .link(Path::new(SUBSYSTEMS).join(nqn.as_str()), dir.join("subsystems").join(nqn.as_str()));
     linked.map_err(|error| {
         // If no subsystem leads to it, nothing else takes it away.
         let _ = remove_if_idle(root, &dir);
@@ -54,7 +60,8 @@ fn make(root: &Root) -> Result<PathBuf, NvmeError> {
             Err(error) => return Err(NvmeError::io("cannot make a port")(error)),
         }
     }
-    Err(NvmeError::new("all ports of the kernel's target that are ours are taken").help("end some exports"))
+    Err(NvmeError::new("all ports of the kernel's target that are ours are taken")
+        .help("end some exports"))
 }
 
 /// What the kernel means when it does not listen.
@@ -65,7 +72,8 @@ fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error)
         _ if Module::find(root, module) != Module::Loaded => format!("modprobe {module}"),
         Some(libc::EADDRINUSE) => "give another address, or stop what has this one".to_owned(),
         Some(libc::EADDRNOTAVAIL | libc::ENODEV) if transport == Transport::Rdma => {
-            "give an address of an RDMA link; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'".to_owned()
+            "give an address of an RDMA link; soft-RoCE: 'rdma link add rxe0 type rxe netdev DEV'"
+                .to_owned()
         }
         Some(libc::EADDRNOTAVAIL) => "give an address of this host".to_owned(),
         _ => "see the kernel's log".to_owned(),
@@ -75,9 +83,11 @@ fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error)
 
 /// Whether a subsystem is served anywhere.
 pub(super) fn serves(root: &Root, nqn: &Nqn) -> Result<bool, NvmeError> {
-    let numbers = root.names(PORTS).map_err(NvmeError::io("cannot read the ports of the kernel's target"))?;
-    let link =
-        |number: &String| root.path(Path::new(PORTS).join(number).join("subsystems").join(nqn.as_str()));
+    let numbers =
+        root.names(PORTS).map_err(NvmeError::io("cannot read the ports of the kernel's target"))?;
+    let link = |number: &String| {
+        root.path(Path::new(PORTS).join(number).join("subsystems").join(nqn.as_str()))
+    };
     Ok(numbers.iter().any(|number| link(number).is_symlink()))
 }
 
@@ -106,7 +116,11 @@ pub(super) fn sweep(root: &Root) -> Result<(), NvmeError> {
 
 fn remove_if_idle(root: &Root, dir: &Path) -> io::Result<()> {
     let ours = dir.file_name().is_some_and(|number| is_ours(&number.to_string_lossy()));
-    if ours && root.names(dir.join("subsystems"))?.is_empty() { root.remove_dir(dir) } else { Ok(()) }
+    if ours && root.names(dir.join("subsystems"))?.is_empty() {
+        root.remove_dir(dir)
+    } else {
+        Ok(())
+    }
 }
 
 fn is_ours(number: &str) -> bool {

@@ -40,16 +40,20 @@ impl Ram {
 
     fn of_brd(root: &Root, capacity: Bytes) -> Result<Self, NvmeError> {
         let blocks = root.names("/sys/block").map_err(NvmeError::io("cannot read /sys/block"))?;
-        let disks: Vec<_> = blocks.iter().filter_map(|name| number(name, "ram")).map(Self::Brd).collect();
+        let disks: Vec<_> =
+            blocks.iter().filter_map(|name| number(name, "ram")).map(Self::Brd).collect();
         if disks.is_empty() {
             let why = "the kernel has neither zram nor brd loaded, or only root may use them";
             return Err(NvmeError::new(why).help("modprobe zram, as root"));
         }
-        let fits =
-            |disk: &Self| disk.size(root) >= capacity && exclusive::open(&root.path(disk.device())).is_ok();
+        let fits = |disk: &Self| {
+            disk.size(root) >= capacity && exclusive::open(&root.path(disk.device())).is_ok()
+        };
         disks.into_iter().find(fits).ok_or_else(|| {
-            NvmeError::new(format!("there is no zram, and no disk of brd with {capacity} that is free"))
-                .help(format!("modprobe zram, or modprobe brd rd_nr=1 rd_size={}", capacity.0 >> 10))
+            NvmeError::new(format!(
+                "there is no zram, and no disk of brd with {capacity} that is free"
+            ))
+            .help(format!("modprobe zram, or modprobe brd rd_nr=1 rd_size={}", capacity.0 >> 10))
         })
     }
 
@@ -87,7 +91,8 @@ impl Ram {
     ) -> Result<(), NvmeError> {
         let Self::Zram(_) = self else { return Ok(()) };
         let set = |attribute: &str, value: Bytes| {
-            let written = root.write(format!("/sys/block/{}/{attribute}", self.name()), &value.0.to_string());
+            let written =
+                root.write(format!("/sys/block/{}/{attribute}", self.name()), &value.0.to_string());
             written.map_err(NvmeError::io(format_args!(
                 "cannot set the {attribute} of {}",
                 self.device().display()
@@ -106,9 +111,8 @@ impl Ram {
         });
         match removed {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => {
-                removed.map_err(NvmeError::io(format_args!("cannot remove {}", self.device().display())))
-            }
+            removed => removed
+                .map_err(NvmeError::io(format_args!("cannot remove {}", self.device().display()))),
         }
     }
 
@@ -129,7 +133,9 @@ fn once_idle(mut step: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match step() {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline =>
+            {
                 thread::sleep(Duration::from_millis(20));
             }
             result => return result,

@@ -9,7 +9,11 @@ fn kernel() -> (tempfile::TempDir, Root) {
     fs::create_dir_all(root.path(configfs::SUBSYSTEMS)).unwrap();
     root.write("/sys/class/zram-control/hot_add", "7").unwrap();
     // Somebody else's.
-    for dir in ["subsystems/nqn.2014-08.org.example:disk/namespaces/1", "ports/1/subsystems", "hosts/other"] {
+    for dir in [
+        "subsystems/nqn.2014-08.org.example:disk/namespaces/1",
+        "ports/1/subsystems",
+        "hosts/other",
+    ] {
         fs::create_dir_all(root.path(Path::new(configfs::NVMET).join(dir))).unwrap();
     }
     (dir, root)
@@ -54,11 +58,15 @@ fn what_is_made_says_everything_and_is_gone_when_it_is_removed() {
     assert_eq!(read(&format!("{subsystem}/namespaces/1/device_path")), "/dev/zram7");
     assert_eq!(read(&format!("{subsystem}/namespaces/1/enable")), "1");
     assert_eq!(nvmet(&root, &format!("{subsystem}/allowed_hosts")), [HOST]);
-    for (port, values) in
-        [("43264", ["tcp", "ipv4", "10.0.0.2", "4420"]), ("43265", ["rdma", "ipv6", "fd00::2", "4420"])]
-    {
+    for (port, values) in [
+        ("43264", ["tcp", "ipv4", "10.0.0.2", "4420"]),
+        ("43265", ["rdma", "ipv6", "fd00::2", "4420"]),
+    ] {
         let attributes = ["trtype", "adrfam", "traddr", "trsvcid"];
-        assert_eq!(attributes.map(|attribute| read(&format!("ports/{port}/addr_{attribute}"))), values);
+        assert_eq!(
+            attributes.map(|attribute| read(&format!("ports/{port}/addr_{attribute}"))),
+            values
+        );
         assert_eq!(nvmet(&root, &format!("ports/{port}/subsystems")), [target.nqn().as_str()]);
     }
     assert_eq!(root.read("/sys/block/zram7/disksize").unwrap(), (64 << 20).to_string());
@@ -126,7 +134,9 @@ fn a_kernel_that_lacks_something_is_told_what() {
     assert!(check(&root).unwrap_err().help.unwrap().contains("modprobe nvmet"));
     assert!(Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("modprobe nvmet"));
     fs::create_dir_all(root.path("/sys/module/nvmet")).unwrap();
-    assert!(Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("mount -t configfs"));
+    assert!(
+        Target::make(&root, &wish(HOST)).unwrap_err().help.unwrap().contains("mount -t configfs")
+    );
 
     let (_dir, root) = kernel();
     fs::remove_file(root.path("/sys/class/zram-control/hot_add")).unwrap();
@@ -139,11 +149,13 @@ fn what_has_a_name_of_its_own_lasts_until_it_is_found_and_removed() {
     let (_dir, root) = kernel();
     let name = |text: &str| text.parse::<Nqn>().unwrap();
     let (one, host) = (name("nqn.2014-08.org.example:one"), new_name());
-    let secrets = HostSecrets { host: "DHHC-1:00:a:".to_owned(), target: "DHHC-1:00:b:".to_owned() };
+    let secrets =
+        HostSecrets { host: "DHHC-1:00:a:".to_owned(), target: "DHHC-1:00:b:".to_owned() };
     let lasting = Wish { name: Some(one.clone()), secrets: Some(secrets), ..wish(host.as_str()) };
     drop(Target::make(&root, &lasting).unwrap());
     assert_eq!(sweep(&root).unwrap(), [], "it is nobody's leavings");
-    let key = |attribute: &str| root.read(Path::new(HOSTS).join(host.as_str()).join(attribute)).unwrap();
+    let key =
+        |attribute: &str| root.read(Path::new(HOSTS).join(host.as_str()).join(attribute)).unwrap();
     assert_eq!([key("dhchap_key"), key("dhchap_ctrl_key")], ["DHHC-1:00:a:", "DHHC-1:00:b:"]);
 
     // A second one at the same addresses shares the ports.
@@ -166,8 +178,10 @@ fn what_was_not_finished_is_not_found_and_goes() {
         let (_dir, root) = kernel();
         let name: Nqn = "nqn.2014-08.org.example:one".parse().unwrap();
         drop(Target::make(&root, &Wish { name: Some(name.clone()), ..wish(HOST) }).unwrap());
-        fs::remove_file(root.path(Path::new(configfs::SUBSYSTEMS).join(name.as_str()).join(missing)))
-            .unwrap();
+        fs::remove_file(
+            root.path(Path::new(configfs::SUBSYSTEMS).join(name.as_str()).join(missing)),
+        )
+        .unwrap();
         assert!(Target::find(&root, &name).unwrap().is_none());
         only_the_others_is_left(&root);
     }

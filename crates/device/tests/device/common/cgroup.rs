@@ -15,7 +15,8 @@ pub struct Cgroup {
 impl Cgroup {
     pub fn new(name: &str, limit: u64) -> Self {
         let v1 = Path::new(V1).join("memory.limit_in_bytes").exists();
-        let path = Path::new(if v1 { V1 } else { V2 }).join(format!("{name}-{}", std::process::id()));
+        let path =
+            Path::new(if v1 { V1 } else { V2 }).join(format!("{name}-{}", std::process::id()));
         if !v1 {
             fs::write(Path::new(V2).join("cgroup.subtree_control"), "+memory").unwrap();
         }

@@ -101,7 +101,11 @@ impl FailingDisk {
     }
 
     fn try_range(&self, offset: u64, len: u64) -> io::Result<()> {
-        if (offset..offset + len).contains(&self.bad) { Err(io::Error::other("bad byte")) } else { Ok(()) }
+        if (offset..offset + len).contains(&self.bad) {
+            Err(io::Error::other("bad byte"))
+        } else {
+            Ok(())
+        }
     }
 }
 

@@ -118,7 +118,11 @@ impl NbdError {
 impl Failure {
     pub(super) fn ends_connection(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Tls(_) | Self::Refused(_) | Self::Lost(_) | Self::Silent(_) => true,
+            Self::Connect(_)
+            | Self::Tls(_)
+            | Self::Refused(_)
+            | Self::Lost(_)
+            | Self::Silent(_) => true,
             Self::Claimed(_) | Self::Forgot { .. } => true,
             Self::Protocol(_) | Self::Broken | Self::ShuttingDown(_) => true,
             Self::OutOfRange { .. } | Self::NoSpace(_) | Self::Unsupported(_) => false,

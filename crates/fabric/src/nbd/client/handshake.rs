@@ -11,9 +11,9 @@ use super::{Agreement, Failure, Target};
 use crate::channel::{Channel, Socket};
 use crate::initiating::Deadline;
 use crate::nbd::proto::{
-    BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, Introduction, MAGIC, MAX_PAYLOAD, MAX_STRING,
-    OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag, handshake, info, introduction,
-    option, reply,
+    BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, Introduction, MAGIC, MAX_PAYLOAD,
+    MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, OptionHeader, OptionReply, export_flag,
+    handshake, info, introduction, option, reply,
 };
 use crate::tls;
 
@@ -55,12 +55,22 @@ pub(super) fn over(
     agree(&mut wire, export, None)
 }
 
-fn agree(wire: &mut Wire<'_>, export: &str, visitor: Option<&Visitor>) -> Result<Agreement, Failure> {
+fn agree(
+    wire: &mut Wire<'_>,
+    export: &str,
+    visitor: Option<&Visitor>,
+) -> Result<Agreement, Failure> {
     let incarnation = visitor.map_or(Ok(None), |visitor| introduce(wire, export, visitor))?;
     let structured = wire.ask_whether(option::STRUCTURED_REPLY, &[])?;
     let allocation = if structured { choose_allocation(wire, export)? } else { None };
-    let agreement =
-        Agreement { size: 0, flags: 0, max_payload: MAX_PAYLOAD, structured, allocation, incarnation };
+    let agreement = Agreement {
+        size: 0,
+        flags: 0,
+        max_payload: MAX_PAYLOAD,
+        structured,
+        allocation,
+        incarnation,
+    };
     go(wire, export, agreement)
 }
 
@@ -89,17 +99,21 @@ impl Wire<'_> {
     }
 
     fn ask(&mut self, option: u32, payload: &[u8]) -> Result<(), Failure> {
-        let length =
-            u32::try_from(payload.len()).map_err(|_| Failure::protocol("an option that is too long"))?;
-        let header =
-            OptionHeader { magic: OPTION_MAGIC.into(), option: option.into(), length: length.into() };
+        let length = u32::try_from(payload.len())
+            .map_err(|_| Failure::protocol("an option that is too long"))?;
+        let header = OptionHeader {
+            magic: OPTION_MAGIC.into(),
+            option: option.into(),
+            length: length.into(),
+        };
         self.send(&[header.as_bytes(), payload])
     }
 
     fn answer(&mut self, option: u32) -> Result<Answer, Failure> {
         let mut head = [0; size_of::<OptionReply>()];
         self.receive(&mut head)?;
-        let head = OptionReply::read_from_bytes(&head).map_err(|_| malformed("an option's reply"))?;
+        let head =
+            OptionReply::read_from_bytes(&head).map_err(|_| malformed("an option's reply"))?;
         if head.magic.get() != OPTION_REPLY_MAGIC
             || head.option.get() != option
             || head.length.get() > MAX_REPLY
@@ -130,7 +144,9 @@ fn greet(wire: &mut Wire<'_>) -> Result<(), Failure> {
     if greeting.magic.get() != MAGIC {
         return Err(Failure::protocol("its greeting is not that of an NBD server"));
     }
-    if greeting.option_magic.get() != OPTION_MAGIC || greeting.flags.get() & handshake::FIXED_NEWSTYLE == 0 {
+    if greeting.option_magic.get() != OPTION_MAGIC
+        || greeting.flags.get() & handshake::FIXED_NEWSTYLE == 0
+    {
         return Err(Failure::protocol("it is too old, fixed newstyle is needed"));
     }
     let mut flags = handshake::C_FIXED_NEWSTYLE;
@@ -153,7 +169,11 @@ fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
 }
 
 /// Says who this client is. Returns the incarnation of the pages, if the server knows of such.
-fn introduce(wire: &mut Wire<'_>, export: &str, visitor: &Visitor) -> Result<Option<Incarnation>, Failure> {
+fn introduce(
+    wire: &mut Wire<'_>,
+    export: &str,
+    visitor: &Visitor,
+) -> Result<Option<Incarnation>, Failure> {
     let mut flags = 0;
     flags |= if visitor.keeps { introduction::KEEPS } else { 0 };
     flags |= if visitor.ends_older { introduction::ENDS_OLDER } else { 0 };
@@ -233,7 +253,8 @@ fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
     let kind = payload.first_chunk().map(|kind| u16::from_be_bytes(*kind));
     match kind.ok_or_else(|| malformed("information about the export"))? {
         info::EXPORT => {
-            let export = InfoExport::read_from_bytes(payload).map_err(|_| malformed("the export's size"))?;
+            let export =
+                InfoExport::read_from_bytes(payload).map_err(|_| malformed("the export's size"))?;
             agreement.size = export.size.get();
             agreement.flags = export.flags.get();
             if agreement.flags & export_flag::HAS_FLAGS == 0 {
@@ -242,7 +263,8 @@ fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
             Ok(true)
         }
         info::BLOCK_SIZE => {
-            let sizes = InfoBlockSize::read_from_bytes(payload).map_err(|_| malformed("the block sizes"))?;
+            let sizes = InfoBlockSize::read_from_bytes(payload)
+                .map_err(|_| malformed("the block sizes"))?;
             let maximum = sizes.maximum.get();
             if maximum < 4096 || sizes.minimum.get() > 4096 {
                 return Err(Failure::protocol("it does not take requests of one page"));
@@ -276,7 +298,11 @@ fn refused(kind: u32, text: &[u8]) -> Failure {
         _ => "the option is not to its taste",
     };
     let said = said(text);
-    Failure::Refused(if said.is_empty() { meaning.to_owned() } else { format!("{meaning} ({said})") })
+    Failure::Refused(if said.is_empty() {
+        meaning.to_owned()
+    } else {
+        format!("{meaning} ({said})")
+    })
 }
 
 /// The server's words as they can go to a log: no control characters, no novels.

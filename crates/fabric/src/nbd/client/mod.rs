@@ -130,7 +130,12 @@ impl Connection {
         }
     }
 
-    fn new(channel: Box<dyn Channel>, target: Arc<Target>, agreement: Agreement, patience: Duration) -> Self {
+    fn new(
+        channel: Box<dyn Channel>,
+        target: Arc<Target>,
+        agreement: Agreement,
+        patience: Duration,
+    ) -> Self {
         let input = Input::new();
         Self { channel, input, target, agreement, patience, next_cookie: 0, broken: false }
     }
@@ -199,7 +204,8 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; the contents of `into` are then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
-        let (longest, deadline) = (self.agreement.max_payload as usize, Deadline::after(self.patience));
+        let (longest, deadline) =
+            (self.agreement.max_payload as usize, Deadline::after(self.patience));
         let mut at = offset;
         for into in into.chunks_mut(longest) {
             let length = into.len() as u64;
@@ -214,7 +220,8 @@ impl Connection {
     /// # Errors
     /// [`NbdError`]; any part may then have been written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NbdError> {
-        let (longest, deadline) = (self.agreement.max_payload as usize, Deadline::after(self.patience));
+        let (longest, deadline) =
+            (self.agreement.max_payload as usize, Deadline::after(self.patience));
         let mut at = offset;
         for from in from.chunks(longest) {
             self.run_by(deadline, &mut [Operation::Write { offset: at, from }])?;
@@ -252,7 +259,12 @@ impl Connection {
     ///
     /// # Errors
     /// [`NbdError`], also where the server does not tell: see [`knows_holes`](Self::knows_holes).
-    pub fn block_status(&mut self, offset: u64, length: u32, runs: &mut Vec<Run>) -> Result<(), NbdError> {
+    pub fn block_status(
+        &mut self,
+        offset: u64,
+        length: u32,
+        runs: &mut Vec<Run>,
+    ) -> Result<(), NbdError> {
         self.run(&mut [Operation::BlockStatus { offset, length, runs }])
     }
 }

@@ -24,7 +24,11 @@ fn index(round: &Round, cookie: u64) -> Result<usize, Failure> {
 }
 
 fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
-    if round.close(index) { Ok(()) } else { Err(Failure::protocol("a reply to a read that lacks a part")) }
+    if round.close(index) {
+        Ok(())
+    } else {
+        Err(Failure::protocol("a reply to a read that lacks a part"))
+    }
 }
 
 impl Connection {
@@ -49,7 +53,11 @@ impl Connection {
         })
     }
 
-    fn try_run(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn try_run(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
         if self.broken {
             return Err(Failure::Broken);
         }
@@ -67,13 +75,20 @@ impl Connection {
             return Err(Failure::OutOfRange { offset, length, size });
         }
         if matches!(operation, Operation::BlockStatus { .. }) && !self.knows_holes() {
-            return Err(Failure::from_reply(errno::ENOTSUP, "the server does not tell of holes".to_owned()));
+            return Err(Failure::from_reply(
+                errno::ENOTSUP,
+                "the server does not tell of holes".to_owned(),
+            ));
         }
         Ok(())
     }
 
     /// Sends the requests and takes in all replies, also after a failure, so that the connection stays usable.
-    fn round(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn round(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
         let mut round = Round::new(self.next_cookie, operations);
         self.next_cookie += WINDOW as u64;
         if !self.input.is_empty() {
@@ -98,7 +113,8 @@ impl Connection {
         }
         let mut slices = [IoSlice::new(&[]); 2 * WINDOW];
         let mut used = 0;
-        for (index, operation) in operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
+        for (index, operation) in
+            operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
         {
             slices[used] = IoSlice::new(requests[index].as_bytes());
             used += 1;
@@ -146,8 +162,12 @@ impl Connection {
             round.fail(index, Failure::from_reply(error, String::new()));
         } else {
             match operation {
-                Operation::Read { .. } | Operation::BlockStatus { .. } if self.agreement.structured => {
-                    return Err(Failure::protocol("a simple reply where a structured one was agreed on"));
+                Operation::Read { .. } | Operation::BlockStatus { .. }
+                    if self.agreement.structured =>
+                {
+                    return Err(Failure::protocol(
+                        "a simple reply where a structured one was agreed on",
+                    ));
                 }
                 Operation::Read { into, .. } => {
                     self.input.read(&mut *self.channel, deadline, into)?;
@@ -173,13 +193,17 @@ impl Connection {
             (chunk::NONE, _) if length == 0 => Ok(()),
             (chunk::OFFSET_DATA, Operation::Read { offset, into }) if length > size_of::<U64>() => {
                 let at = self.input.take::<U64>(channel, deadline)?.get();
-                let part = part_of(into, *offset, at, length - size_of::<U64>(), round.missing(index))?;
+                let part =
+                    part_of(into, *offset, at, length - size_of::<U64>(), round.missing(index))?;
                 Ok(self.input.read(channel, deadline, part)?)
             }
-            (chunk::OFFSET_HOLE, Operation::Read { offset, into }) if length == size_of::<Hole>() => {
+            (chunk::OFFSET_HOLE, Operation::Read { offset, into })
+                if length == size_of::<Hole>() =>
+            {
                 let hole = self.input.take::<Hole>(channel, deadline)?;
                 let missing = round.missing(index);
-                part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?.fill(0);
+                part_of(into, *offset, hole.offset.get(), hole.length.get() as usize, missing)?
+                    .fill(0);
                 Ok(())
             }
             (chunk::BLOCK_STATUS, Operation::BlockStatus { runs, .. })
@@ -193,7 +217,8 @@ impl Connection {
                 for _ in 0..length / size_of::<StatusRun>() {
                     let run = self.input.take::<StatusRun>(channel, deadline)?;
                     if ours {
-                        let hole = run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
+                        let hole =
+                            run.status.get() & (STATE_HOLE | STATE_ZERO) == STATE_HOLE | STATE_ZERO;
                         runs.push(Run { length: run.length.get(), hole });
                     }
                 }
@@ -204,9 +229,9 @@ impl Connection {
                 round.fail(index, failure);
                 Ok(())
             }
-            (kind, _) => {
-                Err(Failure::Protocol(format!("a chunk of kind {kind} and {length} bytes that does not fit")))
-            }
+            (kind, _) => Err(Failure::Protocol(format!(
+                "a chunk of kind {kind} and {length} bytes that does not fit"
+            ))),
         }
     }
 
@@ -237,8 +262,10 @@ fn part_of<'a>(
     missing: &mut u32,
 ) -> Result<&'a mut [u8], Failure> {
     let outside = || Failure::protocol("a chunk outside of what was asked for");
-    let start = at.checked_sub(offset).and_then(|start| usize::try_from(start).ok()).ok_or_else(outside)?;
-    let part = start.checked_add(length).and_then(|end| into.get_mut(start..end)).ok_or_else(outside)?;
+    let start =
+        at.checked_sub(offset).and_then(|start| usize::try_from(start).ok()).ok_or_else(outside)?;
+    let part =
+        start.checked_add(length).and_then(|end| into.get_mut(start..end)).ok_or_else(outside)?;
     *missing = missing.checked_sub(length as u32).ok_or_else(outside)?;
     Ok(part)
 }

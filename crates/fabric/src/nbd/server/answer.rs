@@ -4,8 +4,8 @@ use aquifer_store::{Lease, Segment};
 use zerocopy::byteorder::big_endian::U64;
 
 use crate::nbd::proto::{
-    BASE_ALLOCATION_ID, ChunkError, ChunkHeader, Hole, Request, SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO,
-    STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
+    BASE_ALLOCATION_ID, ChunkError, ChunkHeader, Hole, Request, SIMPLE_REPLY_MAGIC, STATE_HOLE,
+    STATE_ZERO, STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
 use crate::serving::Outbox;
 
@@ -46,7 +46,9 @@ fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> ChunkHeade
 pub(super) fn segment_header(cookie: u64, last: bool, segment: &Segment<'_>) -> ChunkHeader {
     let flags = if last { chunk::DONE } else { 0 };
     match segment {
-        Segment::Data(data) => chunk_header(cookie, flags, chunk::OFFSET_DATA, size_of::<U64>() + data.len()),
+        Segment::Data(data) => {
+            chunk_header(cookie, flags, chunk::OFFSET_DATA, size_of::<U64>() + data.len())
+        }
         Segment::Hole(_) => chunk_header(cookie, flags, chunk::OFFSET_HOLE, size_of::<Hole>()),
     }
 }
@@ -63,7 +65,9 @@ pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shap
     let (cookie, length) = (request.cookie.get(), request.length.get() as usize);
     match shape {
         Shape::Simple => outbox.push(&simple_reply(cookie, errno::OK)),
-        Shape::OneChunk if length == 0 => outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0)),
+        Shape::OneChunk if length == 0 => {
+            outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0))
+        }
         Shape::OneChunk => {
             let payload = size_of::<U64>() + length;
             outbox.push(&chunk_header(cookie, chunk::DONE, chunk::OFFSET_DATA, payload));
@@ -86,7 +90,8 @@ pub(super) fn read(outbox: &mut Outbox, export: &Export, request: &Request, shap
 
 fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
     let (cookie, mut at) = (request.cookie.get(), request.offset.get());
-    let held = lease.hold(at, u64::from(request.length.get())).map_err(|error| error_code(&error))?;
+    let held =
+        lease.hold(at, u64::from(request.length.get())).map_err(|error| error_code(&error))?;
     let mut segments = held.segments().peekable();
     if segments.peek().is_none() {
         outbox.push(&chunk_header(cookie, chunk::DONE, chunk::NONE, 0));
@@ -109,7 +114,12 @@ fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
 }
 
 /// The answer about block status, of `most` runs at most; nothing if it fails.
-pub(super) fn block_status(outbox: &mut Outbox, lease: &Lease, request: &Request, most: usize) -> Done {
+pub(super) fn block_status(
+    outbox: &mut Outbox,
+    lease: &Lease,
+    request: &Request,
+    most: usize,
+) -> Done {
     let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()));
     let runs = runs.map_err(|error| error_code(&error))?;
     // The head says how many runs follow. They may change while we look, so look once, and write it when they are there.

@@ -97,7 +97,8 @@ impl Export {
             | export_flag::SEND_FLUSH
             | export_flag::SEND_FUA
             | export_flag::CAN_MULTI_CONN;
-        let writes = export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES | export_flag::SEND_FAST_ZERO;
+        let writes =
+            export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES | export_flag::SEND_FAST_ZERO;
         always
             | match self {
                 Self::Lease(_) => writes | export_flag::SEND_CACHE,
@@ -164,10 +165,14 @@ impl Export {
 
     pub(super) fn write_zeroes(&self, offset: u64, length: u64, how: Zeroes) -> Done {
         match self {
-            Self::Lease(lease) if how.hole => done(lease.discard(offset, length)).map_err(no_space_there),
+            Self::Lease(lease) if how.hole => {
+                done(lease.discard(offset, length)).map_err(no_space_there)
+            }
             // To take RAM for all of the range is no faster than writing it.
             Self::Lease(_) if how.fast => Err(errno::ENOTSUP),
-            Self::Lease(lease) => done(lease.allocate_zeroes(offset, length)).map_err(no_space_there),
+            Self::Lease(lease) => {
+                done(lease.allocate_zeroes(offset, length)).map_err(no_space_there)
+            }
             Self::Disk(disk) => {
                 self.check_write(offset, length)?;
                 disk_done(disk.write_zeroes(offset, length, how))

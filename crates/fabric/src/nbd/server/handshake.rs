@@ -184,7 +184,18 @@ impl<'a, C: Channel> Haggle<'a, C> {
         end: &'a dyn Fn() -> io::Result<End>,
     ) -> Self {
         let (structured, allocation_of, chosen, stay) = (false, None, String::new(), None);
-        Self { wire, exports, peer, no_zeroes, needs_tls, structured, allocation_of, chosen, end, stay }
+        Self {
+            wire,
+            exports,
+            peer,
+            no_zeroes,
+            needs_tls,
+            structured,
+            allocation_of,
+            chosen,
+            end,
+            stay,
+        }
     }
 
     fn run(mut self) -> Result<Agreed, HandshakeError> {
@@ -197,7 +208,8 @@ impl<'a, C: Channel> Haggle<'a, C> {
                     self.wire.channel.set_deadline(None);
                     let allocation = self.allocation_of.as_ref() == Some(&self.chosen);
                     let Self { structured, chosen: name, stay, .. } = self;
-                    let stay = stay.filter(|(lease, _)| export.id() == Some(*lease)).map(|(_, stay)| stay);
+                    let stay =
+                        stay.filter(|(lease, _)| export.id() == Some(*lease)).map(|(_, stay)| stay);
                     return Ok(Agreed::Terms(Modes { export, name, structured, allocation, stay }));
                 }
             }
@@ -232,7 +244,9 @@ impl<'a, C: Channel> Haggle<'a, C> {
             }
             option::STRUCTURED_REPLY => self.invalid(option),
             option::INTRODUCE => self.introduce(&payload),
-            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, &payload),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.meta_context(option, &payload)
+            }
             _ => self.error(option, reply::ERR_UNSUP, "this server does not have that option"),
         }
     }
@@ -259,8 +273,10 @@ impl<'a, C: Channel> Haggle<'a, C> {
     fn export_name(&mut self, name: &[u8]) -> Result<Next, HandshakeError> {
         let name = text(name).ok_or(HandshakeError::Protocol("a malformed export name"))?;
         let export = self.exports.open(name, self.peer)?;
-        let reply =
-            proto::ExportNameReply { size: export.size().0.into(), flags: self.flags(&export).into() };
+        let reply = proto::ExportNameReply {
+            size: export.size().0.into(),
+            flags: self.flags(&export).into(),
+        };
         let zeroes: &[u8] = if self.no_zeroes { &[] } else { &[0; 124] };
         self.wire.send(&[reply.as_bytes(), zeroes])?;
         self.chosen = name.to_owned();
@@ -312,11 +328,15 @@ impl<'a, C: Channel> Haggle<'a, C> {
     fn introduce(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
         let option = option::INTRODUCE;
         self.stay = None;
-        let Some((name, visitor)) = parse_introduction(payload) else { return self.invalid(option) };
+        let Some((name, visitor)) = parse_introduction(payload) else {
+            return self.invalid(option);
+        };
         let lease = match self.exports.open(name, self.peer) {
             Ok(Export::Lease(lease)) => lease,
             // A disk has pages of its own, which it does not forget.
-            Ok(Export::Disk(_)) => return self.error(option, reply::ERR_UNSUP, "a disk has no incarnation"),
+            Ok(Export::Disk(_)) => {
+                return self.error(option, reply::ERR_UNSUP, "a disk has no incarnation");
+            }
             Err(refused) => return self.refuse(option, &refused),
         };
         match lease.admit(&visitor, (self.end)()?) {
@@ -325,7 +345,9 @@ impl<'a, C: Channel> Haggle<'a, C> {
                 tracing::warn!(lease = %lease.id(), "{} ({}) is refused: {denied}", visitor.name, self.peer);
                 let kind = match denied {
                     Denied::Claimed(_) => reply::ERR_POLICY,
-                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => reply::ERR_SHUTDOWN,
+                    Denied::Late(_) | Denied::Busy(_) | Denied::Unrecorded(_) => {
+                        reply::ERR_SHUTDOWN
+                    }
                 };
                 return self.error(option, kind, &denied.to_string());
             }
@@ -343,7 +365,9 @@ impl<'a, C: Channel> Haggle<'a, C> {
         if !self.structured {
             return self.error(option, reply::ERR_INVALID, "ask for structured replies first");
         }
-        let Some((name, queries)) = parse_meta_context(payload) else { return self.invalid(option) };
+        let Some((name, queries)) = parse_meta_context(payload) else {
+            return self.invalid(option);
+        };
         let export = match self.exports.open(name, self.peer) {
             Ok(export) => export,
             Err(refused) => return self.refuse(option, &refused),
@@ -354,7 +378,11 @@ impl<'a, C: Channel> Haggle<'a, C> {
         // Others than leases do not tell.
         if asked && export.lease().is_some() {
             let id = if set { proto::BASE_ALLOCATION_ID } else { 0 };
-            self.reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), proto::BASE_ALLOCATION.as_bytes()])?;
+            self.reply(
+                option,
+                reply::META_CONTEXT,
+                &[&id.to_be_bytes(), proto::BASE_ALLOCATION.as_bytes()],
+            )?;
             if set {
                 self.allocation_of = Some(name.to_owned());
             }
@@ -468,7 +496,9 @@ fn counted_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
 
 /// A string as the specification allows it.
 fn text(bytes: &[u8]) -> Option<&str> {
-    std::str::from_utf8(bytes).ok().filter(|text| text.len() <= proto::MAX_STRING && !text.contains('\0'))
+    std::str::from_utf8(bytes)
+        .ok()
+        .filter(|text| text.len() <= proto::MAX_STRING && !text.contains('\0'))
 }
 
 #[cfg(test)]

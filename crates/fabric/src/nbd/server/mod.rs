@@ -153,8 +153,10 @@ impl Server {
         exports: Arc<dyn Exports>,
         limits: Limits,
     ) -> Result<Self, ListenError> {
-        let listener = Listener::start(address, limits.connections, Nbd { security, exports, limits });
-        let listener = listener.map_err(|source| ListenError { address: address.clone(), source })?;
+        let listener =
+            Listener::start(address, limits.connections, Nbd { security, exports, limits });
+        let listener =
+            listener.map_err(|source| ListenError { address: address.clone(), source })?;
         Ok(Self { listener })
     }
 

@@ -9,7 +9,9 @@ use super::export::{Done, Export, Zeroes};
 use super::handshake::Terms;
 use super::large_read::LargeRead;
 use crate::channel::Channel;
-use crate::nbd::proto::{MAX_PAYLOAD, REQUEST_MAGIC, Request, StatusRun, command, command_flag, errno};
+use crate::nbd::proto::{
+    MAX_PAYLOAD, REQUEST_MAGIC, Request, StatusRun, command, command_flag, errno,
+};
 use crate::serving::{INBOX, Inbox, OUTBOX, Outbox};
 
 /// The longest read that is answered by copying it into the outbox. Up to here one copy more is cheaper than a send of
@@ -66,7 +68,16 @@ impl Session {
     pub(super) fn new(terms: Terms) -> Self {
         let Terms { channel, export, structured, allocation, .. } = terms;
         let (inbox, outbox, large_read) = (Inbox::new(), Outbox::new(), LargeRead::new());
-        Self { channel, export, structured, allocation, inbox, outbox, large_read, aside: Vec::new() }
+        Self {
+            channel,
+            export,
+            structured,
+            allocation,
+            inbox,
+            outbox,
+            large_read,
+            aside: Vec::new(),
+        }
     }
 
     /// Answers requests until the client has had enough. Replies are sent when there is nothing left to do but wait.
@@ -93,7 +104,9 @@ impl Session {
 
     /// The next request, if all of its header has arrived.
     fn next_request(&self) -> Result<Option<Request>, SessionError> {
-        let Ok((request, _)) = Request::read_from_prefix(self.inbox.bytes()) else { return Ok(None) };
+        let Ok((request, _)) = Request::read_from_prefix(self.inbox.bytes()) else {
+            return Ok(None);
+        };
         if request.magic.get() != REQUEST_MAGIC {
             return Err(SessionError::Protocol("a request without its magic number"));
         }
@@ -115,14 +128,17 @@ impl Session {
             }
             command::DISC => return Ok(Step::End),
             command::WRITE => self.write(request)?,
-            _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => Err(errno::EINVAL),
+            _ if flags & !allowed_flags(request.command.get(), self.structured) != 0 => {
+                Err(errno::EINVAL)
+            }
             command::FLUSH => export.flush(),
             command::TRIM => export.trim(offset, length),
             command::CACHE => export.check(offset, length),
             command::WRITE_ZEROES => export.write_zeroes(offset, length, zeroes(flags)),
             _ => Err(errno::EINVAL),
         };
-        let is_permanent = flags & command_flag::FUA == 0 || request.command.get() == command::FLUSH;
+        let is_permanent =
+            flags & command_flag::FUA == 0 || request.command.get() == command::FLUSH;
         let done = if is_permanent { done } else { done.and_then(|()| self.export.flush()) };
         self.reply(request, done.err().unwrap_or(errno::OK))?;
         Ok(Step::Next)
@@ -148,9 +164,12 @@ impl Session {
     fn write(&mut self, request: &Request) -> Result<Done, SessionError> {
         let length = request.length.get();
         if length > MAX_PAYLOAD {
-            return Err(SessionError::Protocol("a write of more than the 32 MiB that were agreed on"));
+            return Err(SessionError::Protocol(
+                "a write of more than the 32 MiB that were agreed on",
+            ));
         }
-        let mut done = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0 {
+        let mut done = if request.flags.get() & !allowed_flags(command::WRITE, self.structured) != 0
+        {
             Err(errno::EINVAL)
         } else {
             // All of it at once, lest a long write be stored up to the end of the lease and then refused.
@@ -191,7 +210,9 @@ impl Session {
 
     fn read(&mut self, request: &Request) -> Result<(), SessionError> {
         let (flags, length) = (request.flags.get(), request.length.get() as usize);
-        if flags & !allowed_flags(command::READ, self.structured) != 0 || length > MAX_PAYLOAD as usize {
+        if flags & !allowed_flags(command::READ, self.structured) != 0
+            || length > MAX_PAYLOAD as usize
+        {
             return self.refuse(request, errno::EINVAL);
         }
         let shape = match (self.structured, flags & command_flag::DF != 0) {
@@ -210,7 +231,8 @@ impl Session {
     }
 
     fn read_large(&mut self, request: &Request, shape: Shape) -> Result<(), SessionError> {
-        if let Err(error) = self.export.check(request.offset.get(), u64::from(request.length.get())) {
+        if let Err(error) = self.export.check(request.offset.get(), u64::from(request.length.get()))
+        {
             return self.refuse(request, error);
         }
         if self.export.lease().is_none() {
@@ -220,7 +242,9 @@ impl Session {
         answer::push_read_head(&mut self.outbox, request, shape);
         let Self { channel, export, outbox, large_read, .. } = self;
         match export.lease() {
-            Some(lease) => large_read.send(request, shape == Shape::Chunks, lease, outbox, &mut **channel),
+            Some(lease) => {
+                large_read.send(request, shape == Shape::Chunks, lease, outbox, &mut **channel)
+            }
             None => Ok(()),
         }
     }
@@ -245,7 +269,8 @@ impl Session {
     fn block_status(&mut self, request: &Request) -> Result<(), SessionError> {
         let flags = request.flags.get();
         let unknown = flags & !allowed_flags(command::BLOCK_STATUS, self.structured) != 0;
-        let lease = self.export.lease().filter(|_| self.allocation && !unknown && request.length.get() > 0);
+        let lease =
+            self.export.lease().filter(|_| self.allocation && !unknown && request.length.get() > 0);
         let Some(lease) = lease else { return self.refuse(request, errno::EINVAL) };
         let most = if flags & command_flag::REQ_ONE != 0 { 1 } else { MAX_RUNS };
         self.outbox.reserve(STATUS_ROOM, &mut *self.channel)?;

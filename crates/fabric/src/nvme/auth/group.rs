@@ -27,8 +27,14 @@ const EXPONENT: usize = 512;
 
 impl Group {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Null, Self::Ffdhe2048, Self::Ffdhe3072, Self::Ffdhe4096, Self::Ffdhe6144, Self::Ffdhe8192];
+    pub const ALL: [Self; 6] = [
+        Self::Null,
+        Self::Ffdhe2048,
+        Self::Ffdhe3072,
+        Self::Ffdhe4096,
+        Self::Ffdhe6144,
+        Self::Ffdhe8192,
+    ];
 
     /// Its identifier.
     pub fn id(self) -> u8 {
@@ -142,7 +148,10 @@ mod tests {
     fn primes_are_those_of_rfc_7919() {
         let text = |group: Group| group.prime().unwrap().to_str_radix(16);
         let smallest = text(Group::Ffdhe2048);
-        assert!(smallest.starts_with("ffffffffffffffffadf85458a2bb4a9aafdc5620273d3cf1"), "{smallest}");
+        assert!(
+            smallest.starts_with("ffffffffffffffffadf85458a2bb4a9aafdc5620273d3cf1"),
+            "{smallest}"
+        );
         assert!(smallest.ends_with("886b423861285c97ffffffffffffffff"), "{smallest}");
         for (group, end) in [
             (Group::Ffdhe3072, "25e41d2b66c62e37ffffffffffffffff"),
@@ -158,13 +167,16 @@ mod tests {
 
     #[test]
     fn both_ends_get_the_same_key_and_refuse_what_gives_it_away() {
-        let (ours, theirs) =
-            (Exchange::begin(Group::Ffdhe2048).unwrap(), Exchange::begin(Group::Ffdhe2048).unwrap());
+        let (ours, theirs) = (
+            Exchange::begin(Group::Ffdhe2048).unwrap(),
+            Exchange::begin(Group::Ffdhe2048).unwrap(),
+        );
         let key = ours.key(&theirs.exponential()).unwrap();
         assert_eq!(key.len(), 256);
         assert_eq!(theirs.key(&ours.exponential()), Some(key));
         let almost = ours.prime - BigUint::from(1u8);
-        for weak in [vec![], vec![0; 256], vec![1], almost.to_bytes_be(), ours.prime.to_bytes_be()] {
+        for weak in [vec![], vec![0; 256], vec![1], almost.to_bytes_be(), ours.prime.to_bytes_be()]
+        {
             assert_eq!(ours.key(&weak), None);
         }
         assert!(Exchange::begin(Group::Null).is_none());

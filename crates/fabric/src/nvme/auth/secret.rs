@@ -19,7 +19,9 @@ pub struct Secret {
 
 /// Why a text is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:")]
+#[error(
+    "this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:"
+)]
 pub struct SecretError(pub(super) &'static str);
 
 impl Secret {
@@ -56,8 +58,10 @@ impl FromStr for Secret {
     type Err = SecretError;
 
     fn from_str(text: &str) -> Result<Self, SecretError> {
-        let rest =
-            text.trim().strip_prefix("DHHC-1:").ok_or(SecretError("it does not start with DHHC-1:"))?;
+        let rest = text
+            .trim()
+            .strip_prefix("DHHC-1:")
+            .ok_or(SecretError("it does not start with DHHC-1:"))?;
         let (transform, rest) = rest.split_once(':').ok_or(SecretError("it ends too early"))?;
         let transform = match transform {
             "00" => None,
@@ -68,7 +72,8 @@ impl FromStr for Secret {
         };
         let encoded = rest.strip_suffix(':').unwrap_or(rest);
         let bytes = STANDARD.decode(encoded).map_err(|_| SecretError("its key is not BASE64"))?;
-        let (key, check) = bytes.split_last_chunk::<4>().ok_or(SecretError("its key is too short"))?;
+        let (key, check) =
+            bytes.split_last_chunk::<4>().ok_or(SecretError("its key is too short"))?;
         if !matches!(key.len(), 32 | 48 | 64) {
             return Err(SecretError("its key has not 32, 48 or 64 bytes"));
         }

@@ -17,17 +17,28 @@ use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
 const ROOM: usize = 4096;
 
 /// The groups that we can use, the best first: as strong as is needed, then as costly as must be, then none.
-const GROUPS: [Group; 6] =
-    [Group::Ffdhe2048, Group::Ffdhe3072, Group::Ffdhe4096, Group::Ffdhe6144, Group::Ffdhe8192, Group::Null];
+const GROUPS: [Group; 6] = [
+    Group::Ffdhe2048,
+    Group::Ffdhe3072,
+    Group::Ffdhe4096,
+    Group::Ffdhe6144,
+    Group::Ffdhe8192,
+    Group::Null,
+];
 
 /// Proves who this host is and, with a secret of the controller, has it prove who it is.
-pub(super) fn run(executor: &mut Executor<'_>, target: &Target, secrets: &Secrets) -> Result<(), Failure> {
+pub(super) fn run(
+    executor: &mut Executor<'_>,
+    target: &Target,
+    secrets: &Secrets,
+) -> Result<(), Failure> {
     let random: [u8; 2 + 4 + 64] = random()?;
     let (numbers, challenge) = random.split_at(6);
     let transaction = u16::from_le_bytes([numbers[0], numbers[1]]);
     send(executor, &negotiation(transaction))?;
     let message = receive(executor, message::CHALLENGE, transaction)?;
-    let (asked, rest) = Challenge::read_from_prefix(&message).map_err(|_| malformed("challenge"))?;
+    let (asked, rest) =
+        Challenge::read_from_prefix(&message).map_err(|_| malformed("challenge"))?;
     let known = Hash::with_id(asked.hash).zip(Group::with_id(asked.group));
     let Some((hash, group)) = known else { return Err(malformed("challenge")) };
     let (length, exponential) = (hash.length(), usize::from(asked.exponential.get()));
@@ -40,9 +51,13 @@ pub(super) fn run(executor: &mut Executor<'_>, target: &Target, secrets: &Secret
     let (theirs, rest) = rest.split_at(length);
     let exchange = Exchange::begin(group);
     let key = match &exchange {
-        Some(exchange) => Some(exchange.key(&rest[..exponential]).ok_or_else(|| malformed("challenge"))?),
+        Some(exchange) => {
+            Some(exchange.key(&rest[..exponential]).ok_or_else(|| malformed("challenge"))?)
+        }
         None if group == Group::Null => None,
-        None => return Err(Failure::Authentication("the kernel gives no random numbers".to_owned())),
+        None => {
+            return Err(Failure::Authentication("the kernel gives no random numbers".to_owned()));
+        }
     };
     let mut response = Response {
         side: Side::Host,
@@ -67,7 +82,8 @@ pub(super) fn run(executor: &mut Executor<'_>, target: &Target, secrets: &Secret
     if secrets.controller.is_some() {
         reply.challenged = 1;
         // 0 would say that there is no challenge.
-        reply.sequence = (u32::from_le_bytes([numbers[2], numbers[3], numbers[4], numbers[5]]) | 1).into();
+        reply.sequence =
+            (u32::from_le_bytes([numbers[2], numbers[3], numbers[4], numbers[5]]) | 1).into();
         asking = ours;
     }
     let exponential = exchange.as_ref().map(Exchange::exponential).unwrap_or_default();
@@ -118,14 +134,19 @@ fn failed(transaction: u16) -> proto::Failure {
 
 fn send(executor: &mut Executor<'_>, message: &[u8]) -> Result<(), Failure> {
     let length = message.len() as u32;
-    let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_SEND.into(), Sgl::in_capsule(length));
+    let command =
+        Command::new(FABRICS, 0, kind::AUTHENTICATION_SEND.into(), Sgl::in_capsule(length));
     let command = command.with(10, AUTHENTICATION_PROTOCOL).with(11, length);
     let (completion, _) = executor.execute(command, message, &mut [])?;
     succeeded(completion.status())
 }
 
 /// Fetches the next message, which is to be of this kind.
-fn receive(executor: &mut Executor<'_>, wanted: [u8; 2], transaction: u16) -> Result<Vec<u8>, Failure> {
+fn receive(
+    executor: &mut Executor<'_>,
+    wanted: [u8; 2],
+    transaction: u16,
+) -> Result<Vec<u8>, Failure> {
     let sgl = Sgl::transport(ROOM as u32);
     let command = Command::new(FABRICS, 0, kind::AUTHENTICATION_RECEIVE.into(), sgl);
     let command = command.with(10, AUTHENTICATION_PROTOCOL).with(11, ROOM as u32);
@@ -146,7 +167,9 @@ fn receive(executor: &mut Executor<'_>, wanted: [u8; 2], transaction: u16) -> Re
 
 fn explain(explanation: u8) -> String {
     match explanation {
-        failure::FAILED => "the target does not take this host's secret for the right one".to_owned(),
+        failure::FAILED => {
+            "the target does not take this host's secret for the right one".to_owned()
+        }
         failure::NO_PROTOCOL | failure::NO_HASH | failure::NO_GROUP => {
             "the target wants another protocol, hash or group".to_owned()
         }

@@ -26,7 +26,11 @@ pub(super) struct Queue {
 }
 
 /// Makes a connection a queue, authenticated where the target asks for that, and returns the controller's identifier.
-pub(super) fn connect(target: &Target, queue: Queue, deadline: Deadline) -> Result<(Link, u16), Failure> {
+pub(super) fn connect(
+    target: &Target,
+    queue: Queue,
+    deadline: Deadline,
+) -> Result<(Link, u16), Failure> {
     let mut link = Link::connect(target, deadline)?;
     let mut executor = Executor::new(&mut link, deadline);
     let wanted = Connect {
@@ -49,7 +53,9 @@ pub(super) fn connect(target: &Target, queue: Queue, deadline: Deadline) -> Resu
     }
     let result = completion.result.get() as u32;
     if result & connect::SECURE_CHANNEL_REQUIRED != 0 {
-        return Err(Failure::Refused("it demands TLS, which there is not for NVMe here".to_owned()));
+        return Err(Failure::Refused(
+            "it demands TLS, which there is not for NVMe here".to_owned(),
+        ));
     }
     let required = result & connect::AUTHENTICATION_REQUIRED != 0;
     match &target.secrets {

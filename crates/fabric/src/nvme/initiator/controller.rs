@@ -50,14 +50,16 @@ impl Controller {
         deadline: Deadline,
     ) -> Result<Self, Failure> {
         let keep_alive = target.keep_alive;
-        let queue = Queue { controller: ANY_CONTROLLER, number: 0, size: ADMIN_ENTRIES, keep_alive };
+        let queue =
+            Queue { controller: ANY_CONTROLLER, number: 0, size: ADMIN_ENTRIES, keep_alive };
         let (mut link, id) = connect(target, queue, deadline)?;
         let facts = facts::start(&mut Executor::new(&mut link, deadline), target, visitor)?;
         let admin = link.socket.try_clone().map_err(Failure::Connect)?;
         let queues = Arc::new(Queues::new(admin));
         let alive = facts.keep_alive && !keep_alive.is_zero();
         let interval = alive.then_some(keep_alive / 3);
-        let keeper = keeper::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
+        let keeper =
+            keeper::start(link, interval, Arc::clone(&queues)).map_err(Failure::Connect)?;
         let epoch = visitor.map_or(0, |visitor| visitor.epoch);
         Ok(Self { id, epoch, facts, queues, keeper: Some(keeper) })
     }
@@ -75,8 +77,12 @@ impl Controller {
     /// Makes a connection one more I/O queue, and says its number. The caller MUST call [`leave`](Self::leave) at its end.
     pub(super) fn join(&self, target: &Target, deadline: Deadline) -> Result<(Link, u16), Failure> {
         let number = self.queues.reserve(self.facts.queues)?;
-        let queue =
-            Queue { controller: self.id, number, size: self.facts.queue_size, keep_alive: Duration::ZERO };
+        let queue = Queue {
+            controller: self.id,
+            number,
+            size: self.facts.queue_size,
+            keep_alive: Duration::ZERO,
+        };
         let joined = connect(target, queue, deadline)
             .and_then(|(link, _)| self.queues.register(number, &link).map(|()| link));
         match joined {
@@ -116,11 +122,14 @@ impl Queues {
         if open.ended {
             return Err(Failure::Broken);
         }
-        let after = (0..most).map(|step| (u32::from(open.last) + u32::from(step)) % u32::from(most) + 1);
+        let after =
+            (0..most).map(|step| (u32::from(open.last) + u32::from(step)) % u32::from(most) + 1);
         let is_free = |number: &u16| open.queues.iter().all(|(other, _)| other != number);
         let free = after.map(|number| number as u16).find(is_free);
         let Some(number) = free else {
-            return Err(Failure::Refused(format!("its controllers have no more than {most} I/O queues")));
+            return Err(Failure::Refused(format!(
+                "its controllers have no more than {most} I/O queues"
+            )));
         };
         open.last = number;
         open.queues.push((number, None));
@@ -151,7 +160,9 @@ impl Queues {
     pub(super) fn end(&self) {
         let mut open = self.locked();
         open.ended = true;
-        for socket in open.queues.iter().filter_map(|(_, socket)| socket.as_ref()).chain([&open.admin]) {
+        for socket in
+            open.queues.iter().filter_map(|(_, socket)| socket.as_ref()).chain([&open.admin])
+        {
             // One that is shut down already has ended.
             let _ = socket.shutdown();
         }

@@ -143,9 +143,11 @@ impl Failure {
         match self {
             Self::Connect(_) | Self::Refused(_) | Self::Unknown | Self::Authentication(_) => true,
             Self::Lost(_) | Self::Claimed(_) | Self::Forgot { .. } => true,
-            Self::Silent(_) | Self::Protocol(_) | Self::Accused { .. } | Self::Damaged(_) | Self::Broken => {
-                true
-            }
+            Self::Silent(_)
+            | Self::Protocol(_)
+            | Self::Accused { .. }
+            | Self::Damaged(_)
+            | Self::Broken => true,
             Self::OutOfRange { .. } | Self::Unaligned { .. } | Self::TooLong { .. } => false,
             Self::NoSpace(_) | Self::Unsupported(_) | Self::Remote(_) => false,
         }
@@ -170,17 +172,24 @@ impl Failure {
     pub(super) fn from_connect(completion: &Completion, target: &Target) -> Self {
         let status = completion.status();
         let result = completion.result.get() as u32;
-        let in_data = |offset: usize| result & connect::IN_DATA != 0 && result & 0xFFFF == offset as u32;
+        let in_data =
+            |offset: usize| result & connect::IN_DATA != 0 && result & 0xFFFF == offset as u32;
         let host = &target.host;
         Self::Refused(match Status(status.code()) {
-            Status::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => return Self::Unknown,
+            Status::CONNECT_INVALID if in_data(offset_of!(ConnectData, subsystem)) => {
+                return Self::Unknown;
+            }
             Status::CONNECT_INVALID_HOST => {
                 format!(
                     "host {host} is not allowed to use it: have the target allow it, or give the name it knows"
                 )
             }
-            Status::CONNECT_BUSY => format!("it has as many controllers or queues as it takes ({status})"),
-            Status::AUTHENTICATION_REQUIRED => format!("host {host} must authenticate: give its secret"),
+            Status::CONNECT_BUSY => {
+                format!("it has as many controllers or queues as it takes ({status})")
+            }
+            Status::AUTHENTICATION_REQUIRED => {
+                format!("host {host} must authenticate: give its secret")
+            }
             _ => format!("{status} ({result:#x})"),
         })
     }

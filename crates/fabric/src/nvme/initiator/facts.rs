@@ -14,7 +14,8 @@ use crate::initiating::WINDOW;
 use crate::nvme::proto::fabrics::{capabilities, configuration, property, status};
 use crate::nvme::proto::feature::id;
 use crate::nvme::proto::identify::{
-    Controller, Descriptor, LENGTH, MODEL, Namespace, NvmController, controller, descriptor, namespace, what,
+    Controller, Descriptor, LENGTH, MODEL, Namespace, NvmController, controller, descriptor,
+    namespace, what,
 };
 use crate::nvme::proto::{Command, Status};
 
@@ -94,7 +95,9 @@ pub(super) fn start(
     wait_ready(executor)?;
     let about: Box<Controller> = known(executor.identify(what::CONTROLLER, 0)?)?;
     if about.kind == controller::DISCOVERY {
-        return Err(Failure::Refused("this subsystem has no namespaces: it serves discovery".to_owned()));
+        return Err(Failure::Refused(
+            "this subsystem has no namespaces: it serves discovery".to_owned(),
+        ));
     }
     // First of all: what older connections send may change the rest.
     if let Some(visitor) = visitor.filter(|_| about.model.trim_ascii_end() == MODEL.as_bytes()) {
@@ -120,12 +123,16 @@ pub(super) fn start(
     let zeroes_shift = of_set.map(|limits| limits.write_zeroes_limit).filter(|shift| *shift != 0);
     let max_zeroes = longest(zeroes_shift.unwrap_or(about.max_transfer)).min(MOST_BLOCKS * block);
     // Data that would have to start elsewhere in the capsule is never put there.
-    let capsule = if about.data_offset.get() == 0 { u64::from(about.command_capsule.get()) } else { 0 };
+    let capsule =
+        if about.data_offset.get() == 0 { u64::from(about.command_capsule.get()) } else { 0 };
     let in_capsule = (capsule * CAPSULE_UNIT).saturating_sub(size_of::<Command>() as u64);
     let thin = disk.features & namespace::THIN != 0;
     let reads_zeroes = disk.deallocated & namespace::READS == namespace::READS_ZEROES;
-    let size =
-        disk.size.get().checked_mul(block).ok_or_else(|| missing("it has too many blocks".to_owned()))?;
+    let size = disk
+        .size
+        .get()
+        .checked_mul(block)
+        .ok_or_else(|| missing("it has too many blocks".to_owned()))?;
     let most_entries = (capabilities & capabilities::MAX_QUEUE) as u32 + 1;
     Ok(Facts {
         size,

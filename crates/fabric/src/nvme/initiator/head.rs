@@ -16,11 +16,19 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) const EMPTY: Self =
-        Self { bytes: [0; MOST_OFFSET + size_of::<DsmRange>() + DIGEST], length: 0, digest: U32::ZERO };
+    pub(super) const EMPTY: Self = Self {
+        bytes: [0; MOST_OFFSET + size_of::<DsmRange>() + DIGEST],
+        length: 0,
+        digest: U32::ZERO,
+    };
 
     /// Starts a PDU with this header, and pads it up to where its data starts, if it has any.
-    pub(super) fn start(&mut self, pdu: &(impl IntoBytes + Immutable), header_digest: bool, data_offset: u8) {
+    pub(super) fn start(
+        &mut self,
+        pdu: &(impl IntoBytes + Immutable),
+        header_digest: bool,
+        data_offset: u8,
+    ) {
         self.length = 0;
         self.push(pdu.as_bytes());
         if header_digest {

@@ -8,8 +8,8 @@ use super::{Failure, Target};
 use crate::channel::{Channel, Socket};
 use crate::initiating::{Deadline, Input};
 use crate::nvme::proto::pdu::{
-    CapsuleCmd, CapsuleResp, CommonHeader, Data, IC_LENGTH, IcReq, IcResp, MAX_ALIGNMENT, MIN_MAX_DATA, R2t,
-    Shape, TermReq, flag, kind,
+    CapsuleCmd, CapsuleResp, CommonHeader, Data, IC_LENGTH, IcReq, IcResp, MAX_ALIGNMENT,
+    MIN_MAX_DATA, R2t, Shape, TermReq, flag, kind,
 };
 use crate::nvme::proto::{Command, Completion, digest};
 
@@ -85,18 +85,31 @@ impl Link {
         self.shape.data_digest
     }
 
-    pub(super) fn send(&mut self, slices: &mut [IoSlice<'_>], deadline: Deadline) -> Result<(), Failure> {
+    pub(super) fn send(
+        &mut self,
+        slices: &mut [IoSlice<'_>],
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
         Ok(deadline.send(&mut self.socket, slices)?)
     }
 
     /// Starts a command capsule with `length` bytes of data.
     pub(super) fn start_command(&self, head: &mut Head, command: &Command, length: usize) {
         let header = self.shape.header(kind::CAPSULE_CMD, 0, size_of::<CapsuleCmd>(), length);
-        head.start(&CapsuleCmd { header, command: *command }, self.shape.header_digest, header.data_offset);
+        head.start(
+            &CapsuleCmd { header, command: *command },
+            self.shape.header_digest,
+            header.data_offset,
+        );
     }
 
     /// Sends the data that was asked for.
-    pub(super) fn send_data(&mut self, asked: &R2t, data: &[u8], deadline: Deadline) -> Result<(), Failure> {
+    pub(super) fn send_data(
+        &mut self,
+        asked: &R2t,
+        data: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
         let (end, mut offset) = (asked.offset.get() + data.len() as u32, asked.offset.get());
         let mut head = Head::EMPTY;
         for piece in data.chunks(self.max_data) {
@@ -114,7 +127,8 @@ impl Link {
             head.start(&pdu, self.shape.header_digest, header.data_offset);
             let digest = if self.shape.data_digest { digest::of(piece) } else { U32::ZERO };
             let digest = if self.shape.data_digest { digest.as_bytes() } else { &[] };
-            let mut slices = [IoSlice::new(head.bytes()), IoSlice::new(piece), IoSlice::new(digest)];
+            let mut slices =
+                [IoSlice::new(head.bytes()), IoSlice::new(piece), IoSlice::new(digest)];
             self.send(&mut slices, deadline)?;
             offset += length;
         }
@@ -153,7 +167,9 @@ impl Link {
             _ => {
                 let data: Data = transmute!(bytes);
                 if data.length.get() as usize != payload.length || payload.length == 0 {
-                    return Err(Failure::protocol("a data PDU with another length than its data has"));
+                    return Err(Failure::protocol(
+                        "a data PDU with another length than its data has",
+                    ));
                 }
                 self.input.skip(&mut self.socket, deadline, payload.start - taken)?;
                 Pdu::Data(data)
@@ -176,7 +192,9 @@ impl Link {
     /// What a C2HTermReq says.
     fn accusation(&mut self, deadline: Deadline) -> Failure {
         match self.input.take::<TermReq>(&mut self.socket, deadline) {
-            Ok(term) => Failure::Accused { status: term.status.get(), information: term.information.get() },
+            Ok(term) => {
+                Failure::Accused { status: term.status.get(), information: term.information.get() }
+            }
             Err(interrupted) => interrupted.into(),
         }
     }
@@ -188,7 +206,8 @@ pub(super) fn completes(data: &Data, received: u32, length: u32) -> Result<bool,
     if data.offset.get() != received || data.length.get() > length - received {
         return Err(Failure::protocol("data outside of what was asked for, or out of order"));
     }
-    let (last, success) = (data.header.flags & flag::LAST != 0, data.header.flags & flag::SUCCESS != 0);
+    let (last, success) =
+        (data.header.flags & flag::LAST != 0, data.header.flags & flag::SUCCESS != 0);
     if last != (received + data.length.get() == length) {
         return Err(Failure::protocol("the last data without saying so, or the reverse"));
     }

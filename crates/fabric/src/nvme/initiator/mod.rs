@@ -177,8 +177,10 @@ impl Connection {
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NvmeError> {
         let longest = self.controller.facts.max_transfer as usize;
         let offsets = (offset..).step_by(longest);
-        let mut pieces =
-            from.chunks(longest).zip(offsets).map(|(from, offset)| Operation::Write { offset, from });
+        let mut pieces = from
+            .chunks(longest)
+            .zip(offsets)
+            .map(|(from, offset)| Operation::Write { offset, from });
         self.run_all(&mut pieces)
     }
 
@@ -214,7 +216,10 @@ impl Connection {
 
     /// Carries out as many operations as come, as many at a time as may be in flight. Kept short where there is but one:
     /// that is a page's way.
-    fn run_all<'a>(&mut self, pieces: &mut dyn Iterator<Item = Operation<'a>>) -> Result<(), NvmeError> {
+    fn run_all<'a>(
+        &mut self,
+        pieces: &mut dyn Iterator<Item = Operation<'a>>,
+    ) -> Result<(), NvmeError> {
         let deadline = Deadline::after(self.patience);
         while let Some(first) = pieces.next() {
             let Some(second) = pieces.next() else { return self.run_by(deadline, &mut [first]) };

@@ -58,11 +58,19 @@ impl Session {
     ///
     /// # Errors
     /// As `connect`, and [`Failure::Claimed`] where the namespace is another owner's.
-    pub fn connect_as(&self, visitor: Option<&Visitor>, patience: Duration) -> Result<Connection, NvmeError> {
+    pub fn connect_as(
+        &self,
+        visitor: Option<&Visitor>,
+        patience: Duration,
+    ) -> Result<Connection, NvmeError> {
         self.try_connect(visitor, patience).map_err(|failure| NvmeError::new(&self.target, failure))
     }
 
-    fn try_connect(&self, visitor: Option<&Visitor>, patience: Duration) -> Result<Connection, Failure> {
+    fn try_connect(
+        &self,
+        visitor: Option<&Visitor>,
+        patience: Duration,
+    ) -> Result<Connection, Failure> {
         let deadline = Deadline::after(patience);
         let controller = self.controller(visitor, deadline)?;
         let joined = controller.join(&self.target, deadline);
@@ -75,20 +83,26 @@ impl Session {
     }
 
     /// The controller there is, or a new one. One of the callers makes it, and the others wait for that.
-    fn controller(&self, visitor: Option<&Visitor>, deadline: Deadline) -> Result<Arc<Controller>, Failure> {
+    fn controller(
+        &self,
+        visitor: Option<&Visitor>,
+        deadline: Deadline,
+    ) -> Result<Arc<Controller>, Failure> {
         let epoch = visitor.map_or(0, |visitor| visitor.epoch);
         let mut slot = self.locked();
         loop {
             match &*slot {
-                Slot::There(controller) => match controller.upgrade().filter(|one| one.is_alive()) {
-                    Some(controller) if controller.epoch >= epoch => return Ok(controller),
-                    // A connection of its epoch has broken.
-                    Some(controller) => {
-                        controller.end();
-                        break;
+                Slot::There(controller) => {
+                    match controller.upgrade().filter(|one| one.is_alive()) {
+                        Some(controller) if controller.epoch >= epoch => return Ok(controller),
+                        // A connection of its epoch has broken.
+                        Some(controller) => {
+                            controller.end();
+                            break;
+                        }
+                        None => break,
                     }
-                    None => break,
-                },
+                }
                 Slot::Connecting => {
                     deadline.check()?;
                     let waited = self.done.wait_timeout(slot, deadline.left());

@@ -25,7 +25,11 @@ fn index(round: &Round, id: U16) -> Result<usize, Failure> {
 
 fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
     let moved = round.close(index);
-    if moved { Ok(()) } else { Err(Failure::protocol("a success of a command whose data was not all moved")) }
+    if moved {
+        Ok(())
+    } else {
+        Err(Failure::protocol("a success of a command whose data was not all moved"))
+    }
 }
 
 impl Connection {
@@ -47,7 +51,11 @@ impl Connection {
         self.try_run(deadline, operations).map_err(|failure| self.fail(failure))
     }
 
-    fn try_run(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn try_run(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
         if self.broken {
             return Err(Failure::Broken);
         }
@@ -87,7 +95,11 @@ impl Connection {
     }
 
     /// Sends the commands and takes in all that comes back, also after a failure, so that the connection stays usable.
-    fn round(&mut self, deadline: Deadline, operations: &mut [Operation<'_>]) -> Result<(), Failure> {
+    fn round(
+        &mut self,
+        deadline: Deadline,
+        operations: &mut [Operation<'_>],
+    ) -> Result<(), Failure> {
         let mut round = Round::new(self.next_id.into(), operations);
         self.next_id = (self.next_id + WINDOW as u16) % IDS;
         if self.link.has_input() {
@@ -148,7 +160,8 @@ impl Connection {
             slices[used] = IoSlice::new(bytes);
             used += 1;
         };
-        for (index, operation) in operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
+        for (index, operation) in
+            operations.iter().enumerate().filter(|(_, operation)| !operation.is_empty())
         {
             let head = &self.heads[index];
             push(head.bytes());
@@ -180,7 +193,8 @@ impl Connection {
                 Command::new(io::WRITE, id, nsid, sgl).with_blocks(start, blocks)
             }
             Operation::WriteZeroes { .. } => {
-                let command = Command::new(io::WRITE_ZEROES, id, nsid, Sgl::NONE).with_blocks(start, blocks);
+                let command =
+                    Command::new(io::WRITE_ZEROES, id, nsid, Sgl::NONE).with_blocks(start, blocks);
                 command.with(12, command.dword(12) | control::DEALLOCATE)
             }
             Operation::Trim { .. } => {
@@ -188,7 +202,9 @@ impl Connection {
                 // One range, as its number minus one in dword 10.
                 Command::new(io::DATASET_MANAGEMENT, id, nsid, sgl).with(11, DSM_DEALLOCATE)
             }
-            Operation::Flush | Operation::BlockStatus { .. } => Command::new(io::FLUSH, id, nsid, Sgl::NONE),
+            Operation::Flush | Operation::BlockStatus { .. } => {
+                Command::new(io::FLUSH, id, nsid, Sgl::NONE)
+            }
         }
     }
 

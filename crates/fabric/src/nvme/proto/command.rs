@@ -130,12 +130,22 @@ impl Sgl {
 
     /// So many bytes in the same capsule.
     pub const fn in_capsule(length: u32) -> Self {
-        Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], kind: sgl::IN_CAPSULE }
+        Self {
+            address: U64::ZERO,
+            length: U32::new(length),
+            reserved: [0; 3],
+            kind: sgl::IN_CAPSULE,
+        }
     }
 
     /// So many bytes to be sent or received apart.
     pub const fn transport(length: u32) -> Self {
-        Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], kind: sgl::TRANSPORT }
+        Self {
+            address: U64::ZERO,
+            length: U32::new(length),
+            reserved: [0; 3],
+            kind: sgl::TRANSPORT,
+        }
     }
 }
 

@@ -149,7 +149,9 @@ impl fmt::Debug for Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
-            Some(name) => write!(f, "{} ({:#05x})", name.to_ascii_lowercase().replace('_', " "), self.code()),
+            Some(name) => {
+                write!(f, "{} ({:#05x})", name.to_ascii_lowercase().replace('_', " "), self.code())
+            }
             None => write!(f, "status {:#05x}", self.code()),
         }
     }

@@ -31,7 +31,9 @@ pub const SAVE: u32 = 1 << 31;
 /// information above, then the log page to read.
 pub mod event {
     /// The attributes of a namespace changed.
-    pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::super::log::page::CHANGED_NAMESPACES as u32) << 16;
+    pub const NAMESPACE_CHANGED: u32 =
+        0x02 | (super::super::log::page::CHANGED_NAMESPACES as u32) << 16;
     /// The discovery log changed.
-    pub const DISCOVERY_CHANGED: u32 = 0x02 | 0xF0 << 8 | (super::super::log::page::DISCOVERY as u32) << 16;
+    pub const DISCOVERY_CHANGED: u32 =
+        0x02 | 0xF0 << 8 | (super::super::log::page::DISCOVERY as u32) << 16;
 }

@@ -93,8 +93,9 @@ impl TryFrom<String> for Nqn {
         }
         // "nqn." year "-" month "." and a name: what follows is the naming authority's affair.
         let mut date = text.bytes().skip(4).take(8).zip(*b"dddd-dd.");
-        let well_formed =
-            |(byte, form): (u8, u8)| if form == b'd' { byte.is_ascii_digit() } else { byte == form };
+        let well_formed = |(byte, form): (u8, u8)| {
+            if form == b'd' { byte.is_ascii_digit() } else { byte == form }
+        };
         if !text.starts_with("nqn.") || text.len() < 13 || !date.all(well_formed) {
             return error("it does not start with nqn.YYYY-MM. and a name");
         }
@@ -132,7 +133,10 @@ mod tests {
     #[test]
     fn names_survive_being_put_into_a_field_and_taken_out() {
         let nqn = Nqn::of_lease(LeaseId(0x0123_4567_89ab_cdef_0011_2233_4455_6677));
-        assert_eq!(nqn.as_str(), "nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0011-223344556677");
+        assert_eq!(
+            nqn.as_str(),
+            "nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0011-223344556677"
+        );
         assert_eq!(Nqn::from_field(&nqn.to_field()), Ok(nqn.clone()));
         assert_eq!(nqn.host_id(), 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes());
         assert_ne!(Nqn::discovery().host_id(), [0; 16]);
@@ -143,9 +147,15 @@ mod tests {
     #[test]
     fn what_is_not_a_name_is_refused() {
         let long = format!("nqn.2014-08.org:{}", "x".repeat(220));
-        for text in
-            ["", "nqn", "nqn.2014-08.", "iqn.2014-08.org.a:b", "nqn.20x4-08.org", "nqn.2014-08.a b", &long]
-        {
+        for text in [
+            "",
+            "nqn",
+            "nqn.2014-08.",
+            "iqn.2014-08.org.a:b",
+            "nqn.20x4-08.org",
+            "nqn.2014-08.a b",
+            &long,
+        ] {
             assert!(text.parse::<Nqn>().is_err(), "{text}");
         }
         let mut field = Nqn::discovery().to_field();

@@ -95,7 +95,9 @@ pub(super) fn run(
     if let Some(host) = host {
         match result {
             Ok(true) => core.failures().succeeded(host),
-            _ if authentication.counts && !is_barred => core.failures().failed(host, Instant::now()),
+            _ if authentication.counts && !is_barred => {
+                core.failures().failed(host, Instant::now())
+            }
             _ => {}
         }
     }
@@ -118,7 +120,12 @@ impl Authentication<'_> {
         }
     }
 
-    fn execute(&mut self, link: &mut Link, command: &Command, payload: Payload) -> Result<(), Broken> {
+    fn execute(
+        &mut self,
+        link: &mut Link,
+        command: &Command,
+        payload: Payload,
+    ) -> Result<(), Broken> {
         let id = command.id.get();
         let status = match (command.opcode, command.fabrics_type()) {
             (FABRICS, kind::AUTHENTICATION_SEND) => match incoming(command, payload) {
@@ -162,7 +169,10 @@ impl Authentication<'_> {
 
     /// Has the host told of a failure when it asks.
     fn fail(&mut self, explanation: u8) {
-        tracing::warn!("{} failed to authenticate: explanation {explanation:#x}", self.controller.host);
+        tracing::warn!(
+            "{} failed to authenticate: explanation {explanation:#x}",
+            self.controller.host
+        );
         let failure = Failure {
             message: message::FAILURE1,
             reserved: [0; 2],
@@ -186,10 +196,12 @@ impl Authentication<'_> {
         }
         let length = usize::from(negotiate.protocols) * size_of::<Protocol>();
         let protocols = rest.get(..length).ok_or(failure::PAYLOAD)?;
-        let mut protocols =
-            protocols.chunks(size_of::<Protocol>()).filter_map(|one| Protocol::read_from_bytes(one).ok());
+        let mut protocols = protocols
+            .chunks(size_of::<Protocol>())
+            .filter_map(|one| Protocol::read_from_bytes(one).ok());
         let protocol = protocols.find(|one| one.id == DH_HMAC_CHAP).ok_or(failure::NO_PROTOCOL)?;
-        let names = |names: &[u8; NAMES], count: u8| names[..usize::from(count).min(NAMES)].to_vec();
+        let names =
+            |names: &[u8; NAMES], count: u8| names[..usize::from(count).min(NAMES)].to_vec();
         let hashes = names(&protocol.hashes, protocol.hash_count);
         let groups = names(&protocol.groups, protocol.group_count);
         // The hash is the host's choice. Of the groups the smallest that is one: it keeps secrets from who listens.

@@ -46,7 +46,10 @@ fn take<'a>(data: &mut &'a [u8], length: usize) -> &'a [u8] {
 
 /// Makes the bytes zero and gives their RAM back.
 pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> Status {
-    namespace.lease().discard(offset, length).map_or_else(|error| status_of(&error), |()| Status::SUCCESS)
+    namespace
+        .lease()
+        .discard(offset, length)
+        .map_or_else(|error| status_of(&error), |()| Status::SUCCESS)
 }
 
 /// What a host is told when the store fails.

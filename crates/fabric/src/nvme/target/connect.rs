@@ -112,7 +112,8 @@ pub(super) fn accept(
         controller
     };
     let seat = Seat { core: Arc::clone(core), controller, queue: wanted.queue };
-    let keep_alive = (wanted.keep_alive > 0).then(|| Duration::from_millis(wanted.keep_alive.into()));
+    let keep_alive =
+        (wanted.keep_alive > 0).then(|| Duration::from_millis(wanted.keep_alive.into()));
     let flow_control = wanted.attributes & connect::NO_FLOW_CONTROL == 0;
     Ok(Connected { seat, size, flow_control, keep_alive })
 }
@@ -145,7 +146,11 @@ fn make_controller(core: &Core, subsystem: Nqn, host: Host) -> Result<Arc<Contro
 }
 
 /// An I/O queue must come from the host that made the controller.
-fn check_association(controller: &Controller, subsystem: &Nqn, host: &Host) -> Result<(), Rejected> {
+fn check_association(
+    controller: &Controller,
+    subsystem: &Nqn,
+    host: &Host,
+) -> Result<(), Rejected> {
     if controller.subsystem != *subsystem {
         return Err(wrong_in_data(offset_of!(ConnectData, subsystem)));
     }

@@ -78,7 +78,8 @@ impl Nvme {
         if let (Some(namespace), true) = (&controller.namespace, *queue != ADMIN) {
             IoQueue::new(link, size, Arc::clone(controller), Arc::clone(namespace)).run()?;
         } else {
-            AdminQueue::new(link, self, Arc::clone(controller), keep_alive, &|| place.end()).run()?;
+            AdminQueue::new(link, self, Arc::clone(controller), keep_alive, &|| place.end())
+                .run()?;
         }
         tracing::info!(subsystem = %controller.subsystem, controller = controller.id, queue, "{host} disconnected");
         Ok(())
@@ -93,12 +94,18 @@ impl Nvme {
     }
 
     /// Waits for a Connect that can be accepted, and says its identifier too.
-    fn wait_connect(&self, link: &mut Link, origin: &Origin) -> Result<Option<(Connected, u16)>, Broken> {
+    fn wait_connect(
+        &self,
+        link: &mut Link,
+        origin: &Origin,
+    ) -> Result<Option<(Connected, u16)>, Broken> {
         loop {
             let (command, payload) = match link.wait_next()? {
                 None => return Ok(None),
                 Some(Pdu::Command(command, payload)) => (command, payload),
-                Some(_) => return Err(Fatal::sequence("something else than a command comes first").into()),
+                Some(_) => {
+                    return Err(Fatal::sequence("something else than a command comes first").into());
+                }
             };
             let id = command.id.get();
             if command.opcode != FABRICS || command.fabrics_type() != fabrics::kind::CONNECT {

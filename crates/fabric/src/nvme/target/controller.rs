@@ -60,7 +60,17 @@ impl Controller {
     ) -> io::Result<Self> {
         let (notices, traffic) = (AtomicU32::new(0), AtomicBool::new(true));
         let (state, left) = (Mutex::default(), Condvar::new());
-        Ok(Self { id, subsystem, host, namespace, bell: Bell::new()?, notices, traffic, state, left })
+        Ok(Self {
+            id,
+            subsystem,
+            host,
+            namespace,
+            bell: Bell::new()?,
+            notices,
+            traffic,
+            state,
+            left,
+        })
     }
 
     pub(super) fn is_discovery(&self) -> bool {

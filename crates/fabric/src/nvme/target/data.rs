@@ -17,7 +17,9 @@ pub(super) fn source(command: &Command, payload: Payload, length: usize) -> Resu
     check_flags(command)?;
     let described = command.sgl.length.get() as usize;
     match command.sgl.kind {
-        sgl::IN_CAPSULE if command.sgl.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.final_()),
+        sgl::IN_CAPSULE if command.sgl.address.get() != 0 => {
+            Err(Status::SGL_OFFSET_INVALID.final_())
+        }
         _ if described < length => Err(Status::DATA_LENGTH_INVALID.final_()),
         sgl::IN_CAPSULE if payload.length != described => Err(Status::DATA_LENGTH_INVALID.final_()),
         // To be tried again.

@@ -1,7 +1,9 @@
 use super::link::Link;
 use super::parse::Pdu;
 use super::{Broken, Fatal, MAX_DATA};
-use crate::nvme::proto::pdu::{CommonHeader, IC_LENGTH, IcResp, MAX_ALIGNMENT, Shape, digests, fatal, kind};
+use crate::nvme::proto::pdu::{
+    CommonHeader, IC_LENGTH, IcResp, MAX_ALIGNMENT, Shape, digests, fatal, kind,
+};
 
 /// Agrees with the host on how PDUs look. False if it went away without a word.
 pub(super) fn agree(link: &mut Link) -> Result<bool, Broken> {

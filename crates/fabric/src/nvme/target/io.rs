@@ -135,7 +135,11 @@ impl<'a> IoQueue<'a> {
     }
 
     /// `None` if the data must be asked for.
-    fn write_or_compare(&mut self, command: &Command, payload: Payload) -> Result<Option<Status>, Broken> {
+    fn write_or_compare(
+        &mut self,
+        command: &Command,
+        payload: Payload,
+    ) -> Result<Option<Status>, Broken> {
         let found = self
             .checked_range(command)
             .and_then(|(offset, length)| Ok((offset, length, source(command, payload, length)?)));
@@ -170,8 +174,10 @@ impl<'a> IoQueue<'a> {
             // Room for all of it was made.
             gathered.extend_from_slice(bytes);
         } else if transfer.status.is_success() {
-            let offset = transfer.command.start_block() * PAGE_SIZE as u64 + u64::from(transfer.received);
-            transfer.status = blocks::apply(&self.namespace, transfer.command.opcode, offset, bytes);
+            let offset =
+                transfer.command.start_block() * PAGE_SIZE as u64 + u64::from(transfer.received);
+            transfer.status =
+                blocks::apply(&self.namespace, transfer.command.opcode, offset, bytes);
         }
         transfer.received += data.length.get();
         if let Some(transfer) = self.transfers.finish(data.tag.get()) {
@@ -200,7 +206,11 @@ impl<'a> IoQueue<'a> {
     }
 
     /// `None` if the ranges must be asked for.
-    fn dataset_management(&mut self, command: &Command, payload: Payload) -> Result<Option<Status>, Broken> {
+    fn dataset_management(
+        &mut self,
+        command: &Command,
+        payload: Payload,
+    ) -> Result<Option<Status>, Broken> {
         let ranges = (command.dword(10) & 0xFF) as usize + 1;
         let length = ranges * size_of::<DsmRange>();
         let source = self.check_namespace(command).and_then(|()| source(command, payload, length));
@@ -222,15 +232,19 @@ impl<'a> IoQueue<'a> {
         let Ok(ranges) = <[DsmRange]>::ref_from_bytes(ranges) else {
             return Status::DATA_LENGTH_INVALID.final_();
         };
-        let found = |one: &DsmRange| range(&self.namespace, one.start.get(), one.blocks.get().into());
+        let found =
+            |one: &DsmRange| range(&self.namespace, one.start.get(), one.blocks.get().into());
         // All of them at first, lest some be deallocated and the command fail.
         if let Some(status) = ranges.iter().find_map(|one| found(one).err()) {
             return status;
         }
-        ranges.iter().filter_map(|one| found(one).ok()).fold(Status::SUCCESS, |before, (offset, length)| {
-            let status = blocks::discard(&self.namespace, offset, length);
-            if before.is_success() { status } else { before }
-        })
+        ranges.iter().filter_map(|one| found(one).ok()).fold(
+            Status::SUCCESS,
+            |before, (offset, length)| {
+                let status = blocks::discard(&self.namespace, offset, length);
+                if before.is_success() { status } else { before }
+            },
+        )
     }
 
     fn flush(&self, command: &Command) -> Status {
@@ -247,7 +261,8 @@ impl<'a> IoQueue<'a> {
         if command.dword(12) & control::PROTECTION != 0 {
             return Err(Status::INVALID_FIELD.final_());
         }
-        let (offset, length) = range(&self.namespace, command.start_block(), command.blocks().into())?;
+        let (offset, length) =
+            range(&self.namespace, command.start_block(), command.blocks().into())?;
         if length > MAX_TRANSFER as u64 {
             return Err(Status::INVALID_FIELD.final_());
         }
@@ -258,7 +273,11 @@ impl<'a> IoQueue<'a> {
     }
 
     fn check_namespace(&self, command: &Command) -> Result<(), Status> {
-        if command.nsid.get() == super::NSID { Ok(()) } else { Err(Status::INVALID_NAMESPACE.final_()) }
+        if command.nsid.get() == super::NSID {
+            Ok(())
+        } else {
+            Err(Status::INVALID_NAMESPACE.final_())
+        }
     }
 
     /// Adds what was done to what all queues have done.

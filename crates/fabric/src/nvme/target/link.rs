@@ -84,10 +84,13 @@ impl Link {
     /// The next PDU, if all of it is there; the one before is gone then.
     pub(super) fn next(&mut self) -> Result<Option<Pdu>, Broken> {
         self.inbox.consume(std::mem::take(&mut self.current));
-        let Some((pdu, length)) = parse::first(self.inbox.bytes(), self.incoming)? else { return Ok(None) };
+        let Some((pdu, length)) = parse::first(self.inbox.bytes(), self.incoming)? else {
+            return Ok(None);
+        };
         self.current = length;
         if matches!(pdu, Pdu::Command(..)) {
-            self.ring.head = if self.ring.head + 1 >= self.ring.size { 0 } else { self.ring.head + 1 };
+            self.ring.head =
+                if self.ring.head + 1 >= self.ring.size { 0 } else { self.ring.head + 1 };
         }
         Ok(Some(pdu))
     }
@@ -149,7 +152,11 @@ impl Link {
     fn push_completion(&mut self, id: u16, status: Status, result: u64) {
         let completion = Completion {
             result: result.into(),
-            queue_head: if self.ring.flow_control { (self.ring.head as u16).into() } else { 0.into() },
+            queue_head: if self.ring.flow_control {
+                (self.ring.head as u16).into()
+            } else {
+                0.into()
+            },
             queue_id: 0.into(),
             command_id: id.into(),
             status: status.to_field(),
@@ -169,7 +176,14 @@ impl Link {
         self.reserve(AROUND_DATA)?;
         let header = self.outgoing.header(kind::R2T, 0, size_of::<R2t>(), 0);
         let (offset, length, reserved) = (0.into(), length.into(), [0; 4]);
-        self.push_header(&R2t { header, command_id: id.into(), tag: tag.into(), offset, length, reserved });
+        self.push_header(&R2t {
+            header,
+            command_id: id.into(),
+            tag: tag.into(),
+            offset,
+            length,
+            reserved,
+        });
         Ok(())
     }
 
@@ -278,4 +292,5 @@ impl AsFd for Link {
     }
 }
 
-const _: () = assert!(size_of::<CapsuleResp>() + size_of::<Data>() + 128 + 3 * DIGEST <= AROUND_DATA);
+const _: () =
+    assert!(size_of::<CapsuleResp>() + size_of::<Data>() + 128 + 3 * DIGEST <= AROUND_DATA);

@@ -200,10 +200,15 @@ impl Target {
     ///
     /// # Errors
     /// [`ListenError`], naming the address.
-    pub fn listen(&self, address: &Address, announced: Option<&Address>) -> Result<Address, ListenError> {
+    pub fn listen(
+        &self,
+        address: &Address,
+        announced: Option<&Address>,
+    ) -> Result<Address, ListenError> {
         let service = Nvme { core: Arc::clone(&self.core), announced: announced.cloned() };
         let listener = Listener::start(address, self.core.limits.connections, service);
-        let listener = listener.map_err(|source| ListenError { address: address.clone(), source })?;
+        let listener =
+            listener.map_err(|source| ListenError { address: address.clone(), source })?;
         let address = listener.address().clone();
         self.locked().push(listener);
         Ok(address)
@@ -215,7 +220,10 @@ impl Target {
     /// For fuzzing, where a listener's threads would cost most of the time.
     #[doc(hidden)]
     pub fn serve(&self, host: UnixStream, announced: &Address) {
-        serve_alone(Nvme { core: Arc::clone(&self.core), announced: Some(announced.clone()) }, host);
+        serve_alone(
+            Nvme { core: Arc::clone(&self.core), announced: Some(announced.clone()) },
+            host,
+        );
     }
 
     /// Ends all connections to a lease and waits until they are gone. [`Subsystems::open`] must refuse new ones before.

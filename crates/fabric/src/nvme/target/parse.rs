@@ -46,7 +46,11 @@ pub(super) fn first(bytes: &[u8], shape: Shape) -> Result<Option<(Pdu, usize)>, 
             } else {
                 let data: Data = read(bytes)?;
                 if data.length.get() as usize != payload.length {
-                    return Err(Fatal::header(16, "a data PDU with another length than its data has").into());
+                    return Err(Fatal::header(
+                        16,
+                        "a data PDU with another length than its data has",
+                    )
+                    .into());
                 }
                 Pdu::Data(data, payload)
             }

@@ -41,8 +41,10 @@ impl Registry {
         namespace: Option<Arc<Namespace>>,
     ) -> io::Result<Option<Arc<Controller>>> {
         let mut book = self.locked();
-        let after = (0..RESERVED).map(|step| (u32::from(book.next) + u32::from(step)) % u32::from(RESERVED));
-        let free = after.map(|id| id as u16).find(|id| *id != 0 && !book.controllers.contains_key(id));
+        let after = (0..RESERVED)
+            .map(|step| (u32::from(book.next) + u32::from(step)) % u32::from(RESERVED));
+        let free =
+            after.map(|id| id as u16).find(|id| *id != 0 && !book.controllers.contains_key(id));
         let Some(id) = free else { return Ok(None) };
         book.next = id + 1;
         let controller = Arc::new(Controller::new(id, subsystem, host, namespace)?);

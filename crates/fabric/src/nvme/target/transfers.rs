@@ -30,13 +30,19 @@ impl Transfers {
     }
 
     /// Begins a transfer and says its tag. Allocates only if all is to be `gathered`.
-    pub(super) fn begin(&mut self, command: &Command, length: u32, gathered: bool) -> Result<u16, Fatal> {
+    pub(super) fn begin(
+        &mut self,
+        command: &Command,
+        length: u32,
+        gathered: bool,
+    ) -> Result<u16, Fatal> {
         let Some(tag) = self.free.pop() else {
             return Err(Fatal::sequence("more commands at a time than the queue has entries"));
         };
         let gathered = gathered.then(|| Vec::with_capacity(length as usize));
         let (command, status) = (*command, Status::SUCCESS);
-        self.places[usize::from(tag)] = Some(Transfer { command, length, received: 0, status, gathered });
+        self.places[usize::from(tag)] =
+            Some(Transfer { command, length, received: 0, status, gathered });
         Ok(tag)
     }
 

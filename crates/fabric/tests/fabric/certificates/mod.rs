@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use aquifer_fabric::tls::{Authority, CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY, Identity, TlsError};
+use aquifer_fabric::tls::{
+    Authority, CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY, Identity, TlsError,
+};
 use aquifer_page::HostName;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;

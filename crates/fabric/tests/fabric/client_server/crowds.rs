@@ -25,8 +25,11 @@ fn lender() -> Lender {
 impl Lender {
     /// Connected from this address, with nothing said yet.
     fn caller(&self, from: Ipv4Addr) -> TcpStream {
-        let Address::Tcp { port, .. } = *self.server.address() else { panic!("a TCP server is needed") };
-        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let Address::Tcp { port, .. } = *self.server.address() else {
+            panic!("a TCP server is needed")
+        };
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let socket: OwnedFd = socket.unwrap();
         bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
         connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();

@@ -60,15 +60,25 @@ impl Lender {
         Self::with(address, identity, Limits::default())
     }
 
-    fn with(address: impl FnOnce(&Path) -> Address, identity: Option<&Identity>, limits: Limits) -> Self {
+    fn with(
+        address: impl FnOnce(&Path) -> Address,
+        identity: Option<&Identity>,
+        limits: Limits,
+    ) -> Self {
         let dir = tempfile::tempdir_in(stores().unwrap()).unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();
-        let record =
-            LeaseRecord { quota: Bytes::mib(128), ..LeaseRecord::new(host("borrower"), Bytes::mib(256)) };
-        let shelf =
-            Arc::new(Shelf { lease: store.create(record).unwrap(), connections: AtomicUsize::new(0) });
-        let security = identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
-        let server = Server::bind_with(&address(dir.path()), security, shelf.clone(), limits).unwrap();
+        let record = LeaseRecord {
+            quota: Bytes::mib(128),
+            ..LeaseRecord::new(host("borrower"), Bytes::mib(256))
+        };
+        let shelf = Arc::new(Shelf {
+            lease: store.create(record).unwrap(),
+            connections: AtomicUsize::new(0),
+        });
+        let security =
+            identity.map_or(Security::Plain, |identity| Security::Tls(identity.server_config()));
+        let server =
+            Server::bind_with(&address(dir.path()), security, shelf.clone(), limits).unwrap();
         Self { server, shelf, _store: store, _dir: dir }
     }
 

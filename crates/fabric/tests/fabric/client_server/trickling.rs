@@ -56,7 +56,8 @@ impl Relay {
             let (client, _) = listener.accept().unwrap();
             let server = UnixStream::connect(server).unwrap();
             let full = Arc::<Pace>::default();
-            let (there, back) = if slow == Slow::Requests { (shared, full) } else { (full, shared) };
+            let (there, back) =
+                if slow == Slow::Requests { (shared, full) } else { (full, shared) };
             let (from, to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
             thread::spawn(move || pass(from, to, &back));
             pass(client, server, &there);
@@ -130,6 +131,8 @@ fn a_reply_that_trickles_is_given_up_when_patience_ends() {
 fn a_write_that_trickles_away_is_given_up_when_patience_ends() {
     // More than sockets hold, so that most of it is still to be sent when they are full.
     with_and_without_tls(|identities| {
-        is_given_up(identities, (Slow::Requests, 32 << 20, 16 << 10), |client, data| client.write(0, data));
+        is_given_up(identities, (Slow::Requests, 32 << 20, 16 << 10), |client, data| {
+            client.write(0, data)
+        });
     });
 }

@@ -43,7 +43,11 @@ fn requests_are_answered_without_allocating() {
                 let mut reply = vec![0; reply];
                 // Once unobserved, as threads allocate when they start.
                 talk(&mut client, &requests, &mut reply);
-                assert_eq!(talk(&mut client, &requests, &mut reply), 0, "{what}, structured: {structured}");
+                assert_eq!(
+                    talk(&mut client, &requests, &mut reply),
+                    0,
+                    "{what}, structured: {structured}"
+                );
             }
         }
     });

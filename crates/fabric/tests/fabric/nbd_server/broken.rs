@@ -84,7 +84,8 @@ fn who_dawdles_in_the_handshake_is_shown_the_door() {
     // A byte of an endless option now and then keeps no thread for long.
     let dripping = thread::spawn(move || {
         let option =
-            [&OPTION_MAGIC.to_be_bytes()[..], &option::GO.to_be_bytes(), &10_000u32.to_be_bytes()].concat();
+            [&OPTION_MAGIC.to_be_bytes()[..], &option::GO.to_be_bytes(), &10_000u32.to_be_bytes()]
+                .concat();
         for byte in option.into_iter().chain(std::iter::repeat_n(0, 10_000)) {
             if drip.write_all(&[byte]).is_err() {
                 return true;

@@ -81,7 +81,8 @@ impl Served {
     }
 
     pub fn uri(&self) -> String {
-        Uri { secure: false, address: self.server.address().clone(), export: String::new() }.to_string()
+        Uri { secure: false, address: self.server.address().clone(), export: String::new() }
+            .to_string()
     }
 
     /// A path for a file of the test.
@@ -170,7 +171,10 @@ impl Client {
     pub fn greeted(socket: &Path) -> Self {
         let mut client = Self::connect(socket);
         let greeting: proto::Greeting = client.take();
-        assert_eq!((greeting.magic.get(), greeting.option_magic.get()), (proto::MAGIC, proto::OPTION_MAGIC));
+        assert_eq!(
+            (greeting.magic.get(), greeting.option_magic.get()),
+            (proto::MAGIC, proto::OPTION_MAGIC)
+        );
         client.put(&3u32.to_be_bytes());
         client
     }
@@ -231,7 +235,10 @@ impl Client {
         if magic.get() == proto::SIMPLE_REPLY_MAGIC {
             let [error, cookie] = [self.take_bytes(4), self.take_bytes(8)];
             let error = u32::from_be_bytes(error.try_into().unwrap());
-            return Answer::Simple { cookie: u64::from_be_bytes(cookie.try_into().unwrap()), error };
+            return Answer::Simple {
+                cookie: u64::from_be_bytes(cookie.try_into().unwrap()),
+                error,
+            };
         }
         assert_eq!(magic.get(), proto::STRUCTURED_REPLY_MAGIC);
         let mut header = magic.as_bytes().to_vec();

@@ -1,7 +1,8 @@
 //! The specification, case by case.
 
 use aquifer_fabric::nbd::proto::{
-    BASE_ALLOCATION, ExportNameReply, chunk, command, command_flag, errno, export_flag, info, option, reply,
+    BASE_ALLOCATION, ExportNameReply, chunk, command, command_flag, errno, export_flag, info,
+    option, reply,
 };
 use aquifer_page::{Bytes, PAGE_SIZE};
 
@@ -52,8 +53,9 @@ fn exports_are_listed_described_and_refused_by_name() {
     client.option(option::INFO, &payload);
     let replies = client.option_replies(option::INFO);
     let kind = |payload: &[u8]| u16::from_be_bytes([payload[0], payload[1]]);
-    let find =
-        |wanted| replies.iter().find(|(is, p)| *is == reply::INFO && kind(p) == wanted).unwrap().1.clone();
+    let find = |wanted| {
+        replies.iter().find(|(is, p)| *is == reply::INFO && kind(p) == wanted).unwrap().1.clone()
+    };
     assert_eq!(find(info::EXPORT)[2..10], (2u64 << 20).to_be_bytes());
     assert_eq!(
         find(info::BLOCK_SIZE)[2..],
@@ -109,7 +111,11 @@ fn block_status_is_for_who_asked_for_it_on_that_export() {
     for queries in [&[][..], &["base:"], &[BASE_ALLOCATION], &["x", BASE_ALLOCATION]] {
         client.option(option::LIST_META_CONTEXT, &meta_payload("", queries));
         let (kind, context) = client.option_replies(option::LIST_META_CONTEXT).swap_remove(0);
-        assert_eq!((kind, &context[4..]), (reply::META_CONTEXT, BASE_ALLOCATION.as_bytes()), "{queries:?}");
+        assert_eq!(
+            (kind, &context[4..]),
+            (reply::META_CONTEXT, BASE_ALLOCATION.as_bytes()),
+            "{queries:?}"
+        );
     }
     client.option(option::SET_META_CONTEXT, &meta_payload("", &["qemu:dirty-bitmap:x"]));
     assert_eq!(client.option_replies(option::SET_META_CONTEXT).len(), 1);
@@ -119,7 +125,8 @@ fn block_status_is_for_who_asked_for_it_on_that_export() {
 
     let mut status = |flags, offset, length| {
         client.request(command::BLOCK_STATUS, flags, 5, offset, length);
-        let Answer::Chunk { cookie: 5, done: true, kind: chunk::BLOCK_STATUS, payload } = client.answer()
+        let Answer::Chunk { cookie: 5, done: true, kind: chunk::BLOCK_STATUS, payload } =
+            client.answer()
         else {
             panic!("no block status")
         };
@@ -175,7 +182,10 @@ fn reads_of_every_shape_give_the_same_bytes() {
     ] {
         let expected = &all[offset as usize..][..length as usize];
         assert!(simple.read(offset, length) == expected, "simple {length} at {offset}");
-        assert!(structured.structured_read(0, offset, length).0 == expected, "chunks {length} at {offset}");
+        assert!(
+            structured.structured_read(0, offset, length).0 == expected,
+            "chunks {length} at {offset}"
+        );
         let (bytes, chunks) = structured.structured_read(command_flag::DF, offset, length);
         assert!(bytes == expected && chunks == 1, "one chunk {length} at {offset}");
     }
@@ -225,7 +235,13 @@ fn requests_outside_the_export_or_with_unknown_flags_are_refused_one_by_one() {
         (command::TRIM, command_flag::NO_HOLE, 0, 1, errno::EINVAL),
         (command::FLUSH, 1 << 9, 0, 0, errno::EINVAL),
         (command::BLOCK_STATUS, 0, 0, 4096, errno::EINVAL),
-        (command::WRITE_ZEROES, command_flag::NO_HOLE | command_flag::FAST_ZERO, 0, 4096, errno::ENOTSUP),
+        (
+            command::WRITE_ZEROES,
+            command_flag::NO_HOLE | command_flag::FAST_ZERO,
+            0,
+            4096,
+            errno::ENOTSUP,
+        ),
         (42, 0, 0, 0, errno::EINVAL),
         (command::TRIM, command_flag::FUA, 0, 4096, errno::OK),
         (command::READ, command_flag::FUA, 0, 0, errno::OK),
@@ -234,7 +250,11 @@ fn requests_outside_the_export_or_with_unknown_flags_are_refused_one_by_one() {
         (command::TRIM, 0, size, 0, errno::OK),
     ] {
         client.request(command, flags, 9, offset, length);
-        assert_eq!(client.simple_reply(), (9, error), "command {command} flags {flags} {length} at {offset}");
+        assert_eq!(
+            client.simple_reply(),
+            (9, error),
+            "command {command} flags {flags} {length} at {offset}"
+        );
     }
     for (flags, offset, error) in
         [(0, size - 1, errno::ENOSPC), (0, u64::MAX - 1, errno::ENOSPC), (1 << 9, 0, errno::EINVAL)]
@@ -242,13 +262,16 @@ fn requests_outside_the_export_or_with_unknown_flags_are_refused_one_by_one() {
         client.put(&[request(command::WRITE, flags, 3, offset, 4096), vec![1; 4096]].concat());
         assert_eq!(client.simple_reply(), (3, error));
     }
-    client.put(&[request(command::WRITE, 0, 3, size - (1 << 17), 1 << 19), vec![1; 1 << 19]].concat());
+    client.put(
+        &[request(command::WRITE, 0, 3, size - (1 << 17), 1 << 19), vec![1; 1 << 19]].concat(),
+    );
     assert_eq!(client.simple_reply(), (3, errno::ENOSPC), "a long write, stored as it arrives");
     client.write(0, b"in step");
 
     let mut client = served.client(true);
     client.request(command::READ, 0, 9, size, 1);
-    let Answer::Chunk { cookie: 9, done: true, kind: chunk::ERROR, payload } = client.answer() else {
+    let Answer::Chunk { cookie: 9, done: true, kind: chunk::ERROR, payload } = client.answer()
+    else {
         panic!()
     };
     assert_eq!(payload[..4], errno::EINVAL.to_be_bytes());
@@ -274,7 +297,8 @@ fn requests_that_arrive_together_or_in_drips_are_all_answered_in_order() {
         }
     });
     let drips =
-        [request(command::WRITE, 0, 8, 5, 3), b"abc".to_vec(), request(command::READ, 0, 9, 5, 3)].concat();
+        [request(command::WRITE, 0, 8, 5, 3), b"abc".to_vec(), request(command::READ, 0, 9, 5, 3)]
+            .concat();
     for byte in drips {
         client.put(&[byte]);
     }
@@ -284,7 +308,11 @@ fn requests_that_arrive_together_or_in_drips_are_all_answered_in_order() {
 
 #[test]
 fn a_full_lease_says_no_space_and_goes_on() {
-    let served = Served::with(Bytes::mib(1), Bytes(4 * PAGE), aquifer_fabric::nbd::server::Limits::default());
+    let served = Served::with(
+        Bytes::mib(1),
+        Bytes(4 * PAGE),
+        aquifer_fabric::nbd::server::Limits::default(),
+    );
     let mut client = served.client(false);
     client.write(0, &pattern(4 * PAGE_SIZE, 1));
     client.put(&[request(command::WRITE, 0, 3, 8 * PAGE, 4096), vec![1; 4096]].concat());

@@ -43,18 +43,22 @@ fn the_connections_of_one_lease_can_be_ended() {
 #[test]
 fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
     let served = Served::new(Bytes::mib(1));
-    let again = Server::bind(served.server.address(), Security::Plain, served.shelf.clone()).unwrap_err();
+    let again =
+        Server::bind(served.server.address(), Security::Plain, served.shelf.clone()).unwrap_err();
     assert!(again.to_string().contains(served.socket().to_str().unwrap()), "{again}");
     served.assert_serves();
 
     let left = served.path("left");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
-    let server = Server::bind(&Address::Unix(left.clone()), Security::Plain, served.shelf.clone()).unwrap();
+    let server =
+        Server::bind(&Address::Unix(left.clone()), Security::Plain, served.shelf.clone()).unwrap();
     drop(server);
     assert!(!left.exists());
 
     std::fs::write(&left, "not a socket").unwrap();
-    assert!(Server::bind(&Address::Unix(left.clone()), Security::Plain, served.shelf.clone()).is_err());
+    assert!(
+        Server::bind(&Address::Unix(left.clone()), Security::Plain, served.shelf.clone()).is_err()
+    );
     assert!(left.exists());
 }
 
@@ -62,10 +66,13 @@ fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
 fn tcp_works_as_well_on_a_port_of_the_kernels_choice() {
     let served = Served::new(Bytes::mib(1));
     let server =
-        Server::bind(&"127.0.0.1:0".parse().unwrap(), Security::Plain, served.shelf.clone()).unwrap();
+        Server::bind(&"127.0.0.1:0".parse().unwrap(), Security::Plain, served.shelf.clone())
+            .unwrap();
     let Address::Tcp { port, .. } = *server.address() else { panic!("not TCP") };
     assert_ne!(port, 0);
     let size = super::harness::run(&mut tool(&format!("nbdinfo --size nbd://127.0.0.1:{port}/")));
     assert_eq!(size.trim(), "1048576");
-    assert!(served.shelf.peers.lock().unwrap().iter().all(|peer| peer.local && peer.host.is_none()));
+    assert!(
+        served.shelf.peers.lock().unwrap().iter().all(|peer| peer.local && peer.host.is_none())
+    );
 }

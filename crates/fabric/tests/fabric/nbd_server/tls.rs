@@ -42,7 +42,8 @@ fn a_client_with_a_certificate_of_the_cluster_copies_there_and_back() {
     let (served, cluster) = (Served::new(Bytes::mib(8)), Cluster::new());
     cluster.issue("reached-by-address", &["127.0.0.1".to_owned()]);
     let security = Security::Tls(cluster.identity("reached-by-address").server_config());
-    let server = Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.shelf.clone()).unwrap();
+    let server =
+        Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.shelf.clone()).unwrap();
     let Address::Tcp { port, .. } = *server.address() else { panic!("not TCP") };
 
     // The names under which libnbd looks for them.
@@ -61,7 +62,9 @@ fn a_client_with_a_certificate_of_the_cluster_copies_there_and_back() {
     run(tool("nbdcopy").arg(&uri).arg(&back));
     assert!(std::fs::read(&back).unwrap() == data);
     let peers = served.shelf.peers.lock().unwrap();
-    assert!(peers.iter().all(|peer| peer.host.as_ref().is_some_and(|host| host.as_str() == "borrower")));
+    assert!(
+        peers.iter().all(|peer| peer.host.as_ref().is_some_and(|host| host.as_str() == "borrower"))
+    );
 }
 
 #[test]
@@ -70,15 +73,20 @@ fn a_stranger_gets_nothing() {
     let path = served.path("secure");
     let _server = secure(&served, &cluster, &format!("unix:{}", path.display()));
     let host = crate::certificates::host("lender");
-    for config in
-        [cluster.config_without_certificate(), cluster.config_with_certificate_of(&other.dir("borrower"))]
-    {
+    for config in [
+        cluster.config_without_certificate(),
+        cluster.config_with_certificate_of(&other.dir("borrower")),
+    ] {
         let mut client = Client::greeted(&path);
         client.option(option::STARTTLS, &[]);
         assert_eq!(client.option_reply(option::STARTTLS).0, reply::ACK);
         let socket = client.stream.into();
-        let connected =
-            aquifer_fabric::tls::connect(socket, Arc::clone(&config), &host, crate::common::PATIENCE);
+        let connected = aquifer_fabric::tls::connect(
+            socket,
+            Arc::clone(&config),
+            &host,
+            crate::common::PATIENCE,
+        );
         // In TLS 1.3 the client learns with its first receive that it was not let in.
         let refused = connected.map_or(true, |mut stream| {
             !matches!(aquifer_fabric::channel::Channel::recv(&mut stream, &mut [0; 16]), Ok(1..))

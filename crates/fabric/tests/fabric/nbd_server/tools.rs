@@ -44,12 +44,19 @@ fn nbdinfo_tells_what_is_there() {
     ] {
         assert_eq!(export[able], true, "{able}");
     }
-    assert_eq!((&export["is_read_only"], &export["block_size_preferred"]), (&false.into(), &4096.into()));
+    assert_eq!(
+        (&export["is_read_only"], &export["block_size_preferred"]),
+        (&false.into(), &4096.into())
+    );
 
     let map: serde_json::Value =
         serde_json::from_str(&run(tool("nbdinfo --map --json").arg(served.uri()))).unwrap();
-    let runs: Vec<_> =
-        map.as_array().unwrap().iter().map(|run| (run["offset"].as_u64(), run["type"].as_u64())).collect();
+    let runs: Vec<_> = map
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| (run["offset"].as_u64(), run["type"].as_u64()))
+        .collect();
     assert_eq!(runs, [(Some(0), Some(3)), (Some(1 << 20), Some(0)), (Some(2 << 20), Some(3))]);
 
     let list = run(tool("nbdinfo --list").arg(served.uri()));
@@ -92,7 +99,10 @@ fn qemu_img_converts_maps_and_compares() {
     let map = run(tool("qemu-img map --output=json -f raw").arg(served.uri()));
     let map: serde_json::Value = serde_json::from_str(&map).unwrap();
     let stored = map.as_array().unwrap().iter().filter(|run| run["data"] == true);
-    assert_eq!(stored.filter_map(|run| run["length"].as_u64()).sum::<u64>(), served.lease.stored().0);
+    assert_eq!(
+        stored.filter_map(|run| run["length"].as_u64()).sum::<u64>(),
+        served.lease.stored().0
+    );
     let qcow = served.path("qcow2");
     run(tool("qemu-img convert -f raw -O qcow2").arg(served.uri()).arg(&qcow));
     run(tool("qemu-img compare -f qcow2 -F raw").arg(&qcow).arg(&raw));
@@ -104,7 +114,8 @@ fn fio_verifies_what_it_wrote() {
     let served = Served::new(Bytes::mib(64));
     let job = "fio --name=check --ioengine=nbd --rw=randwrite --bsrange=512-128k --size=64M --iodepth=32 \
                --verify=crc32c --verify_fatal=1 --randrepeat=0";
-    let output = run(tool(job).arg(format!("--uri={}", served.uri())).current_dir(served.dir.path()));
+    let output =
+        run(tool(job).arg(format!("--uri={}", served.uri())).current_dir(served.dir.path()));
     assert!(output.contains("err= 0"), "{output}");
 }
 

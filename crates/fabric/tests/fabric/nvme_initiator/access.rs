@@ -53,7 +53,8 @@ fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
     *served.shelf.secrets.lock().unwrap() = secrets(HOST, None);
     let address = served.target.listen(&"127.0.0.1:0".parse().unwrap(), None).unwrap();
     let over_tcp = |secret| {
-        let target = Target { address: address.clone(), secrets: secrets(secret, None), ..target(&served) };
+        let target =
+            Target { address: address.clone(), secrets: secrets(secret, None), ..target(&served) };
         Connection::connect(Arc::new(target), PATIENCE)
     };
     over_tcp(CONTROLLER).unwrap_err();
@@ -107,7 +108,10 @@ fn what_is_not_there_or_not_for_this_host_is_refused_by_name() {
     ] {
         let name = target.subsystem.to_string();
         let error = refused(target).to_string();
-        assert!(error.contains(why) && error.contains(&name) && error.contains("nvme+unix://"), "{error}");
+        assert!(
+            error.contains(why) && error.contains(&name) && error.contains("nvme+unix://"),
+            "{error}"
+        );
     }
     eventually("all of them are gone", || served.queues() == 0);
 }

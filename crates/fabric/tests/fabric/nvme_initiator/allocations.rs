@@ -21,12 +21,15 @@ fn use_it(connection: &mut Connection, pages: &mut [u8], long: &mut [u8]) {
     connection.flush().unwrap();
     let places = || (0..).step_by(PAGE_SIZE);
     let mut operations = [const { Operation::Flush }; 64];
-    for (place, (from, offset)) in operations.iter_mut().zip(pages.chunks(PAGE_SIZE).zip(places())) {
+    for (place, (from, offset)) in operations.iter_mut().zip(pages.chunks(PAGE_SIZE).zip(places()))
+    {
         *place = Operation::Write { offset, from };
     }
     connection.run(&mut operations).unwrap();
     let mut operations = [const { Operation::Flush }; 64];
-    for (place, (into, offset)) in operations.iter_mut().zip(pages.chunks_mut(PAGE_SIZE).zip(places())) {
+    for (place, (into, offset)) in
+        operations.iter_mut().zip(pages.chunks_mut(PAGE_SIZE).zip(places()))
+    {
         *place = Operation::Read { offset, into };
     }
     connection.run(&mut operations).unwrap();

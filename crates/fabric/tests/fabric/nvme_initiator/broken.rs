@@ -42,13 +42,18 @@ fn misbehaving(
         let _ = host.write_all(&answer(command));
         let _ = host.read_to_end(&mut Vec::new());
     });
-    let target = Target { header_digest: digests, data_digest: digests, ..through(&middle, served) };
+    let target =
+        Target { header_digest: digests, data_digest: digests, ..through(&middle, served) };
     let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
     let error = use_it(&mut connection).unwrap_err();
     // Nobody answers any more, which is found out by those that still ask.
     connection.set_patience(Duration::from_millis(50));
     let after = connection.flush().unwrap_err();
-    assert_eq!(matches!(after.failure, Failure::Broken), error.ends_connection(), "{error}, {after}");
+    assert_eq!(
+        matches!(after.failure, Failure::Broken),
+        error.ends_connection(),
+        "{error}, {after}"
+    );
     error
 }
 
@@ -63,7 +68,14 @@ fn a_write(connection: &mut Connection) -> Result<(), NvmeError> {
 fn data_pdu(command: Command, offset: u32, length: u32, flags: u8, shape: Shape) -> Data {
     let header = shape.header(kind::C2H_DATA, flags, size_of::<Data>(), length as usize);
     let (tag, reserved) = (0.into(), [0; 4]);
-    Data { header, command_id: command.id, tag, offset: offset.into(), length: length.into(), reserved }
+    Data {
+        header,
+        command_id: command.id,
+        tag,
+        offset: offset.into(),
+        length: length.into(),
+        reserved,
+    }
 }
 
 fn data(command: Command, offset: u32, length: u32, flags: u8) -> Vec<u8> {
@@ -81,9 +93,16 @@ fn completion(command: Command, status: Status) -> Vec<u8> {
 fn r2t(command: Command, offset: u32, length: u32) -> Vec<u8> {
     let header = CommonHeader::bare(kind::R2T, size_of::<R2t>());
     let (tag, reserved) = (3.into(), [0; 4]);
-    R2t { header, command_id: command.id, tag, offset: offset.into(), length: length.into(), reserved }
-        .as_bytes()
-        .to_vec()
+    R2t {
+        header,
+        command_id: command.id,
+        tag,
+        offset: offset.into(),
+        length: length.into(),
+        reserved,
+    }
+    .as_bytes()
+    .to_vec()
 }
 
 fn other(mut command: Command) -> Command {
@@ -129,7 +148,10 @@ fn answers_to_a_read_that_break_the_rules_are_found_out() {
     ];
     for (what, answer) in answers {
         let error = misbehaving(&served, false, answer, a_read);
-        assert!(matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(), "{what}: {error}");
+        assert!(
+            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
+            "{what}: {error}"
+        );
     }
     served.assert_serves();
 }
@@ -149,7 +171,10 @@ fn answers_to_a_write_that_break_the_rules_are_found_out() {
     ];
     for (what, answer) in answers {
         let error = misbehaving(&served, false, answer, a_write);
-        assert!(matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(), "{what}: {error}");
+        assert!(
+            matches!(error.failure, Failure::Protocol(_)) && error.ends_connection(),
+            "{what}: {error}"
+        );
     }
     served.assert_serves();
 }
@@ -158,15 +183,20 @@ fn answers_to_a_write_that_break_the_rules_are_found_out() {
 fn statuses_are_told_by_name_and_end_nothing() {
     let served = Served::new(Bytes::mib(4));
     let error = misbehaving(&served, false, |c| completion(c, Status::INTERNAL_ERROR), a_read);
-    assert!(error.to_string().contains("internal error (0x006)") && !error.ends_connection(), "{error}");
+    assert!(
+        error.to_string().contains("internal error (0x006)") && !error.ends_connection(),
+        "{error}"
+    );
     // After a part of the data, too.
     let partial: Answer = |c| [data(c, 0, PAGE / 2, 0), completion(c, Status(0x281))].concat();
     let error = misbehaving(&served, false, partial, a_read);
     assert!(error.to_string().contains("0x281") && !error.ends_connection(), "{error}");
-    let error = misbehaving(&served, false, |c| completion(c, Status::CAPACITY_EXCEEDED.final_()), a_write);
+    let error =
+        misbehaving(&served, false, |c| completion(c, Status::CAPACITY_EXCEEDED.final_()), a_write);
     assert!(error.is_no_space() && !error.ends_connection(), "{error}");
     // Damaged on its way to the target: again on a new connection.
-    let error = misbehaving(&served, false, |c| completion(c, Status::TRANSIENT_TRANSPORT), a_write);
+    let error =
+        misbehaving(&served, false, |c| completion(c, Status::TRANSIENT_TRANSPORT), a_write);
     assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
 }
 
@@ -202,7 +232,8 @@ fn damage_is_found_by_digests() {
         let digest = aquifer_fabric::nvme::proto::digest::of(pdu.as_bytes());
         [pdu.as_bytes(), digest.as_bytes(), &[0; PAGE_SIZE], &[1; 4]].concat()
     };
-    for (answer, what) in [(damaged_header, "a header was damaged"), (damaged_data, "data that was read was")]
+    for (answer, what) in
+        [(damaged_header, "a header was damaged"), (damaged_data, "data that was read was")]
     {
         let error = misbehaving(&served, true, answer, a_read);
         assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
@@ -259,7 +290,11 @@ fn greeted_by(greeting: Vec<u8>) -> NvmeError {
         let _ = host.write_all(&greeting);
     });
     let subsystem = "nqn.2014-08.org.example:a".parse().unwrap();
-    let target = Target::new(Address::Unix(path), subsystem, crate::nvme_target::host::HOST.parse().unwrap());
+    let target = Target::new(
+        Address::Unix(path),
+        subsystem,
+        crate::nvme_target::host::HOST.parse().unwrap(),
+    );
     let error = Connection::connect(Arc::new(target), PATIENCE).unwrap_err();
     server.join().unwrap();
     error

@@ -20,8 +20,9 @@ fn every_operation(served: &Served, connection: &mut Connection) {
     assert!(connection.was_empty() && !connection.is_read_only() && !connection.can_flush());
     assert!(read(connection, PAGE, 10 * PAGE_SIZE) == vec![0; 10 * PAGE_SIZE]);
     // From what goes in a capsule to what takes many commands.
-    for (seed, length) in
-        [PAGE_SIZE, 15 * PAGE_SIZE, 64 << 10, 68 << 10, MIB, 9 * MIB + PAGE_SIZE].into_iter().enumerate()
+    for (seed, length) in [PAGE_SIZE, 15 * PAGE_SIZE, 64 << 10, 68 << 10, MIB, 9 * MIB + PAGE_SIZE]
+        .into_iter()
+        .enumerate()
     {
         let data = pattern(length, seed as u64);
         connection.write(3 * PAGE, &data).unwrap();
@@ -91,19 +92,31 @@ fn requests_that_do_not_fit_are_refused_here_and_the_connection_goes_on() {
     let mut connection = connect(&served);
     let mut page = [0; PAGE_SIZE];
     let error = connection.read(4 << 20, &mut page).unwrap_err();
-    assert!(matches!(error.failure, Failure::OutOfRange { .. }) && !error.ends_connection(), "{error}");
+    assert!(
+        matches!(error.failure, Failure::OutOfRange { .. }) && !error.ends_connection(),
+        "{error}"
+    );
     let error = connection.read(512, &mut page).unwrap_err();
     assert!(matches!(error.failure, Failure::Unaligned { block: 4096, .. }), "{error}");
     let error = connection.write(0, &page[..100]).unwrap_err();
-    assert!(matches!(error.failure, Failure::Unaligned { .. }) && !error.ends_connection(), "{error}");
+    assert!(
+        matches!(error.failure, Failure::Unaligned { .. }) && !error.ends_connection(),
+        "{error}"
+    );
     let mut long = vec![0; 2 << 20];
     let error = connection.run(&mut [Operation::Read { offset: 0, into: &mut long }]).unwrap_err();
-    assert!(matches!(error.failure, Failure::TooLong { .. }) && !error.ends_connection(), "{error}");
+    assert!(
+        matches!(error.failure, Failure::TooLong { .. }) && !error.ends_connection(),
+        "{error}"
+    );
     let mut runs = Vec::new();
     let error = connection
         .run(&mut [Operation::BlockStatus { offset: 0, length: 4096, runs: &mut runs }])
         .unwrap_err();
-    assert!(matches!(error.failure, Failure::Unsupported(_)) && !error.ends_connection(), "{error}");
+    assert!(
+        matches!(error.failure, Failure::Unsupported(_)) && !error.ends_connection(),
+        "{error}"
+    );
     connection.write(0, &pattern(PAGE_SIZE, 1)).unwrap();
     assert!(read(&mut connection, 0, PAGE_SIZE) == pattern(PAGE_SIZE, 1));
 }

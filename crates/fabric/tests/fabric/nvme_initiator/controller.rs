@@ -44,7 +44,8 @@ fn connections_that_come_at_once_make_one_controller() {
     let target = Target { address: middle.address.clone(), ..target(&served) };
     let session = Session::new(Arc::new(target));
     let connections: Vec<Connection> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..6).map(|_| scope.spawn(|| session.connect(PATIENCE).unwrap())).collect();
+        let threads: Vec<_> =
+            (0..6).map(|_| scope.spawn(|| session.connect(PATIENCE).unwrap())).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!((connections.len(), middle.admin_queues.load(Ordering::SeqCst)), (6, 1));
@@ -89,7 +90,8 @@ fn a_broken_queue_ends_its_controller_and_a_new_one_takes_its_place() {
     let middle = Middle::with(&served, |_, _| {});
     let target = Target { address: middle.address.clone(), ..target(&served) };
     let session = Session::new(Arc::new(target));
-    let (mut one, mut two) = (session.connect(PATIENCE).unwrap(), session.connect(PATIENCE).unwrap());
+    let (mut one, mut two) =
+        (session.connect(PATIENCE).unwrap(), session.connect(PATIENCE).unwrap());
     assert!(matches!(one.flush().unwrap_err().failure, Failure::Lost(_)));
     let error = two.flush().unwrap_err();
     assert!(error.ends_connection(), "{error}");

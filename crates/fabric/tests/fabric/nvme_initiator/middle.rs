@@ -43,7 +43,10 @@ impl Middle {
         Self::start(&served.socket(), None)
     }
 
-    pub fn with(served: &Served, mischief: impl Fn(UnixStream, Command) + Send + Sync + 'static) -> Self {
+    pub fn with(
+        served: &Served,
+        mischief: impl Fn(UnixStream, Command) + Send + Sync + 'static,
+    ) -> Self {
         Self::start(&served.socket(), Some(Arc::new(mischief)))
     }
 
@@ -51,7 +54,8 @@ impl Middle {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        let (signs_of_life, admin_queues) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let (signs_of_life, admin_queues) =
+            (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let shared = Shared {
             target: target.to_owned(),
             mischief,
@@ -74,7 +78,8 @@ impl Shared {
     fn pass(&self, mut host: UnixStream) {
         host.set_write_timeout(Some(PATIENCE)).unwrap();
         let Ok(mut target) = UnixStream::connect(&self.target) else { return };
-        let (mut from_target, mut to_host) = (target.try_clone().unwrap(), host.try_clone().unwrap());
+        let (mut from_target, mut to_host) =
+            (target.try_clone().unwrap(), host.try_clone().unwrap());
         let taken_over = Arc::new(AtomicBool::new(false));
         let back = thread::spawn({
             let taken_over = Arc::clone(&taken_over);
@@ -87,7 +92,8 @@ impl Shared {
         });
         let mut is_io = false;
         while let Some(pdu) = next(&mut host) {
-            let command = CapsuleCmd::read_from_prefix(&pdu).ok().filter(|_| pdu[0] == kind::CAPSULE_CMD);
+            let command =
+                CapsuleCmd::read_from_prefix(&pdu).ok().filter(|_| pdu[0] == kind::CAPSULE_CMD);
             if let Some((capsule, _)) = command {
                 let command = capsule.command;
                 if command.opcode == FABRICS && command.fabrics_type() == fabrics::CONNECT {

@@ -2,7 +2,9 @@
 
 use aquifer_fabric::nvme::proto::command::{Sgl, admin, io};
 use aquifer_fabric::nvme::proto::feature::{SAVE, id};
-use aquifer_fabric::nvme::proto::identify::{Controller, Namespace, NvmController, descriptor, what};
+use aquifer_fabric::nvme::proto::identify::{
+    Controller, Namespace, NvmController, descriptor, what,
+};
 use aquifer_fabric::nvme::proto::log::{Effects, FirmwareSlots, Smart, page};
 use aquifer_fabric::nvme::proto::{Command, Status};
 use aquifer_page::{Bytes, PAGE_SIZE};
@@ -15,7 +17,8 @@ use crate::common::{eventually, pattern};
 fn a_controller_and_its_namespace_are_identified() {
     let served = Served::new(Bytes::mib(4));
     let (mut host, id) = served.admin();
-    let controller = Controller::read_from_bytes(&host.identify(what::CONTROLLER, 0).unwrap()).unwrap();
+    let controller =
+        Controller::read_from_bytes(&host.identify(what::CONTROLLER, 0).unwrap()).unwrap();
     assert_eq!(controller.id.get(), id);
     assert_eq!(controller.subsystem, served.subsystem.to_field());
     assert_eq!((controller.command_size, controller.completion_size), (0x66, 0x44));
@@ -23,11 +26,13 @@ fn a_controller_and_its_namespace_are_identified() {
     assert!(controller.serial.starts_with(&served.lease.id().to_string().as_bytes()[..20]));
 
     served.lease.write(0, &pattern(5 * PAGE_SIZE, 1)).unwrap();
-    let namespace = Namespace::read_from_bytes(&host.identify(what::NAMESPACE, 1).unwrap()).unwrap();
+    let namespace =
+        Namespace::read_from_bytes(&host.identify(what::NAMESPACE, 1).unwrap()).unwrap();
     assert_eq!((namespace.size.get(), namespace.used.get()), (1024, 5));
     assert_eq!(namespace.block_formats[0].data, 12);
     assert_eq!(host.identify(what::NAMESPACE_OF_SET, 1).unwrap(), vec![0; 4096]);
-    let set = NvmController::read_from_bytes(&host.identify(what::CONTROLLER_OF_SET, 0).unwrap()).unwrap();
+    let set = NvmController::read_from_bytes(&host.identify(what::CONTROLLER_OF_SET, 0).unwrap())
+        .unwrap();
     assert_eq!(set.write_zeroes_limit, 16);
 
     for list in [what::ACTIVE_NAMESPACES, what::ACTIVE_NAMESPACES_OF_SET] {
@@ -45,7 +50,10 @@ fn a_controller_and_its_namespace_are_identified() {
         assert_eq!(host.identify(wanted, 2).unwrap_err(), Status::INVALID_NAMESPACE);
     }
     assert_eq!(host.identify(0x77, 1).unwrap_err(), Status::INVALID_FIELD);
-    assert_eq!(host.identify(what::ACTIVE_NAMESPACES, u32::MAX).unwrap_err(), Status::INVALID_NAMESPACE);
+    assert_eq!(
+        host.identify(what::ACTIVE_NAMESPACES, u32::MAX).unwrap_err(),
+        Status::INVALID_NAMESPACE
+    );
 }
 
 #[test]
@@ -61,7 +69,8 @@ fn logs_can_be_read_whole_and_in_parts() {
         assert_eq!(smart.spare, 100);
         (smart.reads[0].get(), smart.writes[0].get()) == (1, 1) && smart.data_written[0].get() == 1
     });
-    let slots = FirmwareSlots::read_from_bytes(&host.log(page::FIRMWARE_SLOTS, 0, 512).unwrap()).unwrap();
+    let slots =
+        FirmwareSlots::read_from_bytes(&host.log(page::FIRMWARE_SLOTS, 0, 512).unwrap()).unwrap();
     assert_eq!(slots.active, 1);
     assert_eq!(host.log(page::ERROR, 0, 64).unwrap(), [0; 64]);
     let whole = host.log(page::EFFECTS, 0, 4096).unwrap();
@@ -93,7 +102,9 @@ fn features_can_be_read_and_those_that_mean_something_be_set() {
     assert!(get(id::ARBITRATION).status().is_success());
     assert_eq!(get(id::WRITE_CACHE).status().code(), Status::INVALID_FIELD.code());
 
-    let set = |feature: u8, value| move |command: Command| command.with(10, feature.into()).with(11, value);
+    let set = |feature: u8, value| {
+        move |command: Command| command.with(10, feature.into()).with(11, value)
+    };
     for (set, status) in [
         (set(id::QUEUES, 1 << 16 | 1), Status::SUCCESS),
         (set(id::QUEUES, 0xFFFF), Status::INVALID_FIELD),
@@ -105,10 +116,12 @@ fn features_can_be_read_and_those_that_mean_something_be_set() {
         let command = set(host.command(admin::SET_FEATURES, Sgl::NONE));
         assert_eq!(host.status(&command, &[]), status);
     }
-    let command = host.command(admin::SET_FEATURES, Sgl::NONE).with(10, SAVE | u32::from(id::KEEP_ALIVE));
+    let command =
+        host.command(admin::SET_FEATURES, Sgl::NONE).with(10, SAVE | u32::from(id::KEEP_ALIVE));
     assert_eq!(host.status(&command, &[]), Status::FEATURE_NOT_SAVEABLE);
     let command = host.command(admin::GET_FEATURES, Sgl::NONE).with(10, id::KEEP_ALIVE.into());
     assert_eq!(host.execute(&command, &[]).result.get(), 30_000);
-    let command = host.command(admin::GET_FEATURES, Sgl::transport(16)).with(10, id::HOST_ID.into());
+    let command =
+        host.command(admin::GET_FEATURES, Sgl::transport(16)).with(10, id::HOST_ID.into());
     assert_eq!(host.fetch(&command.with(11, 1), 16).unwrap(), [7; 16]);
 }

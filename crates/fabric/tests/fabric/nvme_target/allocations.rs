@@ -35,7 +35,8 @@ fn commands_are_carried_out_without_allocating() {
         for (digests, digest) in [(0, 0), (digests::HEADER | digests::DATA, 4)] {
             let (_admin, controller) = served.admin_with(digests, 0);
             let mut host = served.io(controller, 1, digests);
-            let command = |opcode, sgl, block, blocks| host_command(opcode, sgl).with_blocks(block, blocks);
+            let command =
+                |opcode, sgl, block, blocks| host_command(opcode, sgl).with_blocks(block, blocks);
             let read = host.capsule(&command(io::READ, Sgl::transport(4096), 0, 1), &[]);
             let long_read = host.capsule(&command(io::READ, Sgl::transport(1 << 19), 0, 128), &[]);
             let write = host.capsule(&command(io::WRITE, Sgl::in_capsule(4096), 2, 1), &page);
@@ -43,7 +44,8 @@ fn commands_are_carried_out_without_allocating() {
             let new_page = host.capsule(&command(io::WRITE, Sgl::in_capsule(4096), 512, 1), &page);
             let zeroes = host.capsule(&command(io::WRITE_ZEROES, Sgl::NONE, 512, 1), &[]);
             let range = DsmRange { attributes: 0.into(), blocks: 1.into(), start: 512.into() };
-            let trim = host_command(io::DATASET_MANAGEMENT, Sgl::in_capsule(16)).with(11, DSM_DEALLOCATE);
+            let trim =
+                host_command(io::DATASET_MANAGEMENT, Sgl::in_capsule(16)).with(11, DSM_DEALLOCATE);
             let trim = host.capsule(&trim, range.as_bytes());
             // What is asked for has the tag of the only transfer there is.
             let asked = command(io::WRITE, Sgl::transport(65536), 64, 16);

@@ -48,7 +48,8 @@ fn send(host: &mut Host, message: &[u8]) -> Status {
 
 fn receive(host: &mut Host) -> Vec<u8> {
     let id = host.id();
-    let command = Command::new(FABRICS, id, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(4096));
+    let command =
+        Command::new(FABRICS, id, kind::AUTHENTICATION_RECEIVE.into(), Sgl::transport(4096));
     host.fetch(&command.with(10, AUTHENTICATION_PROTOCOL).with(11, 4096), 4096).unwrap()
 }
 
@@ -103,7 +104,8 @@ fn prove(
     reply.exponential = (exponential.len() as u16).into();
     reply.sequence = 77.into();
     let nothing = vec![0; hash.length()];
-    let bytes = [reply.as_bytes(), &response.value(), challenge.unwrap_or(&nothing), &exponential].concat();
+    let bytes =
+        [reply.as_bytes(), &response.value(), challenge.unwrap_or(&nothing), &exponential].concat();
     assert_eq!(send(host, &bytes), Status::SUCCESS);
     let controller = secret(CONTROLLER);
     (response.side, response.secret, response.sequence) = (Side::Controller, &controller, 77);

@@ -76,7 +76,12 @@ fn nonsense_on_a_queue_ends_the_queue_with_the_reason() {
         }
     };
     broken("a type that does not exist", fatal::INVALID_HEADER, 0, &with(0, 0x44));
-    broken("a header digest not agreed on", fatal::INVALID_HEADER, 0, &with(1, flag::HEADER_DIGEST));
+    broken(
+        "a header digest not agreed on",
+        fatal::INVALID_HEADER,
+        0,
+        &with(1, flag::HEADER_DIGEST),
+    );
     broken("a data digest not agreed on", fatal::INVALID_HEADER, 0, &with(1, flag::DATA_DIGEST));
     broken("a wrong header length", fatal::INVALID_HEADER, 0, &with(2, 71));
     broken("data that overlaps the header", fatal::INVALID_HEADER, 0, &with(3, 68));
@@ -92,7 +97,14 @@ fn nonsense_on_a_queue_ends_the_queue_with_the_reason() {
     broken("data nobody asked for", fatal::INVALID_HEADER, 0, &|host| {
         let header = host.shape.header(kind::H2C_DATA, flag::LAST, size_of::<Data>(), 4);
         let (id, tag) = (1.into(), 2000.into());
-        let pdu = Data { header, command_id: id, tag, offset: 0.into(), length: 4.into(), reserved: [0; 4] };
+        let pdu = Data {
+            header,
+            command_id: id,
+            tag,
+            offset: 0.into(),
+            length: 4.into(),
+            reserved: [0; 4],
+        };
         [pdu.as_bytes(), &[0; 4]].concat()
     });
     served.assert_serves();
@@ -195,8 +207,9 @@ fn a_hundred_queues_are_served_at_once() {
     let served = Served::new(Bytes::mib(4));
     let (_first, one) = served.admin();
     let (_second, two) = served.admin();
-    let mut hosts: Vec<_> =
-        (0..100).map(|number| served.io([one, two][number % 2], number as u16 / 2 + 1, 0)).collect();
+    let mut hosts: Vec<_> = (0..100)
+        .map(|number| served.io([one, two][number % 2], number as u16 / 2 + 1, 0))
+        .collect();
     for (number, host) in hosts.iter_mut().enumerate() {
         host.write(number as u64, &pattern(4096, number as u64));
     }

@@ -34,7 +34,8 @@ fn a_controller_gets_ready_is_reset_and_shut_down() {
     assert_eq!(served.queues(), 1, "and their threads are gone when it is done");
     assert_eq!(host.property(property::STATUS), 0);
     assert_eq!(host.identify(1, 0).unwrap_err(), Status::COMMAND_SEQUENCE);
-    let refused = Host::connect(&served.socket(), 0).try_connect(&served.subsystem, controller, 1, 0);
+    let refused =
+        Host::connect(&served.socket(), 0).try_connect(&served.subsystem, controller, 1, 0);
     assert_eq!(refused.status().code(), Status::COMMAND_SEQUENCE.code());
 
     host.enable();
@@ -42,7 +43,10 @@ fn a_controller_gets_ready_is_reset_and_shut_down() {
     assert!(io.read(0, 1) == pattern(4096, 1));
     let shut_down = configuration::START | configuration::SHUTDOWN_NORMAL;
     assert_eq!(host.set_property(property::CONFIGURATION, shut_down), Status::SUCCESS);
-    assert_eq!(host.property(property::STATUS), u64::from(status::READY | status::SHUTDOWN_COMPLETE));
+    assert_eq!(
+        host.property(property::STATUS),
+        u64::from(status::READY | status::SHUTDOWN_COMPLETE)
+    );
     drop(host);
     assert!(io.is_closed(), "without its admin queue no queue lives on");
     eventually("all queues are gone", || served.queues() == 0);
@@ -87,15 +91,27 @@ fn hosts_come_in_only_where_they_may() {
     let mut impostor = Host::connect(&served.socket(), 0);
     impostor.nqn = "nqn.2014-08.org.example:impostor".parse().unwrap();
     let completion = impostor.try_connect(&served.subsystem, id, 1, 0);
-    assert_eq!(completion.status().code(), Status::CONNECT_INVALID_HOST.code(), "somebody else's controller");
+    assert_eq!(
+        completion.status().code(),
+        Status::CONNECT_INVALID_HOST.code(),
+        "somebody else's controller"
+    );
     let completion = impostor.try_connect(&served.subsystem, id, 65, 0);
     assert_eq!(completion.status().code(), Status::CONNECT_INVALID_HOST.code());
     let mut io = served.io(id, 64, 0);
     io.write(0, &pattern(4096, 1));
     let again = Host::connect(&served.socket(), 0).try_connect(&served.subsystem, id, 64, 0);
-    assert_eq!(again.status().code(), Status::COMMAND_SEQUENCE.code(), "a queue that there is already");
+    assert_eq!(
+        again.status().code(),
+        Status::COMMAND_SEQUENCE.code(),
+        "a queue that there is already"
+    );
     let too_many = Host::connect(&served.socket(), 0).try_connect(&served.subsystem, id, 65, 0);
-    assert_eq!(too_many.status().code(), Status::CONNECT_INVALID.code(), "more queues than there are");
+    assert_eq!(
+        too_many.status().code(),
+        Status::CONNECT_INVALID.code(),
+        "more queues than there are"
+    );
 }
 
 #[test]
@@ -108,7 +124,10 @@ fn a_malformed_connect_is_refused_with_the_field() {
     assert_eq!(host.status(&command, data.as_bytes()), Status::CONNECT_FORMAT);
     let command = host.connect_command(0, 0).with(11, 0);
     let completion = host.execute(&command, data.as_bytes());
-    assert_eq!((completion.status().code(), completion.result.get()), (Status::CONNECT_INVALID.code(), 44));
+    assert_eq!(
+        (completion.status().code(), completion.result.get()),
+        (Status::CONNECT_INVALID.code(), 44)
+    );
     let mut command = host.connect_command(0, 0);
     assert_eq!(host.status(&command, &data.as_bytes()[..1000]), Status::DATA_LENGTH_INVALID);
     command.sgl = Sgl::transport(1024);
@@ -151,7 +170,10 @@ fn discovery_tells_each_host_what_it_may_see_and_where() {
     let mut host = Host::connect(&served.socket(), 0);
     assert_eq!(entries(&mut host), [], "a unix socket cannot be told");
     let mut host = Host::connect(&served.dir.path().join("announced"), 0);
-    assert_eq!(entries(&mut host), all.clone().map(|nqn| (nqn, "192.0.2.7".to_owned(), "4420".to_owned())));
+    assert_eq!(
+        entries(&mut host),
+        all.clone().map(|nqn| (nqn, "192.0.2.7".to_owned(), "4420".to_owned()))
+    );
     let mut stranger = Host::connect(&served.dir.path().join("announced"), 0);
     stranger.nqn = STRANGER.parse().unwrap();
     assert_eq!(entries(&mut stranger), []);
@@ -236,7 +258,8 @@ fn with_flow_control_every_command_has_a_completion_that_says_how_far_the_queue_
 
 #[test]
 fn who_dawdles_before_connect_is_shown_the_door_and_makes_room() {
-    let limits = Limits { handshake: Duration::from_secs(2), connections: at_most(5), ..Limits::default() };
+    let limits =
+        Limits { handshake: Duration::from_secs(2), connections: at_most(5), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let (mut steady, _) = served.admin();
     let mut silent = Host::silent(&served.socket());

@@ -39,7 +39,8 @@ fn a_resized_namespace_is_told_once_until_its_log_is_read() {
     let told = host.completion();
     assert_eq!(told.command_id.get(), second);
     assert_eq!(told.result.get(), u64::from(event::NAMESPACE_CHANGED));
-    let namespace = Namespace::read_from_bytes(&host.identify(what::NAMESPACE, 1).unwrap()).unwrap();
+    let namespace =
+        Namespace::read_from_bytes(&host.identify(what::NAMESPACE, 1).unwrap()).unwrap();
     assert_eq!(namespace.size.get(), 1024);
     assert_eq!(served.lease.stored(), Bytes::kib(4), "what was cut off is given back");
 
@@ -51,10 +52,15 @@ fn a_resized_namespace_is_told_once_until_its_log_is_read() {
     assert!(io.read(1024, 1) == [0; PAGE_SIZE]);
     served.namespace.resize(Bytes::mib(6)).unwrap();
     let told = host.completion();
-    assert_eq!((told.command_id.get(), told.result.get()), (first, u64::from(event::NAMESPACE_CHANGED)));
+    assert_eq!(
+        (told.command_id.get(), told.result.get()),
+        (first, u64::from(event::NAMESPACE_CHANGED))
+    );
 
     for size in [Bytes::ZERO, Bytes(4097), Bytes::mib(9)] {
-        assert!(served.namespace.resize(size).unwrap_err().to_string().contains("must be a multiple"));
+        assert!(
+            served.namespace.resize(size).unwrap_err().to_string().contains("must be a multiple")
+        );
     }
     assert_eq!(served.namespace.size(), Bytes::mib(6));
 }
@@ -81,7 +87,10 @@ fn requests_are_limited_and_can_be_aborted() {
     let abort = host.command(admin::ABORT, Sgl::NONE).with(10, u32::from(requests[1]) << 16);
     host.send(&abort, &[]);
     let aborted = host.completion();
-    assert_eq!((aborted.command_id.get(), aborted.status()), (requests[1], Status::ABORT_REQUESTED));
+    assert_eq!(
+        (aborted.command_id.get(), aborted.status()),
+        (requests[1], Status::ABORT_REQUESTED)
+    );
     assert_eq!((host.completion().result.get(), ask(&mut host)), (0, abort.id.get() + 1));
     let again = host.execute(&abort, &[]);
     assert_eq!(again.result.get(), 1, "it is not there any more");
@@ -103,6 +112,9 @@ fn hosts_that_wait_for_it_are_told_of_new_subsystems() {
     served.add(Bytes::mib(1));
     served.target.subsystems_changed();
     let told = host.completion();
-    assert_eq!((told.command_id.get(), told.result.get()), (request, u64::from(event::DISCOVERY_CHANGED)));
+    assert_eq!(
+        (told.command_id.get(), told.result.get()),
+        (request, u64::from(event::DISCOVERY_CHANGED))
+    );
     assert!(generation(&mut host) > before);
 }

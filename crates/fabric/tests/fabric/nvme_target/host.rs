@@ -6,12 +6,14 @@ use std::path::Path;
 
 use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin, io};
 use aquifer_fabric::nvme::proto::fabrics::{
-    ANY_CONTROLLER, Connect, ConnectData, PROPERTY_8_BYTES, configuration, connect, kind as fabrics, property,
+    ANY_CONTROLLER, Connect, ConnectData, PROPERTY_8_BYTES, configuration, connect,
+    kind as fabrics, property,
 };
 use aquifer_fabric::nvme::proto::identify::LENGTH;
 use aquifer_fabric::nvme::proto::log::Request;
 use aquifer_fabric::nvme::proto::pdu::{
-    CapsuleCmd, CapsuleResp, CommonHeader, Data, IcReq, IcResp, R2t, Shape, TermReq, digests, flag, kind,
+    CapsuleCmd, CapsuleResp, CommonHeader, Data, IcReq, IcResp, R2t, Shape, TermReq, digests, flag,
+    kind,
 };
 use aquifer_fabric::nvme::proto::{Command, Completion, Nqn, Status, digest};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -134,7 +136,10 @@ impl Host {
             kind::C2H_DATA => {
                 let pdu = Data::read_from_prefix(&bytes).unwrap().0;
                 let start = usize::from(header.data_offset);
-                assert!(start.is_multiple_of((usize::from(self.shape.alignment) + 1) * 4), "data at {start}");
+                assert!(
+                    start.is_multiple_of((usize::from(self.shape.alignment) + 1) * 4),
+                    "data at {start}"
+                );
                 let data = bytes[start..][..pdu.length.get() as usize].to_vec();
                 if self.shape.data_digest {
                     assert_eq!(bytes[start + data.len()..], *digest::of(&data).as_bytes());
@@ -191,7 +196,10 @@ impl Host {
         loop {
             match self.pdu() {
                 Pdu::Data(pdu, data) => {
-                    assert_eq!((pdu.command_id, pdu.offset.get() as usize), (command.id, all.len()));
+                    assert_eq!(
+                        (pdu.command_id, pdu.offset.get() as usize),
+                        (command.id, all.len())
+                    );
                     all.extend(data);
                     let flags = pdu.header.flags;
                     assert_eq!(flags & flag::LAST != 0, all.len() == length);
@@ -267,7 +275,10 @@ impl Host {
     }
 
     pub fn enable(&mut self) {
-        assert_eq!(self.set_property(property::CONFIGURATION, configuration::START), Status::SUCCESS);
+        assert_eq!(
+            self.set_property(property::CONFIGURATION, configuration::START),
+            Status::SUCCESS
+        );
     }
 
     pub fn identify(&mut self, what: u8, nsid: u32) -> Result<Vec<u8>, Status> {
@@ -278,7 +289,8 @@ impl Host {
 
     pub fn log(&mut self, page: u8, offset: u64, length: usize) -> Result<Vec<u8>, Status> {
         let id = self.id();
-        let command = Command::new(admin::GET_LOG_PAGE, id, u32::MAX, Sgl::transport(length as u32));
+        let command =
+            Command::new(admin::GET_LOG_PAGE, id, u32::MAX, Sgl::transport(length as u32));
         let request = Request { page, length: length as u64, offset, retain: false };
         self.fetch(&request.put(command), length)
     }
@@ -297,7 +309,8 @@ impl Host {
 
     pub fn read(&mut self, block: u64, blocks: u32) -> Vec<u8> {
         let length = blocks as usize * 4096;
-        let command = self.command(io::READ, Sgl::transport(length as u32)).with_blocks(block, blocks);
+        let command =
+            self.command(io::READ, Sgl::transport(length as u32)).with_blocks(block, blocks);
         self.fetch(&command, length).unwrap()
     }
 }

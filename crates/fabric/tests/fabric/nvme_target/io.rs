@@ -1,6 +1,8 @@
 //! Moving blocks.
 
-use aquifer_fabric::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, FABRICS, Sgl, control, flag, io};
+use aquifer_fabric::nvme::proto::command::{
+    DSM_DEALLOCATE, DsmRange, FABRICS, Sgl, control, flag, io,
+};
 use aquifer_fabric::nvme::proto::fabrics::kind as fabrics;
 use aquifer_fabric::nvme::proto::pdu::digests;
 use aquifer_fabric::nvme::proto::{Command, Status};
@@ -70,7 +72,10 @@ fn what_is_written_in_capsules_and_after_r2t_is_read_back() {
         }
         for (block, blocks) in [(0, 1), (0, 8), (3, 9), (100, 20), (190, 256), (3840, 256)] {
             let there = host.read(block, blocks);
-            assert!(there == expected[block as usize * 4096..][..there.len()], "{blocks} blocks at {block}");
+            assert!(
+                there == expected[block as usize * 4096..][..there.len()],
+                "{blocks} blocks at {block}"
+            );
         }
         let mut stored = vec![0; 16 << 20];
         served.lease.read(0, &mut stored).unwrap();
@@ -85,7 +90,8 @@ fn many_commands_are_under_way_at_once_and_their_data_may_be_mixed() {
     let mut host = served.io(controller, 1, 0);
     let mut commands = Vec::new();
     for number in 0..16 {
-        let command = host.command(io::WRITE, Sgl::transport(64 << 10)).with_blocks(number * 16, 16);
+        let command =
+            host.command(io::WRITE, Sgl::transport(64 << 10)).with_blocks(number * 16, 16);
         host.send(&command, &[]);
         commands.push(command);
     }
@@ -150,7 +156,10 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     // Three that must be asked for, in odd pieces.
     let three = ranges(&[(8, 1), (10, 1), (12, 4)]);
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::transport(48)).with(10, 2);
-    assert_eq!(send_asked(&mut host, &command.with(11, DSM_DEALLOCATE), &three, 20), Status::SUCCESS);
+    assert_eq!(
+        send_asked(&mut host, &command.with(11, DSM_DEALLOCATE), &three, 20),
+        Status::SUCCESS
+    );
     assert_eq!(served.lease.stored(), Bytes::kib(12));
     let mut expected = pattern(16 * 4096, 1);
     for block in (0..16).filter(|block| ![5, 9, 11].contains(block)) {
@@ -193,7 +202,11 @@ fn errors_name_what_is_wrong_and_hurt_nobody() {
         ("described by PRPs", Command { flags: 0, ..read }, Status::INVALID_FIELD),
         ("protection", read.with(12, 1 << 26), Status::INVALID_FIELD),
         ("too short", Command { sgl: Sgl::transport(4095), ..read }, Status::DATA_LENGTH_INVALID),
-        ("into the capsule", Command { sgl: Sgl::in_capsule(4096), ..read }, Status::SGL_TYPE_INVALID),
+        (
+            "into the capsule",
+            Command { sgl: Sgl::in_capsule(4096), ..read },
+            Status::SGL_TYPE_INVALID,
+        ),
         ("too long", read.with_blocks(0, 257), Status::INVALID_FIELD),
         ("no data at all", write, Status::DATA_LENGTH_INVALID),
         (
@@ -276,7 +289,8 @@ fn a_host_that_does_not_read_holds_up_no_writer() {
     let (_admin, controller) = served.admin();
     let mut lazy = served.io(controller, 1, 0);
     for number in 0..16 {
-        let command = lazy.command(io::READ, Sgl::transport(1 << 20)).with_blocks(number % 8 * 256, 256);
+        let command =
+            lazy.command(io::READ, Sgl::transport(1 << 20)).with_blocks(number % 8 * 256, 256);
         lazy.send(&command, &[]);
     }
     let mut writer = served.io(controller, 2, 0);

@@ -41,7 +41,8 @@ pub fn many_in_flight(base: u64, mut run: impl FnMut(&mut [Operation<'_>])) -> V
     let mut data = pattern(300 * 8192, 2);
     let places = || (base..).step_by(12_288);
     let pieces = data.chunks(8192).zip(places());
-    let mut writes: Vec<_> = pieces.map(|(from, offset)| Operation::Write { offset, from }).collect();
+    let mut writes: Vec<_> =
+        pieces.map(|(from, offset)| Operation::Write { offset, from }).collect();
     writes.push(Operation::Flush);
     writes.push(Operation::Write { offset: 0, from: &[] });
     run(&mut writes);

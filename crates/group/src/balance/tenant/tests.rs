@@ -57,7 +57,8 @@ fn a_silent_vm_counts_as_it_was_seen_and_is_asked_now_and_then() {
         swapped: Bytes::mib(1),
         contributed: Bytes::ZERO,
     };
-    let before = Known { is: is.clone(), told: Some(is.target), swapped: Some(7), silent_until: None };
+    let before =
+        Known { is: is.clone(), told: Some(is.target), swapped: Some(7), silent_until: None };
     let now = Instant::now();
     let (known, news) = find(&vm, Some(before), Bytes::mib(2), now);
     let known = known.unwrap();

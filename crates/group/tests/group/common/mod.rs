@@ -63,7 +63,8 @@ impl Here {
     /// A disk full of what is nowhere twice.
     pub fn disk(&self, name: &str, size: u64) -> (PathBuf, Vec<u8>) {
         let path = self.dir.path().join(name);
-        let words = (0..size.div_ceil(8)).map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        let words = (0..size.div_ceil(8))
+            .map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         let mut content: Vec<u8> = words.flatten().collect();
         content.truncate(size as usize);
         fs::write(&path, &content).unwrap();
@@ -76,7 +77,10 @@ impl Here {
 
     pub fn export(&self, name: &str) -> Result<Connection, NbdError> {
         let address = Address::Unix(GroupFiles::new(&self.regions(), &self.group).cache_disks());
-        Connection::connect(Arc::new(Target { address, export: name.to_owned(), tls: None }), PATIENCE)
+        Connection::connect(
+            Arc::new(Target { address, export: name.to_owned(), tls: None }),
+            PATIENCE,
+        )
     }
 
     pub fn status(&self) -> cache::Status {
@@ -155,8 +159,10 @@ impl Worker {
     }
 
     fn write(&mut self, range: Range<u64>) {
-        let (value, bytes) = (self.chance.below(u64::MAX), range.start as usize..range.end as usize);
-        let new: Vec<u8> = (range.clone()).map(|at| (value >> (at % 8 * 8)) as u8 ^ at as u8).collect();
+        let (value, bytes) =
+            (self.chance.below(u64::MAX), range.start as usize..range.end as usize);
+        let new: Vec<u8> =
+            (range.clone()).map(|at| (value >> (at % 8 * 8)) as u8 ^ at as u8).collect();
         self.connection.write(range.start, &new).unwrap();
         self.content[bytes].copy_from_slice(&new);
     }

@@ -52,7 +52,9 @@ fn no_more_is_given_than_was_set_aside() {
     budget.grow(&one, Bytes::mib(128), false).unwrap();
     assert!(matches!(budget.grow(&two, Bytes::mib(256), true), Err(GuestError::NoRoom { .. })));
     assert_eq!(local(&budget), (896, 128, 0));
-    assert!(budget.set(Some(Bytes::mib(895)), None).unwrap_err().to_string().contains("896MiB already"));
+    assert!(
+        budget.set(Some(Bytes::mib(895)), None).unwrap_err().to_string().contains("896MiB already")
+    );
     budget.settle(&one, Bytes::mib(512)).unwrap();
     budget.grow(&two, Bytes::mib(256), false).unwrap();
     assert_eq!(local(&budget), (1024, 0, 0));
@@ -88,7 +90,10 @@ fn a_vm_in_the_pool_takes_its_cache_of_the_host_and_the_rest_of_its_leases() {
     assert!(matches!(budget.grow(&vm, Bytes::mib(1), false), Err(GuestError::NoRoom { .. })));
     assert_eq!(local(&budget), (256, 768, 0));
     let pool = budget.accounts().unwrap().pool;
-    assert_eq!(pool, Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO });
+    assert_eq!(
+        pool,
+        Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO }
+    );
     assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(GuestError::Misuse(_))));
     budget.cache(&vm, Bytes::mib(1024)).unwrap();
     assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(GuestError::NoRoom { .. })));

@@ -96,8 +96,13 @@ fn main() -> ExitCode {
     let client = Client::at(&arguments.socket);
     let done = match arguments.command {
         Command::Run { online, socket_group, port } => {
-            let options =
-                Options { port, socket: arguments.socket, socket_group, online, ..Options::default() };
+            let options = Options {
+                port,
+                socket: arguments.socket,
+                socket_group,
+                online,
+                ..Options::default()
+            };
             let Err(error) = agent::run(options);
             eprintln!("aquifer-guest: cannot run: {error}");
             return ExitCode::FAILURE;

@@ -15,7 +15,12 @@ pub(crate) enum Change {
 
 impl Change {
     /// Asks for it.
-    pub(crate) fn ask(self, client: &Client, patience: Duration, why: &str) -> Result<Granted, RequestError> {
+    pub(crate) fn ask(
+        self,
+        client: &Client,
+        patience: Duration,
+        why: &str,
+    ) -> Result<Granted, RequestError> {
         match self {
             Self::More(bytes) => client.request(bytes, patience, why),
             Self::Less(bytes) => client.give_back(bytes, patience, why),
@@ -36,15 +41,21 @@ impl FromStr for Change {
 
 /// A time such as `500ms`, `10s`, `2m`.
 pub(crate) fn wait(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let (number, unit) =
+        text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit = match unit {
         "ms" => 1,
         "" | "s" => 1000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err(format!("'{unit}' is not a unit of time: write for example 500ms, 10s or 2m")),
+        _ => {
+            return Err(format!(
+                "'{unit}' is not a unit of time: write for example 500ms, 10s or 2m"
+            ));
+        }
     };
-    let number: u64 = number.parse().map_err(|_| "write for example 500ms, 10s or 2m".to_owned())?;
+    let number: u64 =
+        number.parse().map_err(|_| "write for example 500ms, 10s or 2m".to_owned())?;
     Ok(Duration::from_millis(number.saturating_mul(unit)))
 }
 

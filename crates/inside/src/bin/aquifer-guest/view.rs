@@ -31,7 +31,8 @@ pub(crate) fn status(status: &Status, json: bool) {
     if json {
         return print(status);
     }
-    let Report { total, available, free, swap_total, swap_used, online, offline, .. } = status.report;
+    let Report { total, available, free, swap_total, swap_used, online, offline, .. } =
+        status.report;
     let host = match (status.connected, status.period_ms) {
         (false, _) => "not there".to_owned(),
         (true, None) => "connected".to_owned(),
@@ -40,7 +41,10 @@ pub(crate) fn status(status: &Status, json: bool) {
     row("host", &host);
     row("memory", &format!("{total}, {available} available, {free} free"));
     if online > Bytes::ZERO {
-        row("blocks", &format!("{online} online, {offline} offline, of {} each", status.report.block));
+        row(
+            "blocks",
+            &format!("{online} online, {offline} offline, of {} each", status.report.block),
+        );
     }
     row("swap", &format!("{swap_used} of {swap_total} used"));
     if let (Some(some), Some(full)) = (status.report.pressure_some, status.report.pressure_full) {

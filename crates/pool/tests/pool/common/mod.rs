@@ -81,7 +81,8 @@ pub fn volume(config: VolumeConfig, sizes: &[u64]) -> (Volume, Vec<Nbdkit>) {
 pub fn content(offset: u64, round: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     for (at, word) in page.chunks_exact_mut(8).enumerate() {
-        let value = (offset + at as u64 * 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (round << 1 | 1);
+        let value =
+            (offset + at as u64 * 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (round << 1 | 1);
         word.copy_from_slice(&value.to_le_bytes());
     }
     page

@@ -96,7 +96,8 @@ impl OurLender {
     }
 
     pub fn restart(&mut self) {
-        (self.child, _) = spawn(self.kind, self.dir.path(), &self.store, self.extents, self.fixed.as_deref());
+        (self.child, _) =
+            spawn(self.kind, self.dir.path(), &self.store, self.extents, self.fixed.as_deref());
         self.wait();
     }
 
@@ -117,7 +118,9 @@ impl OurLender {
     }
 
     fn wait(&self) {
-        wait_until("the lender listens", || UnixStream::connect(self.dir.path().join("nbd")).is_ok());
+        wait_until("the lender listens", || {
+            UnixStream::connect(self.dir.path().join("nbd")).is_ok()
+        });
     }
 
     /// The life of its pages.
@@ -135,7 +138,10 @@ impl OurLender {
     pub fn sees(&self) -> Vec<Vec<u8>> {
         let all = self.pages().flat_map(|file| fs::read(file).unwrap());
         let all: Vec<_> = all.collect();
-        all.chunks(PAGE_SIZE).filter(|page| page.iter().any(|byte| *byte != 0)).map(<[u8]>::to_vec).collect()
+        all.chunks(PAGE_SIZE)
+            .filter(|page| page.iter().any(|byte| *byte != 0))
+            .map(<[u8]>::to_vec)
+            .collect()
     }
 
     fn pages(&self) -> impl Iterator<Item = PathBuf> + use<> {
@@ -153,7 +159,13 @@ impl Drop for OurLender {
 }
 
 /// Starts it, and says what its subsystem is called, if it has one.
-fn spawn(kind: Kind, dir: &Path, store: &Path, extents: u64, name: Option<&str>) -> (Child, String) {
+fn spawn(
+    kind: Kind,
+    dir: &Path,
+    store: &Path,
+    extents: u64,
+    name: Option<&str>,
+) -> (Child, String) {
     let program = match kind {
         Kind::Nbd => "nbd_memory",
         Kind::Nvme => "nvme_memory",

@@ -82,8 +82,16 @@ impl World {
     }
 
     /// The other engine takes in what this one sends, or is killed over it.
-    fn take_in(&self, to: &Rc<Host>, incoming: &mut Incoming, frame: &Frame, data: &[u8]) -> io::Result<()> {
-        let Some(engine) = to.engine.borrow().clone() else { return Err(io::ErrorKind::BrokenPipe.into()) };
+    fn take_in(
+        &self,
+        to: &Rc<Host>,
+        incoming: &mut Incoming,
+        frame: &Frame,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let Some(engine) = to.engine.borrow().clone() else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
         let before = self.running.replace(Some(to.clone()));
         let taken = catch_unwind(AssertUnwindSafe(|| engine.take_in(incoming, frame, data)));
         self.running.replace(before);
@@ -106,7 +114,12 @@ impl World {
         }
     }
 
-    fn run_if_there<T>(&self, host: &Rc<Host>, what: &str, op: impl FnOnce(&Engine) -> T) -> Option<T> {
+    fn run_if_there<T>(
+        &self,
+        host: &Rc<Host>,
+        what: &str,
+        op: impl FnOnce(&Engine) -> T,
+    ) -> Option<T> {
         host.engine.borrow().is_some().then_some(())?;
         self.run(host, what, op)
     }
@@ -141,8 +154,9 @@ impl World {
             self.restart(&from);
         }
         let mut cursor = self.below(self.shape.pages);
-        let next =
-            self.run(&to, "what is to come next", |engine| engine.next_left(all.then_some(&mut cursor)));
+        let next = self.run(&to, "what is to come next", |engine| {
+            engine.next_left(all.then_some(&mut cursor))
+        });
         let Some(next) = next else {
             self.restart(&to);
             return false;

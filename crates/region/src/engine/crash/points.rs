@@ -8,8 +8,13 @@ use crate::effect;
 use crate::handover::Round;
 use crate::policy::PolicyKind;
 
-const SHAPE: Shape =
-    Shape { pages: 24, frames: 16, policy: PolicyKind::Fifo, scheme: Scheme::OnDemand, shares: true };
+const SHAPE: Shape = Shape {
+    pages: 24,
+    frames: 16,
+    policy: PolicyKind::Fifo,
+    scheme: Scheme::OnDemand,
+    shares: true,
+};
 
 /// Has something happen in a region, and sees to it that all is there that should be.
 #[track_caller]
@@ -26,7 +31,10 @@ fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World))
         world.read_all();
         world.migrate_by(&[Round::Copy], Round::Last, || {});
         world.read_all();
-        assert!(!world.lender.was_trespassed(), "a host changed what a lender has of another host's region");
+        assert!(
+            !world.lender.was_trespassed(),
+            "a host changed what a lender has of another host's region"
+        );
         was_killed
     }));
     effect::set(None);

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use aquifer_mapping::{Attach, Connection, Listener, Order, Reply, Run, Shared, Userfault, VERSION};
+use aquifer_mapping::{
+    Attach, Connection, Listener, Order, Reply, Run, Shared, Userfault, VERSION,
+};
 use aquifer_page::PAGE_SIZE;
 use rustix::mm::MapFlags;
 
@@ -25,7 +27,11 @@ const WORDS: usize = PAGE_SIZE / 8 / CELLS as usize;
 
 /// What stands in a cell.
 fn word(cell: u64, version: u64, at: usize) -> u64 {
-    if version == 0 { 0 } else { (cell << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64 }
+    if version == 0 {
+        0
+    } else {
+        (cell << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at as u64
+    }
 }
 
 pub(super) struct Program {
@@ -61,12 +67,19 @@ impl Program {
     }
 
     /// Puts the mapping under the care of an engine.
-    pub(super) fn attach(&self, engine: &Engine, listener: &Listener, socket: &Path) -> io::Result<()> {
+    pub(super) fn attach(
+        &self,
+        engine: &Engine,
+        listener: &Listener,
+        socket: &Path,
+    ) -> io::Result<()> {
         let ours = Connection::to(socket)?;
         let theirs = listener.accept()?;
         let pages = Run { first: 0, count: self.pages };
-        let attach = Attach { version: VERSION, address: self.address() as u64, pages, live: vec![pages] };
-        let copy = |userfault: &Userfault| userfault.as_fd().try_clone_to_owned().map(Userfault::from);
+        let attach =
+            Attach { version: VERSION, address: self.address() as u64, pages, live: vec![pages] };
+        let copy =
+            |userfault: &Userfault| userfault.as_fd().try_clone_to_owned().map(Userfault::from);
         let userfaults = [copy(&self.userfault)?, copy(&self.guard)?];
         *self.orders.borrow_mut() = Some((ours, false));
         *self.served.borrow_mut() = Some(engine.attach(&attach, userfaults, theirs)?);
@@ -94,8 +107,12 @@ impl Program {
                     runs.iter().for_each(|run| self.memory.drop_entries(run.first..run.end()));
                     Reply::Done
                 }
-                Order::Share(all) => reply(all.iter().try_for_each(|shared| self.share(shared, &files[0]))),
-                Order::Restore(runs) => reply(runs.iter().try_for_each(|run| self.restore(run, &files[0]))),
+                Order::Share(all) => {
+                    reply(all.iter().try_for_each(|shared| self.share(shared, &files[0])))
+                }
+                Order::Restore(runs) => {
+                    reply(runs.iter().try_for_each(|run| self.restore(run, &files[0])))
+                }
             };
             // An engine that is gone needs no answer.
             let _ = orders.send(&reply, &[]);
@@ -176,5 +193,6 @@ fn reply(done: io::Result<()>) -> Reply {
 
 fn is_readable(connection: &Connection) -> bool {
     let mut fds = [rustix::event::PollFd::new(connection, rustix::event::PollFlags::IN)];
-    rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).is_ok_and(|ready| ready > 0)
+    rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default()))
+        .is_ok_and(|ready| ready > 0)
 }

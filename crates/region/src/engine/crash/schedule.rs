@@ -49,7 +49,9 @@ impl World {
 
     pub(super) fn evict(&self, count: u64) {
         let host = self.host();
-        match self.run(&host, format_args!("evict {count}"), |engine| engine.evict(0, count as usize)) {
+        match self
+            .run(&host, format_args!("evict {count}"), |engine| engine.evict(0, count as usize))
+        {
             Some(done) => expect("evict", done),
             None => self.restart(&host),
         }
@@ -73,7 +75,9 @@ impl World {
                 }
             }
         }
-        match self.run(&host, format_args!("share {proposals:?}"), |engine| engine.share(&proposals)) {
+        match self
+            .run(&host, format_args!("share {proposals:?}"), |engine| engine.share(&proposals))
+        {
             Some(merged) => {
                 let merged = expect("share", merged);
                 self.say(format_args!("  {merged:?}"));
@@ -174,7 +178,8 @@ fn run(seed: u64) -> Result<(), String> {
         world.check_all();
     }));
     effect::set(None);
-    let log = world.borrow().as_ref().map(|world| world.log.borrow().join("\n")).unwrap_or_default();
+    let log =
+        world.borrow().as_ref().map(|world| world.log.borrow().join("\n")).unwrap_or_default();
     let told = |what: &str| Err(format!("seed {seed}, {shape:?}\n{log}\n{what}"));
     match done {
         Ok(()) => Ok(()),
@@ -199,7 +204,12 @@ fn schedules_that_once_lost_writes_lose_none() {
     let empty_entry_is_clean = [2227, 2575, 2635];
     let given_away_and_discarded = [22, 68, 77];
     let died_without_an_engine = [98, 1977, 3570];
-    let all = [armed_before_noted, empty_entry_is_clean, given_away_and_discarded, died_without_an_engine];
+    let all = [
+        armed_before_noted,
+        empty_entry_is_clean,
+        given_away_and_discarded,
+        died_without_an_engine,
+    ];
     for seed in all.into_iter().flatten() {
         if let Err(what) = run(seed) {
             panic!("{what}");

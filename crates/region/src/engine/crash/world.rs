@@ -115,7 +115,15 @@ impl Host {
         let region = open(directory.path().join("region"), shape.pages * PAGE_SIZE as u64);
         let listener = expect("listen", Listener::bind(&directory.path().join("programs")));
         let (engine, programs) = (RefCell::default(), RefCell::default());
-        Rc::new(Self { number, directory, region, listener, foreign: Cell::new(foreign), engine, programs })
+        Rc::new(Self {
+            number,
+            directory,
+            region,
+            listener,
+            foreign: Cell::new(foreign),
+            engine,
+            programs,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -168,7 +176,8 @@ impl Host {
         let names = ["region", "table", "places", "sharers"];
         let paths = names.map(|name| self.path(name));
         let sizes = [shape.pages * PAGE_SIZE as u64, shape.pages, 0, 0];
-        let files = std::array::from_fn(|at| (paths[at].as_path(), open(paths[at].clone(), sizes[at])));
+        let files =
+            std::array::from_fn(|at| (paths[at].as_path(), open(paths[at].clone(), sizes[at])));
         let beside = ["mapped", "frames"].map(|name| self.path(name));
         let engine = expect("open an engine", Engine::over(&config, volume, joined, files, beside));
         // Fewer than a cache has outside of tests, so that there is much to do in a small region.
@@ -306,8 +315,10 @@ impl World {
 
     /// A fault while the engine is at something else: one that needs no room, as that may be what it makes.
     fn fault_meanwhile(&self, host: &Rc<Host>, program: &Program, page: u64) {
-        let is_running = self.running.borrow().as_ref().is_some_and(|running| Rc::ptr_eq(running, host));
-        let (Some(engine), Some(served), true) = (host.engine.borrow().clone(), program.served(), is_running)
+        let is_running =
+            self.running.borrow().as_ref().is_some_and(|running| Rc::ptr_eq(running, host));
+        let (Some(engine), Some(served), true) =
+            (host.engine.borrow().clone(), program.served(), is_running)
         else {
             return;
         };
@@ -330,7 +341,8 @@ impl World {
         write: bool,
     ) -> Result<(), crate::error::RegionError> {
         let address = (program.address() as u64) + page * PAGE_SIZE as u64;
-        let fault = Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
+        let fault =
+            Fault { address, write, minor: host.has(page) && !program.shares(page), thread: 1 };
         let mut buffer = super::super::prefetch::buffer();
         engine.try_serve(0, &Touch::new(served, fault, page), &mut buffer)
     }
@@ -387,7 +399,8 @@ impl World {
             if self.one_in(12) {
                 self.end_program(host);
             }
-            let Some(engine) = self.survives(host, || host.open_engine(self.shape, &self.lender)) else {
+            let Some(engine) = self.survives(host, || host.open_engine(self.shape, &self.lender))
+            else {
                 continue;
             };
             *host.engine.borrow_mut() = Some(engine);
@@ -493,7 +506,9 @@ impl World {
             let may = &mut self.model.borrow_mut()[cell as usize];
             match may.iter().find(|version| program.holds(cell, **version)).copied() {
                 Some(version) => *may = vec![version],
-                None => wrong(format_args!("page {page}, cell {} is none of {may:?}", cell % CELLS)),
+                None => {
+                    wrong(format_args!("page {page}, cell {} is none of {may:?}", cell % CELLS))
+                }
             }
         }
     }

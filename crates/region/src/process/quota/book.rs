@@ -70,26 +70,39 @@ impl Limits {
     /// Each limit over a region of this group: what is free of it, and whose it is; the least free first.
     fn free(&self, group: &Group) -> Vec<(u64, Option<Group>)> {
         let taken = |of: Option<&Group>| {
-            let quotas = self.quotas.values().filter(|quota| of.is_none_or(|group| quota.group == *group));
+            let quotas =
+                self.quotas.values().filter(|quota| of.is_none_or(|group| quota.group == *group));
             quotas.map(|quota| quota.bytes.0).sum::<u64>()
         };
         let host = self.host.map(|limit| (limit.0.saturating_sub(taken(None)), None));
         let own = self.groups.get(group);
-        let own = own.map(|limit| (limit.0.saturating_sub(taken(Some(group))), Some(group.clone())));
+        let own =
+            own.map(|limit| (limit.0.saturating_sub(taken(Some(group))), Some(group.clone())));
         let mut all: Vec<_> = host.into_iter().chain(own).collect();
         all.sort_by_key(|(free, _)| *free);
         all
     }
 
     /// A first quota, as much as is free of what is wanted. Nothing where no limit is over it; less than [`LEAST`] where there is no room.
-    pub(super) fn join(&mut self, name: &RegionName, group: &Group, wanted: Bytes) -> Option<Bytes> {
+    pub(super) fn join(
+        &mut self,
+        name: &RegionName,
+        group: &Group,
+        wanted: Bytes,
+    ) -> Option<Bytes> {
         let (free, _) = self.free(group).first().cloned()?;
         let quota = Quota { group: group.clone(), bytes: Bytes(wanted.0.min(free)), short: None };
         Some(self.quotas.entry(name.clone()).or_insert(quota).bytes)
     }
 
     /// More for a region in whose cache pages stay so long, up to what is wanted.
-    pub(super) fn more(&mut self, name: &RegionName, wanted: Bytes, stay: Duration, now: Duration) -> More {
+    pub(super) fn more(
+        &mut self,
+        name: &RegionName,
+        wanted: Bytes,
+        stay: Duration,
+        now: Duration,
+    ) -> More {
         let Some(quota) = self.quotas.get_mut(name) else { return More::Nothing };
         quota.short = Some((now, stay));
         let (has, group) = (quota.bytes.0, quota.group.clone());
@@ -104,15 +117,21 @@ impl Limits {
             return More::Quota(quota);
         }
         let others = self.quotas.iter().filter(|(other, quota)| {
-            *other != name && quota.bytes > LEAST && limit.as_ref().is_none_or(|group| quota.group == *group)
+            *other != name
+                && quota.bytes > LEAST
+                && limit.as_ref().is_none_or(|group| quota.group == *group)
         });
-        let longest = others
-            .map(|(other, quota)| (quota.stay(now), quota.bytes, other))
-            .max_by(|(stay, bytes, _), (longest, most, _)| stay.total_cmp(longest).then(bytes.cmp(most)));
+        let longest = others.map(|(other, quota)| (quota.stay(now), quota.bytes, other)).max_by(
+            |(stay, bytes, _), (longest, most, _)| stay.total_cmp(longest).then(bytes.cmp(most)),
+        );
         match longest {
             Some((other_stay, bytes, other)) if other_stay > WORTH * stay.as_secs_f64() => {
-                let part = if other_stay.is_infinite() { bytes.0 / 4 } else { want.min(bytes.0 / 8) };
-                More::Ask(other.clone(), Bytes(bytes.0.saturating_sub(part.max(1 << 20)).max(LEAST.0)))
+                let part =
+                    if other_stay.is_infinite() { bytes.0 / 4 } else { want.min(bytes.0 / 8) };
+                More::Ask(
+                    other.clone(),
+                    Bytes(bytes.0.saturating_sub(part.max(1 << 20)).max(LEAST.0)),
+                )
             }
             _ => More::Nothing,
         }
@@ -162,7 +181,9 @@ impl Limits {
         }
         // Everybody has the least, and of the rest what it has now of it.
         let rest = limit.0 - LEAST.0 * members.len() as u64;
-        let share = (rest as f64 / all.saturating_sub(LEAST.0 * members.len() as u64).max(1) as f64).min(1.0);
+        let share = (rest as f64
+            / all.saturating_sub(LEAST.0 * members.len() as u64).max(1) as f64)
+            .min(1.0);
         let part = |bytes: Bytes| LEAST.0 + (bytes.0.saturating_sub(LEAST.0) as f64 * share) as u64;
         Some(
             members
@@ -230,12 +251,16 @@ mod tests {
 
     fn limits(host: Option<u64>, blue: Option<u64>, quotas: &[(&str, &str, u64)]) -> Limits {
         let quota = |(name, group, mib): &(&str, &str, u64)| {
-            let quota = Quota { group: group.parse().unwrap(), bytes: Bytes::mib(*mib), short: None };
+            let quota =
+                Quota { group: group.parse().unwrap(), bytes: Bytes::mib(*mib), short: None };
             (name.parse().unwrap(), quota)
         };
         Limits {
             host: host.map(Bytes::mib),
-            groups: blue.map(|limit| ("blue".parse().unwrap(), Bytes::mib(limit))).into_iter().collect(),
+            groups: blue
+                .map(|limit| ("blue".parse().unwrap(), Bytes::mib(limit)))
+                .into_iter()
+                .collect(),
             quotas: quotas.iter().map(quota).collect(),
         }
     }
@@ -281,7 +306,8 @@ mod tests {
         assert_eq!(more(&mut limits, "b", 200), More::Nothing);
         assert_eq!(more(&mut limits, "b", 90), More::Nothing, "a little longer is not worth it");
         // One of whom nothing was heard for a while is idle.
-        limits.quotas.get_mut(&"c".parse().unwrap()).unwrap().short = Some((NOW - FRESH, Duration::ZERO));
+        limits.quotas.get_mut(&"c".parse().unwrap()).unwrap().short =
+            Some((NOW - FRESH, Duration::ZERO));
         assert_eq!(more(&mut limits, "a", 100), ask("c", 12));
         // Over d is no limit.
         assert_eq!(more(&mut limits, "d", 1), More::Nothing);
@@ -289,7 +315,8 @@ mod tests {
 
     #[test]
     fn a_new_limit_is_divided_as_what_there_is() {
-        let limits = limits(Some(99), None, &[("a", "blue", 32), ("b", "blue", 16), ("c", "red", 16)]);
+        let limits =
+            limits(Some(99), None, &[("a", "blue", 32), ("b", "blue", 16), ("c", "red", 16)]);
         let of = |group: Option<&str>, limit: u64| -> Vec<u64> {
             let group = group.map(|group| group.parse().unwrap());
             let parts = limits.divide(group.as_ref(), Bytes(limit)).unwrap();

@@ -45,7 +45,8 @@ impl Member {
         let Some(mut quota) = join()? else { return Ok(()) };
         let deadline = Instant::now() + PATIENCE;
         while quota < LEAST {
-            let more = self.book.with(|limits| limits.more(&spec.name, LEAST, Duration::ZERO, now()))?;
+            let more =
+                self.book.with(|limits| limits.more(&spec.name, LEAST, Duration::ZERO, now()))?;
             match more {
                 More::Quota(more) => quota = more,
                 More::Ask(other, most) if Instant::now() < deadline => {
@@ -65,7 +66,11 @@ impl Member {
     }
 
     /// Has no more in the cache than this, and no more than `own`. Where no limit is over the region any more, it has `own`.
-    pub(in crate::process) fn have(&self, spec: &RegionSpec, most: Bytes) -> Result<(), RegionError> {
+    pub(in crate::process) fn have(
+        &self,
+        spec: &RegionSpec,
+        most: Bytes,
+    ) -> Result<(), RegionError> {
         let seen = lock(&self.seen);
         let quota = self.book.with(|limits| {
             let over = limits.is_over(&spec.group);

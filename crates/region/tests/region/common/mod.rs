@@ -74,11 +74,22 @@ impl Setting {
     }
 
     /// The same with an engine to which another one will hand its region over, if that is so.
-    pub fn serve_as(&self, frames: u64, policy: PolicyKind, scheme: Scheme, foreign: bool) -> Serving {
+    pub fn serve_as(
+        &self,
+        frames: u64,
+        policy: PolicyKind,
+        scheme: Scheme,
+        foreign: bool,
+    ) -> Serving {
         let beside = |name: &str| self.directory.path().join(".region").join(name);
         let open = |path: &Path, size: u64| {
-            let file =
-                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)
+                .unwrap();
             // What an engine before this one left is not cut off.
             file.set_len(size.max(file.metadata().unwrap().len())).unwrap();
             file

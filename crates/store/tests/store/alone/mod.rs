@@ -19,5 +19,8 @@ pub fn alone(name: &str, test: impl FnOnce()) {
     let said = String::from_utf8_lossy(&output.stdout);
     print!("{said}");
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{name}, alone: {said}{complained}");
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{name}, alone: {said}{complained}"
+    );
 }

@@ -17,7 +17,10 @@ pub fn auc(these: &[u64], those: &[u64]) -> f64 {
 
 /// What times say that were taken while other programs ran: up to three times, and the best of them counts. Each
 /// is told which it is.
-pub fn at_best<T: std::fmt::Debug>(mut measured: impl FnMut(u64) -> T, is_good: impl Fn(&T) -> bool) {
+pub fn at_best<T: std::fmt::Debug>(
+    mut measured: impl FnMut(u64) -> T,
+    is_good: impl Fn(&T) -> bool,
+) {
     let mut all = Vec::new();
     while !all.last().is_some_and(&is_good) {
         assert!(all.len() < 3, "{all:?}");
@@ -31,7 +34,8 @@ pub fn by_chance(end: u64, seed: u64) -> Vec<u64> {
     let mut all: Vec<u64> = (0..end).collect();
     let mut state = seed | 1;
     for at in (1..all.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         all.swap(at, (state >> 33) as usize % (at + 1));
     }
     all

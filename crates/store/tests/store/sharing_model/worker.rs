@@ -85,7 +85,8 @@ impl<'a> Worker<'a> {
             }
             52..60 => {
                 let count = (1 + random.below(8) as usize).min(PAGES - page);
-                let data: Vec<u8> = content.iter().copied().cycle().take(count * PAGE_SIZE).collect();
+                let data: Vec<u8> =
+                    content.iter().copied().cycle().take(count * PAGE_SIZE).collect();
                 part.lease().write(offset, &data).unwrap();
                 (page..page + count).for_each(|page| part.model.write(page, 0, content));
             }
@@ -115,7 +116,11 @@ impl<'a> Worker<'a> {
             79..90 => {
                 let mut bytes = vec![0xAA; length];
                 part.lease().read(offset + at as u64, &mut bytes).unwrap();
-                assert!(bytes == part.model.content(page)[at..at + length], "page {page} of {}", part.id);
+                assert!(
+                    bytes == part.model.content(page)[at..at + length],
+                    "page {page} of {}",
+                    part.id
+                );
             }
             // Rarely, as all its pages are gone then.
             90 if which >= 2 * COMMON && random.below(20) == 0 => {
@@ -124,7 +129,9 @@ impl<'a> Worker<'a> {
             }
             _ => {
                 let count = (1 + random.below(8) as usize).min(PAGES - page);
-                if let Some(held) = part.lease().try_hold(offset, (count * PAGE_SIZE) as u64).unwrap() {
+                if let Some(held) =
+                    part.lease().try_hold(offset, (count * PAGE_SIZE) as u64).unwrap()
+                {
                     let expected: Vec<u8> =
                         (page..page + count).flat_map(|page| part.model.content(page)).collect();
                     let mut seen = 0;
@@ -150,7 +157,8 @@ impl<'a> Worker<'a> {
             for page in 0..PAGES {
                 part.lease().read(part.offset(page), &mut bytes).unwrap();
                 assert!(bytes == part.model.content(page), "page {page} of {}", part.id);
-                let stored = part.lease().block_status(part.offset(page), PAGE_SIZE as u64).unwrap();
+                let stored =
+                    part.lease().block_status(part.offset(page), PAGE_SIZE as u64).unwrap();
                 assert!(stored.eq([aquifer_store::Run {
                     length: PAGE_SIZE as u64,
                     stored: part.model.0[page].is_some()

@@ -38,10 +38,12 @@ impl Cluster {
 
     /// Hosts that are admitted, whose agents do not run yet.
     pub fn admitted<S: Into<Spec>>(specs: impl IntoIterator<Item = S>) -> Self {
-        let specs: Vec<(Spec, Ipv4Addr)> = specs.into_iter().map(|spec| (spec.into(), address())).collect();
+        let specs: Vec<(Spec, Ipv4Addr)> =
+            specs.into_iter().map(|spec| (spec.into(), address())).collect();
         let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap();
         init(dir.path(), specs.iter().map(|(spec, address)| (spec.name, *address)));
-        let hosts = specs.iter().map(|(spec, address)| Host::new(spec, *address, dir.path())).collect();
+        let hosts =
+            specs.iter().map(|(spec, address)| Host::new(spec, *address, dir.path())).collect();
         Self { hosts, dir, swap: None }
     }
 

@@ -43,7 +43,9 @@ impl Load {
         static SEED: AtomicU64 = AtomicU64::new(1);
         // The shell goes into the cgroup and becomes the load: all that it ever touches is charged there.
         let mut command = Command::new("sh");
-        command.args(["-c", r#"echo 0 > "$0" && exec "$@""#]).arg(cgroup.path().join("cgroup.procs"));
+        command
+            .args(["-c", r#"echo 0 > "$0" && exec "$@""#])
+            .arg(cgroup.path().join("cgroup.procs"));
         command.arg(program()).args(["load", "--hold", "--bytes", &bytes.0.to_string()]);
         command.arg("--seed").arg(SEED.fetch_add(1, Ordering::Relaxed).to_string());
         if let Some(rate) = rate {
@@ -141,7 +143,9 @@ impl Load {
         match self.events.recv_timeout(patience) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("the load ended: {:?}", self.process.wait()),
+            Err(RecvTimeoutError::Disconnected) => {
+                panic!("the load ended: {:?}", self.process.wait())
+            }
         }
     }
 }

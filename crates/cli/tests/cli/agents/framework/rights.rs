@@ -8,8 +8,9 @@ use rustix::fs::{FlockOperation, flock};
 /// Whether these tests cannot run here: they need root and a memory cgroup hierarchy that counts swap.
 pub fn lacks_rights() -> bool {
     let root = rustix::process::geteuid().is_root();
-    let lacks =
-        !root || Hierarchy::find().is_ok_and(|found| !found.counts_swap()) || Hierarchy::find().is_err();
+    let lacks = !root
+        || Hierarchy::find().is_ok_and(|found| !found.counts_swap())
+        || Hierarchy::find().is_err();
     if lacks {
         eprintln!("skipped: needs root and memory cgroups that count swap");
     }

@@ -41,7 +41,12 @@ impl Spec {
     }
 
     /// The same with `key` set in `[section]`.
-    pub fn set(mut self, section: &'static str, key: &'static str, value: impl Into<Value>) -> Self {
+    pub fn set(
+        mut self,
+        section: &'static str,
+        key: &'static str,
+        value: impl Into<Value>,
+    ) -> Self {
         self.settings.push((section, key, value.into()));
         self
     }

@@ -73,7 +73,11 @@ pub fn until_closed(stream: &mut impl Read) -> Vec<u8> {
     let mut heard = Vec::new();
     if let Err(error) = stream.read_to_end(&mut heard) {
         let waited = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-        assert!(!waited, "the connection is still open; heard {:?}", String::from_utf8_lossy(&heard));
+        assert!(
+            !waited,
+            "the connection is still open; heard {:?}",
+            String::from_utf8_lossy(&heard)
+        );
     }
     heard
 }
@@ -118,7 +122,8 @@ impl Identity {
 
     /// Opens a lease at its lender.
     pub fn open(&self, lender: &Host, lease: LeaseId) -> Result<Connection, NbdError> {
-        let address = Address::Tcp { host: lender.pages().ip().to_string(), port: lender.pages().port() };
+        let address =
+            Address::Tcp { host: lender.pages().ip().to_string(), port: lender.pages().port() };
         let tls = Some((self.0.client_config(), lender.host_name()));
         Connection::connect(Arc::new(Target { address, export: lease.to_string(), tls }), LIMIT)
     }

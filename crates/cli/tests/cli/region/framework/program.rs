@@ -58,7 +58,8 @@ pub struct Program {
 impl Program {
     pub(super) fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let (orders, answers) =
+            (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut program = Self { child, orders, answers };
         assert_eq!(program.answer(), "ready");
         program

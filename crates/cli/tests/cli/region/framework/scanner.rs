@@ -18,9 +18,12 @@ pub struct Scanner {
 
 impl Scanner {
     pub fn start(setting: &Setting, group: &str, groups: &str) -> Self {
-        let words =
-            ["--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report", "1ms"];
-        let mut child = aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
+        let words = [
+            "--json", "group", "scan", group, "--groups", groups, "--scan", "400", "--report",
+            "1ms",
+        ];
+        let mut child =
+            aquifer(setting.dir.path()).args(words).stdout(Stdio::piped()).spawn().unwrap();
         let reports = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, reports }
     }

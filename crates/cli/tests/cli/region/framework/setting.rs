@@ -52,7 +52,8 @@ impl Setting {
     }
 
     pub fn create_over(&self, lender: &Export, name: &str, more: &[&str]) -> PathBuf {
-        let words = ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", lender.uri()];
+        let words =
+            ["region", "create", name, "--size", "32M", "--cache", "8M", "--lender", lender.uri()];
         let created = self.done(&[&words, more].concat());
         PathBuf::from(created["file"].as_str().unwrap())
     }
@@ -63,7 +64,8 @@ impl Setting {
 
     pub fn start(&self, region: &Path) -> Program {
         let disk = self.dir.path().join("disk");
-        let words = ["--", "python3", "-c", PROGRAM, region.to_str().unwrap(), disk.to_str().unwrap()];
+        let words =
+            ["--", "python3", "-c", PROGRAM, region.to_str().unwrap(), disk.to_str().unwrap()];
         self.exec(&words)
     }
 
@@ -86,7 +88,8 @@ impl Setting {
         let list = self.aquifer(&["--json", "region", "list"]);
         let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
         let mut regions = list.as_array().into_iter().flatten();
-        let removed = |region: &Value| self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
+        let removed =
+            |region: &Value| self.aquifer(&["region", "rm", region["name"].as_str().unwrap()]);
         regions.all(|region| removed(region).status.success()) && self.mounts() == 0
     }
 
@@ -105,6 +108,10 @@ impl Drop for Setting {
                 false
             }
         });
-        assert!(removed || std::thread::panicking(), "regions are left in {}", self.dir.path().display());
+        assert!(
+            removed || std::thread::panicking(),
+            "regions are left in {}",
+            self.dir.path().display()
+        );
     }
 }

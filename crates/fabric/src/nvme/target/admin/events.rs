@@ -30,7 +30,12 @@ const ALL: [(u32, u32, u32, u8); 2] = [
         event::NAMESPACE_CHANGED,
         log::page::CHANGED_NAMESPACES,
     ),
-    (notice::DISCOVERY, controller::DISCOVERY_LOG_NOTICES, event::DISCOVERY_CHANGED, log::page::DISCOVERY),
+    (
+        notice::DISCOVERY,
+        controller::DISCOVERY_LOG_NOTICES,
+        event::DISCOVERY_CHANGED,
+        log::page::DISCOVERY,
+    ),
 ];
 
 impl Events {
@@ -59,8 +64,9 @@ impl Events {
     /// A request and its answer, if there is something to tell.
     pub(super) fn next(&mut self) -> Option<(u16, u32)> {
         let ready = self.pending & !self.told;
-        let (bit, _, event, _) =
-            ALL.into_iter().find(|(bit, wanted, ..)| ready & bit != 0 && self.wanted & wanted != 0)?;
+        let (bit, _, event, _) = ALL
+            .into_iter()
+            .find(|(bit, wanted, ..)| ready & bit != 0 && self.wanted & wanted != 0)?;
         let request = self.requests.pop()?;
         self.pending &= !bit;
         self.told |= bit;

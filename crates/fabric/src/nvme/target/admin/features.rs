@@ -68,6 +68,10 @@ impl AdminQueue<'_> {
 fn is_fixed(feature: u8) -> bool {
     matches!(
         feature,
-        id::ARBITRATION | id::POWER_MANAGEMENT | id::TEMPERATURE | id::ERROR_RECOVERY | id::WRITE_ATOMICITY
+        id::ARBITRATION
+            | id::POWER_MANAGEMENT
+            | id::TEMPERATURE
+            | id::ERROR_RECOVERY
+            | id::WRITE_ATOMICITY
     )
 }

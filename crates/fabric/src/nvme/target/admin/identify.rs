@@ -5,8 +5,8 @@ use super::events::REQUESTS;
 use super::{AdminQueue, logs};
 use crate::nvme::proto::fabrics::VERSION_2_0;
 use crate::nvme::proto::identify::{
-    ALL_NAMESPACES, CSI_NVM, Controller, Descriptor, IndependentNamespace, LENGTH, MODEL, Namespace,
-    NvmController, controller, descriptor, namespace, what,
+    ALL_NAMESPACES, CSI_NVM, Controller, Descriptor, IndependentNamespace, LENGTH, MODEL,
+    Namespace, NvmController, controller, descriptor, namespace, what,
 };
 use crate::nvme::proto::{Command, Status};
 use crate::nvme::target::data::sink;
@@ -40,7 +40,10 @@ impl AdminQueue<'_> {
         let nsid = command.nsid.get();
         let needs_namespace = matches!(
             wanted,
-            what::NAMESPACE | what::DESCRIPTORS | what::NAMESPACE_OF_SET | what::NAMESPACE_INDEPENDENT
+            what::NAMESPACE
+                | what::DESCRIPTORS
+                | what::NAMESPACE_OF_SET
+                | what::NAMESPACE_INDEPENDENT
         );
         if needs_namespace && nsid != NSID {
             return Err(Status::INVALID_NAMESPACE.final_());
@@ -98,9 +101,11 @@ impl AdminQueue<'_> {
         answer.namespaces = NSID.into();
         answer.max_namespaces = NSID.into();
         answer.commands =
-            (controller::COMPARE | controller::DATASET_MANAGEMENT | controller::WRITE_ZEROES).into();
+            (controller::COMPARE | controller::DATASET_MANAGEMENT | controller::WRITE_ZEROES)
+                .into();
         answer.write_cache = controller::NO_WRITE_CACHE | controller::FLUSH_ALL;
-        answer.command_capsule = (((size_of::<Command>() + MAX_IN_CAPSULE) / CAPSULE_UNIT) as u32).into();
+        answer.command_capsule =
+            (((size_of::<Command>() + MAX_IN_CAPSULE) / CAPSULE_UNIT) as u32).into();
         answer.response_capsule = 1.into();
         answer.max_descriptors = 1;
         answer.fabrics_commands = controller::DISCONNECT.into();

@@ -10,7 +10,11 @@ use crate::nvme::target::parse::Payload;
 impl AdminQueue<'_> {
     /// Admits the host to the lease once its earlier controllers have ended. Where the lease is
     /// another owner's, notes the refusal.
-    pub(super) fn introduce(&mut self, command: &Command, payload: Payload) -> Result<Answer, Status> {
+    pub(super) fn introduce(
+        &mut self,
+        command: &Command,
+        payload: Payload,
+    ) -> Result<Answer, Status> {
         let Source::Here(payload) = source(command, payload, size_of::<Introduction>())? else {
             return Err(Status::SGL_TYPE_INVALID.final_());
         };

@@ -10,8 +10,8 @@ use crate::Address;
 use crate::nvme::proto::command::{admin, io};
 use crate::nvme::proto::fabrics::ANY_CONTROLLER;
 use crate::nvme::proto::log::{
-    CHANGED_NAMESPACES, DiscoveryEntry, DiscoveryHeader, Effects, ErrorEntry, FirmwareSlots, Request, Smart,
-    discovery, effect, page,
+    CHANGED_NAMESPACES, DiscoveryEntry, DiscoveryHeader, Effects, ErrorEntry, FirmwareSlots,
+    Request, Smart, discovery, effect, page,
 };
 use crate::nvme::proto::{Command, Nqn, Status};
 use crate::nvme::target::data::sink;

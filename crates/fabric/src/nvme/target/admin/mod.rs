@@ -76,7 +76,9 @@ impl<'a> AdminQueue<'a> {
                 match pdu {
                     Pdu::Command(command, payload) => self.execute(&command, payload)?,
                     // No command of this queue brings data that does not come with it.
-                    Pdu::Data(..) => return Err(Fatal::sequence("data that nobody asked for").into()),
+                    Pdu::Data(..) => {
+                        return Err(Fatal::sequence("data that nobody asked for").into());
+                    }
                     Pdu::Request(_) => return Err(Fatal::sequence("a second ICReq").into()),
                 }
             }
@@ -90,7 +92,8 @@ impl<'a> AdminQueue<'a> {
 
     /// How long the host may be silent.
     fn patience(&self) -> Option<Duration> {
-        let discovery = || self.controller.is_discovery().then_some(self.service.core.limits.discovery);
+        let discovery =
+            || self.controller.is_discovery().then_some(self.service.core.limits.discovery);
         self.keep_alive.map(|keep_alive| keep_alive * PATIENCE).or_else(discovery)
     }
 
@@ -171,7 +174,9 @@ impl<'a> AdminQueue<'a> {
             admin::KEEP_ALIVE => Ok(Answer::Result(0)),
             admin::ABORT if !self.controller.is_discovery() => self.abort(command),
             admin::INTRODUCE if !self.controller.is_discovery() => self.introduce(command, payload),
-            admin::REFUSAL if !self.controller.is_discovery() => self.tell_refusal(command).map(Answer::Data),
+            admin::REFUSAL if !self.controller.is_discovery() => {
+                self.tell_refusal(command).map(Answer::Data)
+            }
             _ => Err(Status::INVALID_OPCODE.final_()),
         }
     }

@@ -82,8 +82,9 @@ impl Host {
     /// Shows what its agent and volumes last said.
     pub(in crate::agents::framework) fn show_logs(&self) {
         let volumes = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
-        let volumes =
-            volumes.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "log"));
+        let volumes = volumes
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|e| e == "log"));
         for log in [self.log()].into_iter().chain(volumes) {
             let text = fs::read_to_string(&log).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();

@@ -31,12 +31,17 @@ pub struct Host {
 }
 
 impl Host {
-    pub(in crate::agents::framework) fn new(spec: &Spec, address: Ipv4Addr, cluster: &Path) -> Self {
+    pub(in crate::agents::framework) fn new(
+        spec: &Spec,
+        address: Ipv4Addr,
+        cluster: &Path,
+    ) -> Self {
         let hierarchy = Hierarchy::find().unwrap();
         hierarchy.enable().unwrap();
         let cluster_name = cluster.file_name().unwrap().to_str().unwrap();
         let limits = Limits { memory: spec.memory, swap: Swap::Unlimited };
-        let cgroup = Cgroup::create(&hierarchy, &format!("{cluster_name}-{}", spec.name), limits).unwrap();
+        let cgroup =
+            Cgroup::create(&hierarchy, &format!("{cluster_name}-{}", spec.name), limits).unwrap();
         let dir = cluster.join(spec.name);
         let store = Path::new("/dev/shm/aquifer").join(cluster_name).join(spec.name);
         let host = Self { name: spec.name, address, dir, store, agent: Mutex::new(None), cgroup };
@@ -122,7 +127,10 @@ impl Host {
     /// `aquifer WORDS` on this host.
     pub fn aquifer(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
-        command.args(words).env("AQUIFER_RUN_DIR", self.state()).env("AQUIFER_SOCKET", self.socket());
+        command
+            .args(words)
+            .env("AQUIFER_RUN_DIR", self.state())
+            .env("AQUIFER_SOCKET", self.socket());
         command
     }
 
@@ -160,15 +168,20 @@ impl Host {
 
     /// RAM that the pages take which it holds for others, as the kernel counts it.
     pub fn stored(&self) -> Bytes {
-        let pages =
-            self.lease_files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "pages"));
+        let pages = self
+            .lease_files()
+            .into_iter()
+            .filter(|path| path.extension().is_some_and(|e| e == "pages"));
         // stat(2) counts blocks of 512 bytes.
-        Bytes(pages.filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum())
+        Bytes(
+            pages.filter_map(|path| fs::metadata(path).ok()).map(|file| file.blocks() * 512).sum(),
+        )
     }
 
     /// The files of the leases it has granted.
     pub fn lease_files(&self) -> Vec<PathBuf> {
-        let files = fs::read_dir(&self.store).into_iter().flatten().flatten().map(|entry| entry.path());
+        let files =
+            fs::read_dir(&self.store).into_iter().flatten().flatten().map(|entry| entry.path());
         files.filter(|path| path.extension().is_some()).collect()
     }
 }

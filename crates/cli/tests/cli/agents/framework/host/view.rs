@@ -62,7 +62,8 @@ impl Host {
         let name = Path::new(&volume.device).file_name().unwrap();
         let device = Path::new("/sys/block").join(name);
         // Where loop and nbd show what a device is marked with; ublk shows nothing, and has no device that is not in use.
-        let marks = ["loop/backing_file", "backend"].map(|mark| fs::read_to_string(device.join(mark)));
+        let marks =
+            ["loop/backing_file", "backend"].map(|mark| fs::read_to_string(device.join(mark)));
         match marks.into_iter().flatten().next() {
             Some(mark) => mark.contains(&volume.volume.to_string()),
             None => volume.backend == "ublk" && device.exists(),
