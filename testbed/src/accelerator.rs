@@ -1,4 +1,4 @@
-//! What runs a guest's instructions.
+//! The choice between KVM and emulation for guests.
 
 use std::fs::{self, OpenOptions};
 use std::time::Duration;
@@ -12,13 +12,14 @@ use crate::image::{self, Contents};
 use crate::kernel::{Prepared, lock};
 use crate::qemu::Machine;
 
-/// The time in which a guest boots under KVM, where it does.
+/// Timeout of the probe guest's boot under KVM.
 const PROBE: Duration = Duration::from_secs(8);
 
-/// KVM where a guest boots under it (there are machines that offer /dev/kvm and on which a kernel hangs); found out once.
+/// Returns KVM if a guest boots under it, else emulation: some machines offer `/dev/kvm`, but a
+/// kernel hangs there. A file keeps the answer.
 ///
 /// # Errors
-/// If that cannot be tried, or noted.
+/// If the probe cannot run, or its answer cannot be written.
 pub(crate) fn find(kernel: &Prepared) -> Result<Accelerator> {
     let cache = crate::cache_dir()?;
     let _lock = lock(&cache.join("accelerator.lock"))?;

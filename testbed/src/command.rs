@@ -7,20 +7,20 @@ use anyhow::{Context as _, Result, bail};
 /// Runs a program that must succeed.
 ///
 /// # Errors
-/// If it cannot be started, naming it, or fails, with what it said on standard error.
+/// If the program cannot start (the error names it), or fails (the error holds its standard error).
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     finish(command).map(|_| ())
 }
 
-/// The same; returns what it wrote to standard output.
+/// Runs a program as [`run`] does; returns its standard output.
 ///
 /// # Errors
-/// As [`run`], and if that is not UTF-8.
+/// As [`run`], and if the output is not UTF-8.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(bytes(command)?)?)
 }
 
-/// The same for output that is not text.
+/// Runs a program as [`run`] does; returns its raw standard output.
 ///
 /// # Errors
 /// As [`run`].

@@ -1,4 +1,4 @@
-//! What a host says on its console.
+//! A host's console.
 
 use std::fmt;
 use std::io::{Read as _, Write as _};
@@ -8,14 +8,14 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many lines say why.
+/// How many lines of the console an error shows.
 const TAIL: usize = 40;
 
-/// How long a host is given to say more, and how long silence means that it has said all.
+/// How long [`Console::ask`] waits for the answer; [`SILENCE`] without output ends the wait.
 const LAST_WORDS: Duration = Duration::from_secs(4);
 const SILENCE: Duration = Duration::from_millis(700);
 
-/// A host's console over all its boots, with what QEMU says.
+/// A host's console over all its boots, with QEMU's own messages.
 #[derive(Debug)]
 pub(crate) struct Console {
     host: String,
@@ -38,7 +38,7 @@ impl Console {
         })
     }
 
-    /// Shows what comes from `stream`, until it ends.
+    /// Adds the data from `stream` until it ends, on a thread of its own.
     pub(crate) fn show(self: &Arc<Self>, mut stream: UnixStream) {
         let console = self.clone();
         thread::spawn(move || {
@@ -49,13 +49,13 @@ impl Console {
         });
     }
 
-    /// Types on it what [`Self::ask`] wants to.
+    /// Sets the stream on which [`Self::ask`] types; a new boot has no answer yet.
     pub(crate) fn connect(&self, keyboard: UnixStream) {
         *self.keyboard.lock().unwrap_or_else(PoisonError::into_inner) = Some(keyboard);
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Adds a line of the testbed's own.
+    /// Adds a line from the testbed itself.
     pub(crate) fn note(&self, what: &str) {
         self.add(&format!("\n[testbed: {what}]\n"));
     }
@@ -68,13 +68,13 @@ impl Console {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).push_str(text);
     }
 
-    /// All that it has said.
+    /// Returns the text of all boots.
     pub(crate) fn text(&self) -> String {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes the kernel tell of its memory, of tasks that wait and of those that run: a "break" on the console (ctrl-A b to QEMU)
-    /// and a key, which works however badly the guest is stuck.
+    /// Asks the kernel, by SysRq, for its memory, its blocked tasks and its running tasks. A serial
+    /// break (ctrl-A b in QEMU) and a key work however badly the guest is stuck.
     pub(crate) fn ask(&self) {
         let deadline = Instant::now() + LAST_WORDS;
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.text().len());
@@ -99,12 +99,12 @@ impl Console {
         }
     }
 
-    /// An error about this host, with the end of its console.
+    /// Returns an error about this host, with the end of its console.
     pub(crate) fn failure(&self, what: impl fmt::Display) -> anyhow::Error {
         anyhow::anyhow!("host {}: {what}\n{}", self.host, self.tail())
     }
 
-    /// The last lines, and all that it said when it was asked, under a heading.
+    /// Returns the last lines and the answer to [`Self::ask`], under a heading.
     pub(crate) fn tail(&self) -> String {
         let text = self.text();
         let answer = *self.answer.lock().unwrap_or_else(PoisonError::into_inner);

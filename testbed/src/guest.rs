@@ -1,4 +1,4 @@
-//! A guest of somebody else's QEMU.
+//! A guest of a QEMU that another program started.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::line::Line;
 use crate::process::Process;
 use crate::shell::Shell;
 
-/// How long it may take to boot: for hangs.
+/// Timeout of a boot; only a hang takes so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A guest that has booted from [`crate::Parts`] in a QEMU that something else has started.
+/// A guest that booted from [`crate::Parts`] in a QEMU that another program started.
 #[derive(Debug)]
 pub struct Guest {
     console: Arc<Console>,
@@ -23,11 +23,11 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Waits until it runs commands, which come by the socket that [`crate::Parts::arguments`] were made for. What it says on its
-    /// console, another socket, is shown when something fails.
+    /// Connects to the guest and waits until it runs commands. `line` is the socket of
+    /// [`crate::Parts::arguments`]; errors show the text from `console`, another socket.
     ///
     /// # Errors
-    /// If nobody is at the sockets, or it does not boot.
+    /// If a socket has no listener, or the guest does not boot.
     pub fn connect(name: &str, line: &Path, console: &Path) -> Result<Self> {
         let connect = |path: &Path| {
             UnixStream::connect(path).with_context(|| format!("nobody is at {}", path.display()))

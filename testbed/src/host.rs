@@ -1,4 +1,4 @@
-//! A host: one guest, its place on the switch, and what can be done to it.
+//! A host: one guest and its port on the switch.
 
 use std::fmt;
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::shell::Shell;
 use crate::spec::Spec;
 use crate::switch::Switch;
 
-/// How long a boot may take: for hangs, on a machine that has other things to do.
+/// Timeout of a boot on a busy machine; only a hang takes so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often a host may be powered on until it is up.
+/// How often the testbed powers a host on before it gives up.
 const BOOTS: usize = 3;
 
 /// A host of a [`crate::Testbed`].
@@ -32,13 +32,13 @@ pub struct Host {
     accelerator: Accelerator,
     switch: Arc<Switch>,
     port: usize,
-    /// What the host is told of the others at each boot: a shell script.
+    /// Shell script that sets up the host's name and network at each boot.
     greeting: String,
     console: Arc<Console>,
     power: Mutex<Option<Power>>,
 }
 
-/// What a host stands on.
+/// The resources that a host needs.
 pub(crate) struct Ground {
     pub(crate) kernel: Prepared,
     pub(crate) image: Arc<File>,
@@ -71,55 +71,55 @@ impl Host {
         }
     }
 
-    /// Its name, which the other hosts know.
+    /// Returns the host's name, which the other hosts resolve.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Its address on the switch.
+    /// Returns the host's address on the switch.
     pub fn address(&self) -> Ipv4Addr {
         address(self.port)
     }
 
-    /// Cuts its link: no frame reaches it or leaves it; it is not told.
+    /// Cuts the host's link without notice to the guest: no frame reaches it or leaves it.
     pub fn cut(&self) {
         self.console.note("link cut");
         self.switch.set_link(self.port, false);
     }
 
-    /// Mends its link.
+    /// Mends the host's link.
     pub fn mend(&self) {
         self.console.note("link mended");
         self.switch.set_link(self.port, true);
     }
 
-    /// Pulls its plug: nothing is left of it but what it has said on its console.
+    /// Kills the host as if its plug were pulled; only its console text remains.
     ///
     /// # Errors
-    /// If it is off.
+    /// If the host is off.
     pub fn pull_plug(&self) -> Result<()> {
         let power = self.power().take();
         self.switch.unplug(self.port);
         self.console.note("plug pulled");
-        // Ends with this.
+        // Dropping the `Power` kills QEMU.
         power.map(drop).with_context(|| format!("host {} is switched off already", self.name()))
     }
 
-    /// Powers it on and waits until it runs commands, as after [`Self::pull_plug`].
+    /// Powers the host on, for example after [`Self::pull_plug`], and waits until it runs commands.
     ///
     /// # Errors
-    /// If it is on, or does not boot.
+    /// If the host is on, or does not boot.
     pub fn boot(&self) -> Result<()> {
         self.power_on()?;
         self.wait_until_up()
     }
 
-    /// All that it has said on its console, over all boots.
+    /// Returns the console text of all boots.
     pub fn console(&self) -> String {
         self.console.text()
     }
 
-    /// Whether it is on, as far as QEMU tells.
+    /// Tells whether the host is on, which it is while QEMU runs.
     pub fn is_on(&self) -> bool {
         self.power().as_mut().is_some_and(|power| power.ended().is_none())
     }
@@ -151,9 +151,10 @@ impl Host {
         Ok(())
     }
 
-    /// A host that dies or hangs as it boots is powered on again, some times: now and then an emulated kernel dies of changing its own
-    /// code while another processor runs it, and once in many hundreds of boots an emulated machine has stopped before its kernel
-    /// said anything.
+    /// Waits until the host runs commands, then sets it up. A host that dies or hangs as it boots
+    /// gets [`BOOTS`] attempts. An emulated kernel sometimes dies of changing code that another
+    /// processor runs. Once in many hundreds of boots, an emulated machine stops before its kernel
+    /// prints anything.
     pub(crate) fn wait_until_up(&self) -> Result<()> {
         let mut boots = 1;
         loop {
@@ -186,7 +187,7 @@ impl Shell for Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // Before QEMU goes, so that no frame waits for it.
+        // Unplug before QEMU ends, so that no frame waits for it.
         self.switch.unplug(self.port);
     }
 }
@@ -197,7 +198,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// The address of the host at a port.
+/// Returns the address of the host at a port.
 pub(crate) fn address(port: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 77, 0, u8::try_from(port + 1).unwrap_or(u8::MAX))
 }

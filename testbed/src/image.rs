@@ -1,4 +1,4 @@
-//! A guest's root file system: an initramfs, made for what is asked and kept in memory.
+//! A guest's root file system: an initramfs, built on demand and kept in memory.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,19 +10,19 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::kernel::Prepared;
 
-/// What goes into an image.
+/// The contents of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
-    /// Modules to be loaded at boot, each with its parameters.
+    /// Modules to load at boot, each with its parameters.
     pub(crate) modules: Vec<String>,
     /// Files of this machine, and their paths in the guest.
     pub(crate) files: Vec<(PathBuf, String)>,
 }
 
-/// What a guest needs to be one: a port to the testbed, and a network.
+/// The modules for a guest's port to the testbed and its network.
 const ALWAYS: [&str; 3] = ["virtio_pci", "virtio_console", "virtio_net"];
 
-/// Makes the image, as a file that has no name.
+/// Builds the image in a file without a name.
 ///
 /// # Errors
 /// If a file, a library that it needs, or a module cannot be read.

@@ -1,4 +1,5 @@
-//! Linux hosts for tests: QEMU guests with Debian's stock kernels, joined by a virtual switch that leads nowhere else.
+//! Linux hosts for tests: QEMU guests with Debian's stock kernels, on a virtual switch without
+//! uplink.
 //!
 //! ```no_run
 //! use aquifer_testbed::{Kernel, Shell as _, Spec, Testbed};
@@ -12,8 +13,9 @@
 //! # }
 //! ```
 //!
-//! Nothing outlives the process that starts the hosts, however it ends, and there is nothing on disk but the kernels. Errors
-//! show the end of the console of the host that they are about; a test that panics shows all consoles' ends.
+//! Nothing outlives the process that starts the hosts, however it ends. Only kernels and facts
+//! about this machine stay on disk. An error shows the end of its host's console; a panicking test
+//! shows all consoles' ends.
 
 mod accelerator;
 mod command;
@@ -49,14 +51,14 @@ pub use spec::{Parts, Spec};
 pub use testbed::Testbed;
 pub use wait::{wait_for, wait_until};
 
-/// Where kernels are kept, and what has been found out about this machine.
+/// Returns the directory for kernels and facts about this machine.
 fn cache_dir() -> Result<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/testbed");
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))
 }
 
-/// A program of this crate: beside the running one, or, from a test, one folder up.
+/// Finds a program of this crate beside the running one or, from a test, one directory up.
 fn program(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe().context("cannot find the running program")?;
     let found =

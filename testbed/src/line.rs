@@ -1,4 +1,4 @@
-//! The way to the process in a guest that runs commands.
+//! The connection to the process in a guest that runs commands.
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -10,18 +10,18 @@ use std::time::Duration;
 use crate::wait::Deadline;
 use crate::wire::{CHUNK, Frame, Kind};
 
-/// How a command has ended.
+/// The end of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By itself, with this code.
+    /// The command ended with this exit code.
     Exit(i32),
-    /// It was not run.
+    /// The command did not run.
     Failed(String),
     /// The host is gone.
     Gone,
 }
 
-/// What is known of a command.
+/// A command's output and end, as received.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) stdout: Vec<u8>,
@@ -29,7 +29,7 @@ pub(crate) struct Progress {
     pub(crate) end: Option<End>,
 }
 
-/// A command in a guest, as seen from here.
+/// A command in a guest, as this side sees it.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
     progress: Mutex<Progress>,
@@ -37,12 +37,12 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// What is known now.
+    /// Locks and returns the progress.
     pub(crate) fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `done` brings something; nothing after `limit`.
+    /// Waits until `done` returns a value; returns `None` after `limit`.
     pub(crate) fn wait<T>(
         &self,
         limit: Duration,
@@ -66,21 +66,21 @@ impl Running {
     }
 }
 
-/// The line to one boot of a guest.
+/// The connection to one boot of a guest.
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: Mutex<UnixStream>,
     processes: Mutex<HashMap<u32, Arc<Running>>>,
     next: AtomicU32,
-    /// Process 0: that the guest is up, and whether it still is.
+    /// Process 0: whether the guest is up, and whether it is gone.
     guest: Arc<Running>,
 }
 
 impl Line {
-    /// Listens to what comes over `stream`.
+    /// Receives frames from `stream` on a thread of its own.
     ///
     /// # Errors
-    /// If the stream cannot be shared with the thread that does so.
+    /// If the stream cannot be duplicated for that thread.
     pub(crate) fn open(stream: UnixStream) -> std::io::Result<Arc<Self>> {
         let mut receiving = stream.try_clone()?;
         let line = Arc::new(Self {
@@ -124,7 +124,7 @@ impl Line {
         });
     }
 
-    /// Waits until the guest is up; tells whether it is.
+    /// Waits until the guest is up; returns false if it is gone or `limit` passes.
     pub(crate) fn wait_until_ready(&self, limit: Duration) -> bool {
         let ready = |guest: &mut Progress| {
             (guest.end.is_some() || !guest.stdout.is_empty()).then_some(guest.end.is_none())
@@ -132,12 +132,12 @@ impl Line {
         self.guest.wait(limit, ready).unwrap_or(false)
     }
 
-    /// Whether nobody is at the other end any more.
+    /// Tells whether the other end is gone.
     pub(crate) fn is_gone(&self) -> bool {
         self.guest.progress().end.is_some()
     }
 
-    /// Starts a shell command.
+    /// Starts a shell command; returns its process number and its state.
     pub(crate) fn start(&self, command: &str) -> (u32, Arc<Running>) {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let running = Arc::new(Running::default());
@@ -159,7 +159,7 @@ impl Line {
         (id, running)
     }
 
-    /// Says something about a process. That nobody hears it is noticed where answers are waited for.
+    /// Sends a frame about a process. A failed send shows where the caller waits for answers.
     pub(crate) fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = Frame::new(process, kind, data).send(&*stream);

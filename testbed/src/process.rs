@@ -12,25 +12,25 @@ use crate::console::Console;
 use crate::line::{End, Line, Running};
 use crate::wire::{CHUNK, Kind};
 
-/// What a command has left.
+/// The result of a command.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Its exit code; 128 and the signal if one ended it.
+    /// Exit code; 128 plus the signal's number if a signal ended the command.
     pub code: i32,
-    /// What it wrote to standard output.
+    /// The command's standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// The command's standard error.
     pub stderr: String,
 }
 
 impl Output {
-    /// Whether it ended with 0.
+    /// Tells whether the exit code is 0.
     pub fn success(&self) -> bool {
         self.code == 0
     }
 }
 
-/// A command that runs, or has run, in a host. Dropping it lets it run on.
+/// A command that runs, or has run, in a host. Dropping this handle does not end the command.
 #[derive(Debug)]
 pub struct Process {
     id: u32,
@@ -38,7 +38,7 @@ pub struct Process {
     console: Arc<Console>,
     line: Arc<Line>,
     running: Arc<Running>,
-    /// How much of its output [`Self::wait_for`] is done with.
+    /// How many bytes of standard output [`Self::wait_for`] has consumed.
     read: AtomicUsize,
 }
 
@@ -49,36 +49,36 @@ impl Process {
         Self { id, command, console, line, running, read: AtomicUsize::new(0) }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the command's standard input.
     pub fn write(&self, data: impl AsRef<[u8]>) {
         data.as_ref().chunks(CHUNK).for_each(|chunk| self.line.say(self.id, Kind::Input, chunk));
     }
 
-    /// Ends its standard input.
+    /// Ends the command's standard input.
     pub fn end_input(&self) {
         self.line.say(self.id, Kind::InputEnd, []);
     }
 
-    /// Sends a signal to it and to what it has started.
+    /// Sends a signal to the command's process group.
     pub fn signal(&self, signal: Signal) {
         self.line.say(self.id, Kind::Signal, [u8::try_from(signal.as_raw()).unwrap_or_default()]);
     }
 
-    /// Whether it has not ended, as far as is known here.
+    /// Tells whether the command still runs, as far as this side knows.
     pub fn is_running(&self) -> bool {
         self.running.progress().end.is_none()
     }
 
-    /// What it has written to standard output so far.
+    /// Returns the command's standard output until this moment.
     pub fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.running.progress().stdout).into_owned()
     }
 
-    /// Waits until it writes a line to standard output that has `text` in it, after those that were waited for before, and returns
-    /// that line.
+    /// Waits for a line with `text` on standard output, after the lines of earlier calls; returns
+    /// the line.
     ///
     /// # Errors
-    /// If it ends without, or does not within `limit`.
+    /// If the command ends without such a line, or prints none within `limit`.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
         let found = self.running.wait(limit, |progress| {
             let ended = progress.end.is_some();
@@ -109,10 +109,11 @@ impl Process {
         }
     }
 
-    /// Writes what it writes to `out` and `err`, as it comes, until it has ended; returns its exit code.
+    /// Passes the command's output to `out` and `err` as it comes, until the command ends; returns
+    /// its exit code.
     ///
     /// # Errors
-    /// As [`Self::output`], and if `out` or `err` take no more; then it is sent SIGTERM.
+    /// As [`Self::output`], and if `out` or `err` fails; the command then gets SIGTERM.
     pub fn pass_on(
         &self,
         limit: Duration,
@@ -150,10 +151,10 @@ impl Process {
         self.output(left).map(|output| output.code)
     }
 
-    /// Waits until it has ended.
+    /// Waits until the command has ended.
     ///
     /// # Errors
-    /// If it has not within `limit`, could not be run, or its host is gone.
+    /// If the command does not end within `limit`, could not run, or its host is gone.
     pub fn output(&self, limit: Duration) -> Result<Output> {
         let end = self.running.wait(limit, |progress| progress.end.clone());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -169,10 +170,10 @@ impl Process {
         }
     }
 
-    /// The same; the raw standard output of a command that must end with 0.
+    /// Waits for the end of a command that must exit with 0; returns its raw standard output.
     ///
     /// # Errors
-    /// As [`Self::output`], and if it ends with something else.
+    /// As [`Self::output`], and if the command exits with another code.
     pub(crate) fn bytes(&self, limit: Duration) -> Result<Vec<u8>> {
         let Output { code, stdout, stderr } = self.output(limit)?;
         if code != 0 {

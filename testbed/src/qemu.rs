@@ -17,35 +17,35 @@ use crate::line::Line;
 use crate::wire::PORT;
 use crate::{spawner, sys, tsc};
 
-/// What the kernel is told. The root file system is one that cannot be swapped out.
+/// Command line of the kernel, with a root file system (ramfs) that the kernel cannot swap out.
 pub(crate) const KERNEL_LINE: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off audit=0 rootfstype=ramfs \
                            sysrq_always_enabled cryptomgr.notests random.trust_cpu=on";
 
-/// What an emulated processor of the testbed lacks: QEMU computes CRC-32C, an instruction of
+/// A feature that the testbed's emulated processors lack: QEMU computes CRC-32C, an instruction of
 /// SSE 4.2, bit by bit, slower than programs do without it.
 const NOT_EMULATED: &str = ",-sse4.2";
 
-/// What an emulated guest's kernel is told beyond [`KERNEL_LINE`]: its processors are too slow for
-/// the checks of its timers, and cannot measure their counter.
+/// Returns the kernel arguments that emulation adds to [`KERNEL_LINE`]. Emulated processors are too
+/// slow for the kernel's checks of its timers, and cannot measure their counter.
 pub(crate) fn emulated() -> String {
     format!(" tsc=reliable tsc_early_khz={} no_timer_check", tsc::khz())
 }
 
-/// The machine to be powered on.
+/// A machine to power on.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Prepared,
     pub(crate) image: &'a File,
     pub(crate) memory: Bytes,
     pub(crate) cpus: u32,
-    /// The size of its disk, if it is to have one.
+    /// Size of the disk; zero means no disk.
     pub(crate) disk: Bytes,
     pub(crate) accelerator: Accelerator,
-    /// The end of its network's wire, and its address.
+    /// The network's socket and the MAC address; `None` means no network.
     pub(crate) network: Option<(UnixDatagram, String)>,
 }
 
-/// One that is. Dropping it pulls the plug.
+/// A running machine. Dropping the machine pulls the plug.
 #[derive(Debug)]
 pub(crate) struct Power {
     qemu: Child,
@@ -53,10 +53,11 @@ pub(crate) struct Power {
 }
 
 impl Machine<'_> {
-    /// Starts QEMU, with no file that has a name and nothing to reach but what is handed down to it.
+    /// Starts QEMU. Apart from the kernel, QEMU opens no named file, and reaches only the
+    /// descriptors that it inherits.
     ///
     /// # Errors
-    /// If QEMU cannot be started.
+    /// If a socket or the disk cannot be made, or QEMU cannot start.
     pub(crate) fn power_on(self, console: &Arc<Console>) -> Result<Power> {
         let (screen, serial) = UnixStream::pair()?;
         let (line, port) = UnixStream::pair()?;
@@ -83,7 +84,7 @@ impl Machine<'_> {
         qemu.args(["-smp", &self.cpus.to_string(), "-m", &format!("{}M", self.memory.0 >> 20)]);
         qemu.arg("-kernel").arg(self.kernel.vmlinux()).args(["-append", &line_to_kernel]);
         qemu.args(["-initrd", &format!("/proc/self/fd/{}", image.as_raw_fd())]);
-        // Behind a multiplexer, for the sake of its escape sequences: see `Console::ask`.
+        // The multiplexer provides the escape sequences that `Console::ask` types.
         qemu.args(["-chardev", &format!("socket,id=console,mux=on,fd={}", serial.as_raw_fd())]);
         qemu.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
         qemu.args(["-chardev", &format!("socket,id=line,fd={}", port.as_raw_fd())]);
@@ -105,7 +106,7 @@ impl Machine<'_> {
             qemu.args(["-drive", &format!("file={file},format=raw,cache=none,if=virtio")]);
             handed_down.push(disk.into());
         }
-        // A group of its own: ctrl-C is for who runs the testbed.
+        // A process group of its own: ctrl-C is for the testbed's user.
         qemu.stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(OwnedFd::from(stderr))
@@ -128,7 +129,7 @@ impl Power {
         let _ = self.qemu.wait();
     }
 
-    /// What QEMU has ended with, if it has.
+    /// Returns QEMU's exit status if QEMU has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.qemu.try_wait().ok().flatten()
     }

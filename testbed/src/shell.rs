@@ -1,4 +1,4 @@
-//! What can be run in a guest.
+//! Shell commands and file transfers in a guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,20 +7,21 @@ use anyhow::{Context as _, Result};
 
 use crate::process::{Output, Process};
 
-/// How long a command may take where nothing is said: for hangs, on a machine that has other things to do.
+/// Default timeout of a command on a busy machine; only a hang takes so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Something that runs shell commands.
+/// A host or guest that runs shell commands.
 pub trait Shell {
-    /// Runs a shell command to its end and returns what it has left, whatever it ended with.
+    /// Runs a shell command to its end; returns its result, also if it fails.
     ///
     /// # Errors
-    /// If it has not ended after two minutes, or the host is not running; the error shows the host's console.
+    /// If the command does not end within two minutes or cannot run (the error shows the host's
+    /// console), or the host is off.
     fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, PATIENCE)
     }
 
-    /// The same with another limit.
+    /// Runs a shell command as [`Self::run`] does, with another timeout.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -30,15 +31,15 @@ pub trait Shell {
         process.output(limit)
     }
 
-    /// Runs a shell command that must succeed, and returns what it wrote to standard output.
+    /// Runs a shell command that must succeed; returns its standard output.
     ///
     /// # Errors
-    /// As [`Self::run`], and if it ends with something else than 0: then with what it said.
+    /// As [`Self::run`], and if the exit code is not 0; the error then holds the output.
     fn sh(&self, command: &str) -> Result<String> {
         self.sh_within(command, PATIENCE)
     }
 
-    /// The same with another limit.
+    /// Runs a shell command as [`Self::sh`] does, with another timeout.
     ///
     /// # Errors
     /// As [`Self::sh`].
@@ -48,16 +49,16 @@ pub trait Shell {
         Ok(String::from_utf8_lossy(&process.bytes(limit)?).into_owned())
     }
 
-    /// Starts a shell command, and lets it run beside others.
+    /// Starts a shell command, which runs beside others.
     ///
     /// # Errors
-    /// If nothing runs there.
+    /// If the host is off.
     fn spawn(&self, command: &str) -> Result<Process>;
 
-    /// Writes a file in the host, and the folders above it.
+    /// Writes a file in the host, and makes its parent directories.
     ///
     /// # Errors
-    /// If that fails there.
+    /// If the host cannot write the file.
     fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
         let path = quoted(path);
         let process = self.spawn(&format!("mkdir -p \"$(dirname {path})\" && cat >{path}"))?;
@@ -69,15 +70,16 @@ pub trait Shell {
     /// Reads a file of the host.
     ///
     /// # Errors
-    /// If that fails there.
+    /// If the host cannot read the file.
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         self.spawn(&format!("cat {}", quoted(path)))?.bytes(PATIENCE)
     }
 
-    /// Copies a file or a folder of this machine to the host, as `there`, with its permissions but for the owner.
+    /// Copies a file or a directory of this machine to the host, as `there`. A directory keeps its
+    /// permissions; a file gets default ones.
     ///
     /// # Errors
-    /// If it cannot be read here or written there.
+    /// If this machine cannot read `here`, or the host cannot write `there`.
     fn push(&self, here: &Path, there: &str) -> Result<()> {
         if !here.is_dir() {
             let content =
@@ -96,14 +98,14 @@ pub trait Shell {
     /// Copies a file of the host to this machine.
     ///
     /// # Errors
-    /// If it cannot be read there or written here.
+    /// If the host cannot read `there`, or this machine cannot write `here`.
     fn pull(&self, there: &str, here: &Path) -> Result<()> {
         std::fs::write(here, self.read(there)?)
             .with_context(|| format!("cannot write {}", here.display()))
     }
 }
 
-/// A word that a shell takes as it is.
+/// Quotes a word so that a shell takes it literally.
 pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,4 +1,4 @@
-//! Starts processes that must not outlive this one.
+//! A thread that starts processes which must not outlive this one.
 
 use std::io;
 use std::process::{Child, Command};
@@ -8,11 +8,11 @@ use std::thread;
 
 type Job = (Command, Sender<io::Result<Child>>);
 
-/// Starts `command` from a thread that never ends: the kernel counts from the death of the thread that started a process,
-/// and those that run tests come and go.
+/// Starts `command` from a thread that never ends. The kernel kills a process at the death of the
+/// thread that started it (PR_SET_PDEATHSIG in prctl(2)), and test threads come and go.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If the command cannot start.
 pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -20,7 +20,7 @@ pub(crate) fn spawn(command: Command) -> io::Result<Child> {
         thread::spawn(move || {
             for (mut command, answer) in queue {
                 let started = command.spawn();
-                // With it go the descriptors that it has handed down.
+                // Closes the descriptors that the command handed down.
                 drop(command);
                 let _ = answer.send(started);
             }

@@ -1,4 +1,4 @@
-//! What a host is to be like.
+//! The specification of a host.
 
 use std::fs::File;
 use std::io::{self, Seek as _};
@@ -12,19 +12,20 @@ use crate::kernel::Kernel;
 use crate::qemu::{KERNEL_LINE, emulated};
 use crate::wire::PORT;
 
-/// What a guest boots from, emulated.
+/// The files and arguments from which an emulated guest boots.
 #[derive(Clone, Debug)]
 pub struct Parts {
-    /// The kernel.
+    /// Path of the uncompressed kernel.
     pub kernel: PathBuf,
-    /// Its first file system.
+    /// Path of the initramfs.
     pub initrd: PathBuf,
-    /// What it is told.
+    /// Command line of the kernel.
     pub append: String,
 }
 
 impl Parts {
-    /// QEMU's arguments for the way by which a [`crate::Guest`] is told commands: a socket at `line`.
+    /// Returns QEMU's arguments for the socket `line`, over which a [`crate::Guest`] gets its
+    /// commands.
     pub fn arguments(&self, line: &Path) -> [String; 6] {
         [
             "-device".to_owned(),
@@ -37,8 +38,7 @@ impl Parts {
     }
 }
 
-/// A host to be started. What is not said is: kernel 6.12, 256 MiB, one CPU, no disk, nothing but
-/// busybox.
+/// A host to start. Defaults: kernel 6.12, 256 MiB of RAM, one CPU, no disk, nothing but busybox.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub(crate) name: String,
@@ -51,7 +51,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// A host that the others know by `name`.
+    /// Describes a host that the others know by `name`.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -64,64 +64,64 @@ impl Spec {
         }
     }
 
-    /// Its kernel.
+    /// Sets the kernel.
     #[must_use]
     pub fn kernel(self, kernel: Kernel) -> Self {
         Self { kernel, ..self }
     }
 
-    /// Its RAM, of which kernel and files take their part.
+    /// Sets the RAM, at least 96 MiB; kernel and files take their part of it.
     #[must_use]
     pub fn memory(self, memory: Bytes) -> Self {
         Self { memory, ..self }
     }
 
-    /// Its CPUs. Of several emulated ones, one often waits for a lock of another that this machine
-    /// does not run at that time.
+    /// Sets the number of CPUs, 1 to 64. Of several emulated CPUs, one often waits for a lock of
+    /// another that this machine does not run at that time.
     #[must_use]
     pub fn cpus(self, cpus: u32) -> Self {
         Self { cpus, ..self }
     }
 
-    /// A disk of this size, empty at each boot: `/dev/vda` once the module `virtio_blk` is loaded. It takes room where kernels are
-    /// kept, and no page cache of this machine.
+    /// Adds a disk of this size, empty at each boot: `/dev/vda` once the module `virtio_blk` is
+    /// loaded. The disk takes space beside the kernels, but no page cache of this machine.
     #[must_use]
     pub fn disk(self, disk: Bytes) -> Self {
         Self { disk, ..self }
     }
 
-    /// Loads a kernel module, and those that it needs, at boot: its name and, after a space, its parameters. One that the kernel
-    /// has built in is fine, one that it does not have is an error.
+    /// Loads a kernel module and its dependencies at boot: its name and, after a space, its
+    /// parameters. A built-in module is fine; a missing one is an error.
     #[must_use]
     pub fn module(mut self, module: &str) -> Self {
         self.contents.modules.push(module.to_owned());
         self
     }
 
-    /// The same for several.
+    /// Loads several modules, as [`Self::module`] does.
     #[must_use]
     pub fn modules<'a>(self, modules: impl IntoIterator<Item = &'a str>) -> Self {
         modules.into_iter().fold(self, Self::module)
     }
 
-    /// Puts the file `here` of this machine into the host as `there`; a program without its symbols, and with the shared
-    /// libraries that it needs.
+    /// Puts the file `here` of this machine into the host as `there`. A program goes without its
+    /// symbols and with its shared libraries.
     #[must_use]
     pub fn file(mut self, here: impl Into<PathBuf>, there: &str) -> Self {
         self.contents.files.push((here.into(), there.to_owned()));
         self
     }
 
-    /// Prints the host's console as it comes.
+    /// Sets whether to print the host's console as it comes.
     #[must_use]
     pub fn live_console(self, live_console: bool) -> Self {
         Self { live_console, ..self }
     }
 
-    /// What a QEMU that something else starts boots this host's system from: with a file in `dir`.
+    /// Makes the files from which another QEMU boots this host; the initramfs goes into `dir`.
     ///
     /// # Errors
-    /// If a kernel, a module or a file cannot be had.
+    /// If a kernel, a module or a file is not available, or `dir` cannot be written.
     pub fn parts(&self, dir: &Path) -> Result<Parts> {
         let kernel = self.kernel.prepare()?;
         let mut image = image::build(&self.contents, &kernel)?;
@@ -137,8 +137,10 @@ impl Spec {
         })
     }
 
+    /// Checks the name, the memory and the CPUs.
+    ///
     /// # Errors
-    /// If the name cannot be a host's, or there is too little memory to boot in.
+    /// If the name cannot be a host's, the memory is below 96 MiB, or the CPUs are not 1 to 64.
     pub(crate) fn check(&self) -> Result<()> {
         let name = &self.name;
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');

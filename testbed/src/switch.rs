@@ -1,7 +1,8 @@
-//! A virtual Ethernet switch: one port a host, and no way outside.
+//! A virtual Ethernet switch: one port per host, and no uplink.
 //!
-//! A frame is a datagram on a socket pair whose other end QEMU holds. Senders wait for receivers (QEMU then holds the guest's queue),
-//! so a slow guest slows others down rather than losing frames.
+//! A frame is a datagram on a socket pair; QEMU holds the other end. Senders wait for receivers
+//! (QEMU then holds the guest's queue), so a slow guest slows others down rather than losing
+//! frames.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -10,16 +11,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How long a frame waits for a guest that takes none; after that it is lost.
+/// How long a frame waits for a guest that takes none; then the frame is lost.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// More than any frame of a guest has.
+/// Size of a receive buffer in bytes, more than any frame of a guest.
 const FRAME: usize = 64 << 10;
 
-/// What all ports' addresses begin with; the last byte is the port's number and one.
+/// First five bytes of the ports' MAC addresses; the last byte is the port's number plus one.
 const PREFIX: [u8; 5] = [0x52, 0x54, 0, 0, 0x77];
 
-/// A switch.
 #[derive(Debug)]
 pub(crate) struct Switch {
     ports: Vec<Port>,
@@ -45,41 +45,41 @@ impl Port {
             &mut *self.socket.lock().unwrap_or_else(PoisonError::into_inner),
             socket,
         );
-        // Wakes the thread that waits for its frames.
+        // Wakes the thread that receives from the old socket.
         old.map(|old| old.shutdown(std::net::Shutdown::Both));
     }
 
     fn deliver(&self, frame: &[u8]) {
         if let Some(socket) = self.socket().filter(|_| self.is_up()) {
-            // A guest that takes nothing, or is gone: the frame is lost, as on a wire.
+            // A guest that takes nothing, or is gone, loses the frame, as on a wire.
             let _ = socket.send(frame);
         }
     }
 }
 
 impl Switch {
-    /// A switch with that many ports, all with their links up and nothing plugged in.
+    /// Creates a switch with all links up and nothing plugged in.
     pub(crate) fn new(ports: usize) -> Arc<Self> {
         let port = || Port { socket: Mutex::new(None), up: AtomicBool::new(true) };
         Arc::new(Self { ports: (0..ports).map(|_| port()).collect() })
     }
 
-    /// The address of the guest at a port.
+    /// Returns the MAC address of the guest at a port.
     pub(crate) fn mac(port: usize) -> String {
         let bytes = PREFIX.into_iter().chain([u8::try_from(port + 1).unwrap_or(u8::MAX)]);
         bytes.map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
     }
 
-    /// Plugs a guest in and returns its end of the wire; what was plugged in there before is not any more.
+    /// Plugs a guest in, in place of an earlier one; returns its end of the wire.
     ///
     /// # Errors
-    /// If the kernel gives no sockets.
+    /// If the kernel provides no sockets.
     pub(crate) fn plug(self: &Arc<Self>, port: usize) -> io::Result<UnixDatagram> {
         let (ours, theirs) = UnixDatagram::pair()?;
         ours.set_write_timeout(Some(PATIENCE))?;
         let ours = Arc::new(ours);
         self.ports[port].replace(Some(ours.clone()));
-        // Does not keep the switch: it ends with it.
+        // Only a weak reference: the thread ends with the switch.
         let switch = Arc::downgrade(self);
         thread::spawn(move || {
             let mut frame = vec![0; FRAME];
@@ -93,19 +93,19 @@ impl Switch {
         Ok(theirs)
     }
 
-    /// Takes the guest at a port off.
+    /// Unplugs the guest at a port.
     pub(crate) fn unplug(&self, port: usize) {
         self.ports[port].replace(None);
     }
 
-    /// Sets whether a link carries frames.
+    /// Sets whether a port's link carries frames.
     pub(crate) fn set_link(&self, port: usize, up: bool) {
         self.ports[port].up.store(up, Ordering::Relaxed);
     }
 
     fn forward(&self, from: usize, frame: &[u8]) {
         let Some(destination) = frame.get(..6).filter(|_| self.ports[from].is_up()) else { return };
-        // The lowest bit of the first byte marks a group's address.
+        // The lowest bit of the first byte marks a group address (IEEE 802).
         if destination[0] & 1 == 1 {
             let others = self.ports.iter().enumerate().filter(|(to, _)| *to != from);
             others.for_each(|(_, port)| port.deliver(frame));
@@ -165,7 +165,8 @@ mod tests {
         let switch = Switch::new(3);
         let [a, _deaf, c] = [0, 1, 2].map(|port| switch.plug(port).unwrap());
         a.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-        // Its queue is full after the first ones; then each waits for its patience.
+        // The deaf guest's queue is full after the first frames; each further frame waits for its
+        // timeout.
         let queue: usize = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen")
             .unwrap()
             .trim()

@@ -16,20 +16,22 @@ use crate::shell::Shell as _;
 use crate::spec::Spec;
 use crate::switch::Switch;
 
-/// As many as there are addresses.
+/// The most hosts, as many as there are addresses.
 const MOST: usize = 250;
 
-/// Hosts that run. Dropping it pulls all plugs.
+/// Running hosts. Dropping them pulls all plugs.
 #[derive(Debug)]
 pub struct Testbed {
     hosts: Vec<Host>,
 }
 
 impl Testbed {
-    /// Starts hosts, all at once, and waits until they run commands. They reach each other by name, and nothing else.
+    /// Starts all hosts at once, and waits until they run commands. Hosts reach each other by name,
+    /// and nothing else.
     ///
     /// # Errors
-    /// If a kernel, a module or a file cannot be had, or a host does not boot.
+    /// If the specifications are invalid, a kernel, a module or a file is not available, or a host
+    /// does not boot.
     pub fn start(specs: impl IntoIterator<Item = Spec>) -> Result<Self> {
         let specs: Vec<_> = specs.into_iter().collect();
         ensure!(
@@ -48,15 +50,15 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// All hosts, as they were given.
+    /// Returns all hosts, in the order of their specifications.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// The host of that name.
+    /// Returns the host of that name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such host.
     pub fn host(&self, name: &str) -> Result<&Host> {
         let found = self.hosts.iter().find(|host| host.name() == name);
         found.with_context(|| {
@@ -65,11 +67,11 @@ impl Testbed {
         })
     }
 
-    /// Writes every host's console to `DIR/HOST.console`, and of those that are on the files in `paths`, where they exist, to
-    /// `DIR/HOST.NAME`.
+    /// Writes every host's console to `DIR/HOST.console`. From each host that is on, it also copies
+    /// those of the files in `paths` that exist to `DIR/HOST.NAME`.
     ///
     /// # Errors
-    /// If they cannot be written here.
+    /// If this machine cannot write a file.
     pub fn collect_logs(&self, dir: &Path, paths: &[&str]) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         for host in &self.hosts {
@@ -128,7 +130,7 @@ fn set_up(specs: Vec<Spec>) -> Result<Vec<Host>> {
     specs.into_iter().enumerate().map(with_ground).collect()
 }
 
-/// Images that have been made: hosts that are alike share one.
+/// Finished images; hosts with the same kernel and contents share one.
 #[derive(Default)]
 struct Images {
     made: Vec<(Kernel, Contents, Prepared, Arc<File>)>,

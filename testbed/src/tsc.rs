@@ -1,4 +1,4 @@
-//! How fast this machine's time stamp counter counts.
+//! The rate of this machine's time stamp counter.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// How long it is watched: long enough for a thousandth.
+/// How long a measurement takes: long enough for an accuracy of a thousandth.
 const WATCHED: Duration = Duration::from_millis(50);
 
-/// Readings, of which the tightest counts: another thread may run in the middle of one.
+/// Number of readings; the tightest counts, because another thread may run in the middle of one.
 const READINGS: u32 = 20;
 
-/// Ticks in a millisecond. An emulated guest counts with the same counter, and its kernel measures
-/// it against an emulated timer. On a busy machine QEMU is late with that timer: then the kernel
-/// takes the counter for too slow, and its clock runs many times too fast.
+/// Returns the counter's ticks in a millisecond. An emulated guest counts with the same counter,
+/// and its kernel measures it against an emulated timer. On a busy machine QEMU is late with that
+/// timer. The kernel then takes the counter for too slow, and its clock runs many times too fast.
 pub(crate) fn khz() -> u64 {
     static KHZ: OnceLock<u64> = OnceLock::new();
     *KHZ.get_or_init(|| {
@@ -27,7 +27,7 @@ pub(crate) fn khz() -> u64 {
     })
 }
 
-/// The counter, and when it stood so.
+/// Returns the counter and the time of its reading.
 fn reading() -> (u64, Instant) {
     let once = |_| {
         let before = sys::time_stamp();

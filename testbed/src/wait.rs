@@ -1,17 +1,18 @@
-//! Waiting for what must happen.
+//! Waiting for conditions.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-/// How often is looked.
+/// Interval between two looks.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// The most that counts of the time between two looks.
+/// The longest wait between two looks; at most twice this counts of the time that passed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A limit on waiting. Time in which this process did not run does not count: then its guests did not either.
+/// A limit on waiting. Time in which this process did not run does not count: its guests did not
+/// run either.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     left: Duration,
@@ -23,7 +24,7 @@ impl Deadline {
         Self { left: limit, looked: Instant::now() }
     }
 
-    /// How long may be waited before the next look; nothing when time is over.
+    /// Returns how long to wait before the next look; `None` when time is over.
     pub(crate) fn left(&mut self) -> Option<Duration> {
         self.left = self.left.saturating_sub(self.looked.elapsed().min(2 * LOOK));
         self.looked = Instant::now();
@@ -34,7 +35,7 @@ impl Deadline {
 /// Waits until `condition` holds.
 ///
 /// # Errors
-/// If it does not within `limit`, naming `what` it is; what `condition` fails with.
+/// If `condition` does not hold within `limit` (the error names `what`), or fails itself.
 pub fn wait_until(
     what: &str,
     limit: Duration,
@@ -43,7 +44,7 @@ pub fn wait_until(
     wait_for(what, limit, || Ok(condition()?.then_some(())))
 }
 
-/// The same for a condition that brings something.
+/// Waits until `condition` returns a value; returns that value.
 ///
 /// # Errors
 /// As [`wait_until`].

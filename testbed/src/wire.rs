@@ -1,39 +1,41 @@
-//! What testbed and guest say to each other: frames over a byte stream.
+//! Messages between testbed and guest: frames over a byte stream.
 //!
-//! A frame is the length of its data (4 bytes), the process it is about (4 bytes), its kind (1 byte), and the data; numbers
-//! are little-endian. Processes are numbered by who starts them. The same frames carry `testbed exec`.
+//! A frame is the length of its data (4 bytes), its process (4 bytes), its kind (1 byte), and the
+//! data; numbers are little-endian. The side that starts a process numbers it. `testbed exec` uses
+//! the same frames.
 
 use std::io::{self, Read, Write};
 
-/// The name of the virtio port that carries them.
+/// Name of the virtio port that carries frames.
 pub const PORT: &str = "aquifer.testbed";
 
-/// The most data that a frame carries: enough for speed, little for a guest that is short of memory.
+/// The most data in a frame, in bytes: enough for speed, little for a guest that is short of
+/// memory.
 pub const CHUNK: usize = 64 << 10;
 
 const HEADER: usize = 9;
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// The guest is up (process 0).
     Ready,
-    /// Starts a shell command: the data.
+    /// Order to start a shell command; the data is the command.
     Start,
-    /// Data for its standard input.
+    /// Data for the command's standard input.
     Input,
-    /// Its standard input ends.
+    /// End of the command's standard input.
     InputEnd,
-    /// A signal for its process group: its number, one byte.
+    /// Signal for the command's process group; the data is its number, one byte.
     Signal,
-    /// It has written to standard output.
+    /// Data from the command's standard output.
     Output,
-    /// It has written to standard error.
+    /// Data from the command's standard error.
     Error,
-    /// It has ended: the exit code, or 128 and the signal, 4 bytes.
+    /// End of the command; the data is its exit code, or 128 plus the signal, 4 bytes.
     Exit,
-    /// It could not be run: the data says why.
+    /// Failure to run the command; the data says why.
     Failed,
 }
 
@@ -52,24 +54,24 @@ const KINDS: [Kind; 9] = [
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The process that it is about.
+    /// Number of the process that the frame is about.
     pub process: u32,
-    /// What it says.
+    /// The kind.
     pub kind: Kind,
-    /// Depends on the kind.
+    /// The data; its meaning depends on the kind.
     pub data: Vec<u8>,
 }
 
 impl Frame {
-    /// A frame about `process`.
+    /// Creates a frame about `process`.
     pub fn new(process: u32, kind: Kind, data: impl Into<Vec<u8>>) -> Self {
         Self { process, kind, data: data.into() }
     }
 
-    /// Writes it in one piece, so that it is never mixed with another.
+    /// Writes the frame in one piece, so that it never mixes with another.
     ///
     /// # Errors
-    /// If the stream refuses it, or the data is longer than [`CHUNK`].
+    /// If the stream fails, or the data is longer than [`CHUNK`].
     pub fn send(&self, mut stream: impl Write) -> io::Result<()> {
         if self.data.len() > CHUNK {
             return Err(io::Error::other(format!(
@@ -85,10 +87,10 @@ impl Frame {
         stream.write_all(&bytes)
     }
 
-    /// The next frame of a stream.
+    /// Reads the next frame of a stream.
     ///
     /// # Errors
-    /// If the stream ends or breaks, or what comes is no frame.
+    /// If the stream ends or fails, or its bytes are no frame.
     pub fn receive(mut stream: impl Read) -> io::Result<Self> {
         let mut header = [0; HEADER];
         stream.read_exact(&mut header)?;
@@ -105,7 +107,7 @@ impl Frame {
         Ok(Self { process: number(4), kind, data })
     }
 
-    /// The exit code in the data of [`Kind::Exit`].
+    /// Returns the exit code in the data of [`Kind::Exit`]; -1 if the data is malformed.
     pub fn exit_code(&self) -> i32 {
         self.data.as_slice().try_into().map_or(-1, i32::from_le_bytes)
     }

@@ -1,4 +1,4 @@
-//! Work on a thread of its own, period by period, which may take seconds.
+//! A thread that repeats work once per period; each round may take seconds.
 
 use std::io;
 use std::sync::Arc;
@@ -6,21 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A period.
+/// From the start of one round to the start of the next.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How often it is seen that it is to end.
+/// The longest that one `rest` may block: between two rests the thread checks whether it must stop.
 pub(crate) const GLANCE: Duration = Duration::from_millis(100);
 
-/// Work that goes on. Dropping it has it end after what it is about.
+/// A running background thread. Dropping this handle stops the thread after its current round.
 #[derive(Debug)]
 pub(crate) struct Background(Arc<AtomicBool>);
 
 impl Background {
-    /// Starts a thread that does `work` each period, and then `rest`s for moments until the next one, or until that says that there is something to do.
+    /// Starts a thread that calls `work` once per period. Between rounds it calls `rest`, which
+    /// blocks briefly and returns true to start the next round early.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot start.
     pub(crate) fn start<S: Send + 'static>(
         name: &str,
         mut state: S,

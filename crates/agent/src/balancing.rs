@@ -1,4 +1,4 @@
-//! The balancer of this host's VMs.
+//! The agent's balancer, which moves memory between this host's VMs.
 
 use std::path::Path;
 
@@ -8,13 +8,14 @@ use aquifer_guest::memory::{Balancing, Moved, Resized};
 
 use crate::background::{Background, GLANCE};
 
-/// Starts it. What it has begun when it is dropped is ended by the VMs' keepers.
+/// Starts the balancer's thread. Dropping the result leaves resizes in progress to the VMs'
+/// supervisors.
 ///
 /// # Errors
-/// If the configuration makes no sense, or there can be no thread.
+/// If the configuration is invalid, or the thread cannot start.
 pub(crate) fn start(state: &Path, exe: &Path, config: &Config) -> Result<Background, GuestError> {
     let balancing = Balancing::new(state, exe, config.clone())?;
-    // What is given is given on at once.
+    // A resize may have freed memory: the next round hands that memory out at once.
     let rest = |balancing: &mut Balancing| balancing.wait(GLANCE).inspect(log).is_some();
     Background::start("balancer", balancing, balance, rest)
         .map_err(|source| GuestError::Io { what: "cannot start a thread".to_owned(), source })

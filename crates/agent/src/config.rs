@@ -1,4 +1,4 @@
-//! The agent's configuration: a TOML file that is refused where it is not understood.
+//! The agent's configuration: a TOML file, refused if it has unknown keys or invalid values.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,43 +10,43 @@ use aquifer_device::backend::BackendKind;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
 
-/// Everything an agent is told. `aquifer init` writes a commented one.
+/// The agent's whole configuration. `aquifer init` writes a commented example.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The name of this host, as its certificate has it.
+    /// Name of this host, as in its certificate.
     pub host: HostName,
-    /// Where peers call this agent (HTTP with mutual TLS).
+    /// Address at which peers call this agent (HTTP with mutual TLS).
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
-    /// Where borrowers reach the pages of their leases (NBD with mutual TLS).
+    /// Address at which borrowers reach the pages of their leases (NBD with mutual TLS).
     #[serde(default = "default_pages")]
     pub pages: SocketAddr,
-    /// The unix socket for the command line.
+    /// Unix socket for the command line.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// Control sockets and logs of volumes.
+    /// Directory of control sockets, records and logs.
     #[serde(default = "default_state")]
     pub state: PathBuf,
-    /// The tmpfs directory that holds the pages of leases.
+    /// Directory on a tmpfs for the pages of leases; `None` means `/dev/shm/aquifer/HOST`.
     #[serde(default)]
     pub store: Option<PathBuf>,
-    /// Directory with `ca.pem`, `host.pem` and `host.key`, made by `aquifer init`.
+    /// Directory with `ca.pem`, `host.pem` and `host.key`, which `aquifer init` writes.
     #[serde(default = "default_tls")]
     pub tls: PathBuf,
-    /// What memory the agent watches.
+    /// Settings for watching memory.
     #[serde(default)]
     pub memory: MemoryConfig,
-    /// How it lends.
+    /// Settings for lending.
     #[serde(default)]
     pub lend: LendConfig,
-    /// How it borrows.
+    /// Settings for borrowing.
     #[serde(default)]
     pub borrow: BorrowConfig,
-    /// How it takes VMs.
+    /// Settings for VMs.
     #[serde(default)]
     pub vms: VmsConfig,
-    /// What it does for groups.
+    /// Settings for groups.
     #[serde(default)]
     pub groups: GroupsConfig,
     /// The other hosts.
@@ -54,117 +54,127 @@ pub struct Config {
     pub peers: Vec<PeerConfig>,
 }
 
-/// What memory the agent watches, and when it acts.
+/// The memory that the agent watches, and the thresholds at which it acts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryConfig {
-    /// A memory cgroup (v1 or v2) to manage instead of the whole host, as a path under `/sys/fs/cgroup`.
+    /// Memory cgroup (v1 or v2) to manage instead of the whole host, as a path under
+    /// `/sys/fs/cgroup`.
     pub cgroup: Option<PathBuf>,
-    /// Keep that cgroup from swapping except while this agent has a borrowed device on. Swap devices belong to the whole
-    /// kernel: without this the cgroup would also use those that agents of other cgroups borrowed.
+    /// Whether that cgroup may swap only while this agent has a borrowed device on. Swap devices
+    /// belong to the whole kernel: without this, the cgroup also uses devices that agents of other
+    /// cgroups borrowed.
     pub gate_swap: bool,
-    /// The monitoring period.
+    /// Monitoring period, 50 ms to 1 min.
     #[serde(deserialize_with = "duration")]
     pub period: Duration,
-    /// T_upper: borrow above this share of M_t.
+    /// T_upper: the agent borrows above this share of M_t.
     pub upper: f64,
-    /// T_lower: return when used memory and borrowed swap together are below this share of M_t.
+    /// T_lower: the agent returns memory if used memory plus borrowed swap is below this share of
+    /// M_t.
     pub lower: f64,
-    /// Share of time that tasks may wait for memory (PSI "some") before that counts as short of memory; 0 turns it off.
+    /// Share of time that tasks may wait for memory (PSI "some") before memory counts as short; 0
+    /// turns the check off.
     pub pressure: f64,
 }
 
-/// How the agent lends.
+/// Settings for lending.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LendConfig {
-    /// Whether it lends at all.
+    /// Whether the agent lends at all.
     pub enabled: bool,
-    /// M_r: kept for this host's own programs, so that M_s = M_t - M_r (eq. 1). Without it M_s = M_t - M_u (eq. 2).
+    /// M_r: memory kept for this host's own programs, so that M_s = M_t - M_r (\[Ge23\], eq. 1).
+    /// `None` means M_s = M_t - M_u (eq. 2).
     pub reserved: Option<Bytes>,
-    /// How long the lease of a silent borrower is kept.
+    /// How long the agent keeps the lease of a silent borrower.
     #[serde(deserialize_with = "duration")]
     pub grace: Duration,
-    /// What holds the pages.
+    /// The holder of the pages.
     pub backend: LeaseBackend,
-    /// Where borrowers reach their leases over NVMe/TCP too. Of what travels only pages are encrypted, and not those of a kernel that attaches a lease itself.
+    /// Address at which borrowers also reach their leases over NVMe/TCP; `None` for no NVMe. Pooled
+    /// volumes encrypt their pages and nothing else. A kernel that attaches a lease itself encrypts
+    /// nothing.
     pub nvme: Option<SocketAddr>,
-    /// Over RDMA too, at the same address; by the kernel only.
+    /// Whether RDMA serves leases, too, at the address `nvme`; only the kernel backend can.
     pub rdma: bool,
-    /// Whether borrowers must prove by a secret of the lease that they are who they say (DH-HMAC-CHAP).
+    /// Whether borrowers must authenticate with a lease's secret (DH-HMAC-CHAP, NVMe Base 2.0,
+    /// section 8.13.5).
     pub secrets: bool,
 }
 
-/// What holds the pages of leases.
+/// The holder of leases' pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LeaseBackend {
-    /// The store: files on a tmpfs, served by the agent.
+    /// The store: files on a tmpfs, which the agent serves.
     Store,
-    /// zram devices, served by the kernel's own NVMe target.
+    /// zram devices, which the kernel's own NVMe target serves.
     Kernel,
 }
 
-/// How the agent borrows.
+/// Settings for borrowing.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BorrowConfig {
-    /// Whether it borrows by itself (`aquifer borrow` works in any case).
+    /// Whether the agent borrows on its own; `aquifer borrow` works in any case.
     pub enabled: bool,
-    /// M_req: how much is asked for at a time.
+    /// M_req: size of one request, at least one extent.
     pub request: Bytes,
-    /// The most that is ever borrowed by itself.
+    /// The most memory that the agent borrows on its own.
     pub max: Bytes,
-    /// The tenant to whom lenders account the leases.
+    /// Tenant to which lenders account the leases.
     pub group: Group,
-    /// Directory for the local file that takes pages which a lender wants back and no other has room for.
+    /// Directory of the local file for pages that a lender recalls and no other lender has room
+    /// for.
     pub spill: PathBuf,
-    /// How long I/O waits for a lender that does not answer.
+    /// How long I/O waits for a lender that does not answer, at least 100 ms.
     #[serde(deserialize_with = "duration")]
     pub patience: Duration,
-    /// By what a host swaps to its leases.
+    /// The way in which the host swaps to its leases.
     pub attach: Attach,
-    /// How pages travel.
+    /// The protocol by which pages travel.
     pub protocol: PageProtocol,
-    /// How volumes are attached to the kernel.
+    /// The backend that attaches volumes to the kernel.
     pub backend: BackendKind,
     /// Swap priority of borrowed devices; -1 leaves it to the kernel.
     pub priority: i16,
 }
 
-/// By what a host swaps to its leases.
+/// The way in which a host swaps to its leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attach {
-    /// A volume over any number of leases, served by a process, whose extents can move.
+    /// A volume over any number of leases, with a process that serves it and can move its extents.
     Pool,
-    /// The kernel's own NVMe initiator, straight to one lease, with no process on the way.
+    /// The kernel's own NVMe initiator to one lease, without a process.
     Direct,
 }
 
-/// How pages travel between a borrower and its lenders.
+/// The protocol by which pages travel between a borrower and its lenders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageProtocol {
     /// NBD over mutual TLS.
     Nbd,
-    /// NVMe/TCP, of which only pages are encrypted; NBD where a lender has no NVMe.
+    /// NVMe/TCP, where only pooled volumes encrypt their pages; NBD if a lender has no NVMe.
     NvmeTcp,
-    /// NVMe over RDMA, not encrypted; direct only.
+    /// NVMe over RDMA, unencrypted; for direct attachment only.
     NvmeRdma,
 }
 
-/// How the agent takes VMs that other hosts move here.
+/// Settings for VMs: taking them from other hosts, and balancing their memory.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmsConfig {
-    /// Whether it takes any. Who may move a VM here may have QEMU do here what it likes.
+    /// Whether the agent takes VMs. A peer that moves a VM here controls a QEMU process on this
+    /// host.
     pub accept: bool,
-    /// QEMU itself.
+    /// QEMU's program, by name or path.
     pub qemu: PathBuf,
-    /// Whether memory of this host is moved between its VMs, to where it is needed.
+    /// Whether the agent moves memory between this host's VMs to those that need it.
     pub balance: bool,
-    /// How that is decided.
+    /// Settings of that balancer.
     pub balancer: balance::Config,
 }
 
@@ -179,13 +189,13 @@ impl Default for VmsConfig {
     }
 }
 
-/// What the agent does for the groups of its host.
+/// Settings for the groups of this host.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupsConfig {
-    /// Where their agreements are.
+    /// Directory of the groups' agreements.
     pub agreements: PathBuf,
-    /// Whether it hands out what they save.
+    /// Whether the agent hands out the memory that groups save.
     pub balance: bool,
 }
 
@@ -195,41 +205,41 @@ impl Default for GroupsConfig {
     }
 }
 
-/// Another host.
+/// A peer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerConfig {
-    /// Its name, as its certificate has it.
+    /// Name of the peer, as in its certificate.
     pub name: HostName,
-    /// `HOST:PORT` of its agent.
+    /// `HOST:PORT` of the peer's agent.
     pub address: String,
 }
 
-/// Why a configuration is refused.
+/// The reasons to refuse a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The file is not TOML, or has keys or values that mean nothing here.
+    /// The file is not TOML, or has unknown keys or values.
     #[error("the configuration {path} is wrong: {source}")]
     Parse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Position and cause.
         source: Box<toml::de::Error>,
     },
-    /// The values do not fit together.
+    /// A value is out of range, or values contradict each other.
     #[error("the configuration {path} is wrong: {why}")]
     Invalid {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which values, why, and what would be right.
+        /// The values, the conflict and the remedy.
         why: String,
     },
 }
@@ -254,7 +264,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The tmpfs directory of leases: as configured, or `/dev/shm/aquifer/HOST`.
+    /// Returns the tmpfs directory of leases: the configured one, or `/dev/shm/aquifer/HOST`.
     pub fn store_dir(&self) -> PathBuf {
         self.store.clone().unwrap_or_else(|| Path::new("/dev/shm/aquifer").join(self.host.as_str()))
     }

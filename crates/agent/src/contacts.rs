@@ -1,5 +1,5 @@
-//! Where hosts are called that are no peers any more, but hold leases of this one or have lent it some: what is lent goes
-//! back to its owner even so.
+//! Addresses of hosts that are no longer peers but still share leases with this host. The leases
+//! can thus still return to their lenders.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -15,16 +15,16 @@ fn file(state: &Path) -> PathBuf {
     state.join("contacts.json")
 }
 
-/// The hosts that an agent before this one knew, without those that the configuration names.
+/// Returns the hosts that the previous agent knew and that the configuration does not name.
 pub(crate) fn former(state: &Path, peers: &[PeerConfig]) -> BTreeMap<HostName, String> {
-    // Without the file, or with one that is not understood, former peers must call here.
+    // Without a readable file, former peers must call this host themselves.
     let text = fs::read(file(state)).unwrap_or_default();
     let mut known: BTreeMap<HostName, String> = serde_json::from_slice(&text).unwrap_or_default();
     known.retain(|host, _| peers.iter().all(|peer| peer.name != *host));
     known
 }
 
-/// Keeps all hosts for the next agent that may have leases with this one.
+/// Saves, for the next agent, all hosts that may share leases with this one.
 pub(crate) fn keep(
     state: &Path,
     peers: &[PeerConfig],

@@ -1,4 +1,5 @@
-//! What happened that nobody decided: each one line in the log and a row of `aquifer status`.
+//! Events outside the controller's decisions: each is a line in the log and a row of `aquifer
+//! status`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,10 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use aquifer_api::status::{Event, EventKind};
 
-/// How many are kept.
+/// How many events stay in memory.
 const KEPT: usize = 200;
 
-/// The latest events, in memory only: the log has them for longer.
+/// The latest events, in memory only; the log keeps them longer.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Mutex<VecDeque<Event>>>);
 
@@ -33,13 +34,13 @@ impl Events {
         events.push_back(Event { at: now(), kind, who, what });
     }
 
-    /// All that are kept, oldest first.
+    /// Returns the kept events, oldest first.
     pub fn all(&self) -> Vec<Event> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
-/// Seconds since the epoch.
+/// Returns the time in seconds since the Unix epoch.
 pub(crate) fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

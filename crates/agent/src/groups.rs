@@ -1,4 +1,5 @@
-//! The groups of this host: what they agree on; and, where that is this agent's to do, handing out what they save.
+//! This host's groups: their agreements and, if configured, the hand-out of the memory that they
+//! save.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +14,7 @@ use aquifer_group::{Agreement, Agreements};
 use crate::background::{Background, GLANCE};
 use crate::config::GroupsConfig;
 
-/// They, and what was last handed out.
+/// The groups' agreements, and the latest hand-out.
 #[derive(Clone, Debug)]
 pub struct Groups {
     agreements: Agreements,
@@ -21,15 +22,15 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Those that the configuration names.
+    /// Returns the groups of the configured directory.
     pub fn new(config: &GroupsConfig) -> Self {
         Self { agreements: Agreements::of(&config.agreements), last: Arc::default() }
     }
 
-    /// Has what they save be handed out, for as long as what is returned lives.
+    /// Hands out the groups' savings until the caller drops the result.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If the thread cannot start.
     pub(crate) fn balance(&self, state: &Path) -> io::Result<Background> {
         let balancing = Balancing::new(state, self.agreements.clone());
         let groups = self.clone();
@@ -57,10 +58,10 @@ impl Groups {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = turn.groups;
     }
 
-    /// All of them, for who asks.
+    /// Returns all groups with their terms and the latest hand-out.
     ///
     /// # Errors
-    /// What is wrong with an agreement.
+    /// Says which part of an agreement is wrong.
     pub(crate) fn all(&self) -> Result<Vec<Group>, Problem> {
         let problem =
             |error: &dyn std::fmt::Display| Problem { error: error.to_string(), help: None };

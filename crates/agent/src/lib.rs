@@ -1,15 +1,18 @@
-//! The daemon: watches a host's memory, borrows for it, lends of it, and answers peers and the operator.
+//! The daemon: watches a host's memory, borrows and lends memory, and answers peers and the
+//! operator.
 //!
-//! - [`config`]: what it is told.
-//! - [`monitor`]: how much memory there is and how much is used.
-//! - [`driver`]: the one task that owns the controller of the `control` crate and carries out what it decides.
-//! - [`lender`], [`borrower`], [`peers`]: what it has lent, what it has borrowed, and who the others are.
-//! - [`events`]: what happened that nobody decided. `stopping`: how an agent ends.
-//! - [`vms`]: VMs that move. [`groups`]: what they agree on, and get of what they share.
+//! - [`config`]: the configuration.
+//! - [`monitor`]: total and used memory.
+//! - [`driver`]: the one task that owns the controller of the `control` crate and carries out its
+//!   decisions.
+//! - [`lender`], [`borrower`], [`peers`]: lent memory, borrowed memory, and the other hosts.
+//! - [`events`]: events outside the controller's decisions. `stopping`: how an agent ends.
+//! - [`vms`]: VMs that move. [`groups`]: their agreements, and the hand-out of the memory that they
+//!   save.
 //! - [`http`]: the API.
 //!
-//! The agent is on no page's way into swap: volumes are processes of their own. It is on the way of pages that it has
-//! lent, and holds them in files that outlive it.
+//! The agent is not on the swap path: volumes are processes of their own. The agent serves the
+//! pages that it lends from files that outlive it.
 
 mod background;
 mod balancing;
@@ -47,33 +50,33 @@ use peers::Peers;
 use stopping::Signals;
 use vms::Vms;
 
-/// Why an agent could not start.
+/// The reasons for an agent not to start, or not to end cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The configuration is refused.
+    /// The agent refuses the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The host's certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The certificate is another host's.
+    /// The certificate belongs to another host.
     #[error(
         "{dir} holds the certificate of '{certificate}', but the configuration is for '{configured}'"
     )]
     OtherHost {
-        /// Where the certificate is.
+        /// Directory of the certificate.
         dir: String,
-        /// Whose it is.
+        /// The host that the certificate names.
         certificate: String,
-        /// Whose it should be.
+        /// The host that the configuration names.
         configured: String,
     },
-    /// It was made to end though borrowers had pages here.
+    /// The operator forced the end while borrowers had pages here; the text lists them.
     #[error(
         "ended at once, with {0} still here: start an agent again before their patience is over, and nothing is lost"
     )]
     Forced(String),
-    /// Something that the agent needs is not there or not free.
+    /// A resource that the agent needs is missing or in use.
     #[error("{0}")]
     Start(String),
 }
@@ -82,12 +85,12 @@ fn start_error(error: impl std::fmt::Display) -> AgentError {
     AgentError::Start(error.to_string())
 }
 
-/// Runs an agent until it is told to stop: by SIGINT it first takes back what it lent and gives back what it borrowed; by
-/// SIGTERM it leaves leases and volumes as they are for the next agent, as an upgrade or a restart wants. `exe` is the
-/// program that serves volumes.
+/// Runs an agent until a signal stops it. On SIGINT the agent first recalls lent memory and returns
+/// borrowed memory. On SIGTERM it leaves leases and volumes to the next agent, as an upgrade or a
+/// restart needs. `exe` is the program that serves volumes.
 ///
 /// # Errors
-/// What kept it from starting.
+/// If the agent cannot start, or a second SIGINT forces its end.
 pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
     for rule in &aquifer_device::safety::protect_agent().0 {
         if let Some(failed) = &rule.failed {
@@ -124,7 +127,7 @@ async fn serve(config: Config, exe: PathBuf) -> Result<(), AgentError> {
         .map(SwapGate::new)
         .transpose()
         .map_err(start_error)?;
-    // The socket first: it is what keeps a second agent from taking the first one's leases.
+    // Bind the socket first: it keeps a second agent from taking the first one's leases.
     let endpoints = http::bind(&config.socket, config.listen, identity.server_config())
         .await
         .map_err(start_error)?;

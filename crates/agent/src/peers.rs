@@ -1,4 +1,4 @@
-//! The other hosts: what they could lend, and messages to them.
+//! The other hosts: their offers, and messages to them.
 
 mod names;
 
@@ -19,31 +19,31 @@ use crate::config::PeerConfig;
 use crate::events::Events;
 use crate::wire;
 
-/// How long a peer may take to say what it could lend. An overloaded host cannot wait for a dead one.
+/// Timeout of an answer with an offer: an overloaded host cannot wait for a dead one.
 const OFFER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long a peer may take over what it has to start processes for.
+/// Timeout of an answer for which the peer must start processes.
 const ASK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often each peer is called though nothing is wanted of it, so that a wrong address or certificate shows before
-/// memory is short.
+/// Interval between calls to all peers without another reason: a wrong address or certificate then
+/// shows before memory is short.
 const CONTACT: Duration = Duration::from_secs(60);
 
-/// The same while one of them does not answer.
+/// The same interval while any peer has an error.
 const CONTACT_SOON: Duration = Duration::from_secs(10);
 
-/// The peers of the configuration, and hosts that were peers.
+/// The peers of the configuration, and former peers.
 #[derive(Clone, Debug)]
 pub struct Peers(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     host: HostName,
-    /// This agent, as others hear of it: another name after each start.
+    /// Random name of this agent process, new at each start.
     agent: String,
     tls: Arc<ClientConfig>,
     peers: BTreeMap<HostName, Peer>,
-    /// Where peers call this host and meet another, or nobody.
+    /// Addresses at which peers call this host but do not reach this agent, each with the reason.
     strayed: Mutex<BTreeMap<String, String>>,
     events: Events,
 }
@@ -52,24 +52,25 @@ struct Inner {
 struct Peer {
     address: String,
     client: Client,
-    /// Whether the configuration names it.
+    /// Whether the configuration names the peer.
     listed: bool,
     last: Mutex<Last>,
 }
 
-/// What was last heard of a peer.
+/// The results of the latest calls to a peer.
 #[derive(Clone, Debug, Default)]
 struct Last {
     heard: Option<Instant>,
     spare: Option<(Bytes, Instant)>,
-    /// Where it calls this host.
+    /// The address at which the peer calls this host.
     calls: Option<String>,
     refused: bool,
     error: Option<String>,
 }
 
 impl Peers {
-    /// Nobody is called yet. `former` are hosts that the configuration does not name any more.
+    /// Creates the peers without calling them. `former` holds hosts that the configuration no
+    /// longer names.
     pub fn new(
         host: &HostName,
         peers: &[PeerConfig],
@@ -85,7 +86,7 @@ impl Peers {
         });
         let inner = Inner {
             host: host.clone(),
-            // A lease id is as good a source of randomness as any.
+            // The name must only be random, and a random lease id provides that.
             agent: LeaseId::random().to_string(),
             tls: tls.clone(),
             peers: peers.collect(),
@@ -95,7 +96,7 @@ impl Peers {
         Self(Arc::new(inner))
     }
 
-    /// Whether `host` is one of the configuration's.
+    /// Tells whether the configuration names `host`.
     pub fn knows(&self, host: &HostName) -> bool {
         self.0.peers.get(host).is_some_and(|peer| peer.listed)
     }
@@ -103,7 +104,7 @@ impl Peers {
     /// Refuses a host that the configuration does not name.
     ///
     /// # Errors
-    /// That it is no peer, and how it becomes one.
+    /// If `from` is no peer; the problem says how to make it one.
     pub fn admit(&self, from: &HostName) -> Result<(), Problem> {
         let host = &self.0.host;
         match self.knows(from) {
@@ -115,10 +116,10 @@ impl Peers {
         }
     }
 
-    /// What this agent answers to `from`, which asks what it could have.
+    /// Answers `from`, which asks how much this host would lend.
     ///
     /// # Errors
-    /// It is neither a peer nor another host of this one's name.
+    /// If `from` is neither a peer nor this host's own name.
     pub fn offer(&self, from: &HostName, spare: Bytes) -> Result<message::Offer, Problem> {
         if *from != self.0.host {
             self.admit(from)?;
@@ -127,7 +128,7 @@ impl Peers {
         Ok(message::Offer { host: self.0.host.clone(), spare, agent: self.0.agent.clone(), you })
     }
 
-    /// Calls all peers now, and then now and then, for as long as it is polled.
+    /// Calls all peers, then again at intervals, for as long as the caller polls the future.
     pub async fn keep_in_contact(&self) {
         loop {
             self.offers().await;
@@ -137,8 +138,8 @@ impl Peers {
         }
     }
 
-    /// Asks all at once what they could lend; those that do not answer within a second are left out, and those that call
-    /// another host by this one's name: what they grant would go there.
+    /// Asks all peers at once, and returns the offers that arrive within a second. Offers of peers
+    /// that reach another agent under this host's name are left out: their grants would go there.
     pub async fn offers(&self) -> Vec<Offer> {
         let mut calls = JoinSet::new();
         let listed = self.0.peers.iter().filter(|(_, peer)| peer.listed);
@@ -158,11 +159,11 @@ impl Peers {
         calls.join_all().await.into_iter().flatten().collect()
     }
 
-    /// Says `message` to `to`; returns when its agent has taken it in, with what it answered to `mem_len_fin`: why it
-    /// could not leave the lease yet.
+    /// Sends `message` to `to`; returns once the agent there has taken the message in. For
+    /// `mem_len_fin` the result says why the peer last failed to leave the lease.
     ///
     /// # Errors
-    /// Why it could not be delivered; for a host that is no peer of ours, that.
+    /// If `to` is unknown, refuses the message, or may not have received it.
     pub async fn say(&self, to: &HostName, message: &Message) -> Result<Option<String>, SayError> {
         let peer = self.0.peers.get(to).ok_or_else(|| SayError::Lost(unknown(to)))?;
         let answer = wire::say(&peer.client, message).await;
@@ -173,10 +174,10 @@ impl Peers {
         })
     }
 
-    /// How this host gets at a lease of `lender` over NVMe.
+    /// Asks `lender` how this host reaches a lease over NVMe.
     ///
     /// # Errors
-    /// If the lender does not answer, or the lease is not this host's.
+    /// If the lender is unknown or does not answer, or the lease is not this host's.
     pub async fn access(
         &self,
         lender: &HostName,
@@ -188,10 +189,10 @@ impl Peers {
         answer.map_err(|error| error.to_string())
     }
 
-    /// Asks `to` for something that takes it a while.
+    /// Sends `to` a request that may take up to a minute.
     ///
     /// # Errors
-    /// If it does not answer, or refuses.
+    /// If `to` is no peer, does not answer, or refuses.
     pub async fn ask<T: DeserializeOwned>(
         &self,
         to: &HostName,
@@ -208,7 +209,7 @@ impl Peers {
         })
     }
 
-    /// Tells `to` that these leases of its are still needed; answers which of them it does not have.
+    /// Tells `to` that this host still needs these leases; returns those that `to` does not have.
     pub async fn renew(&self, to: &HostName, renew: Renew) -> Vec<LeaseId> {
         let Some(peer) = self.0.peers.get(to) else { return Vec::new() };
         let answer = peer.client.post::<_, Renewed>(path::RENEW, &renew).await;
@@ -216,7 +217,7 @@ impl Peers {
         answer.map(|renewed| renewed.lost).unwrap_or_default()
     }
 
-    /// What was last heard of each peer, and of each former one with which there is something `unsettled`.
+    /// Returns the latest results for each peer, and for each former peer that is `unsettled`.
     pub fn status_with(&self, unsettled: impl Fn(&HostName) -> bool) -> Vec<status::Peer> {
         let shown = self.0.peers.iter().filter(|(host, peer)| peer.listed || unsettled(host));
         let status = |(host, peer): (&HostName, &Peer)| {
@@ -236,7 +237,7 @@ impl Peers {
         shown.map(status).collect()
     }
 
-    /// What was last heard of each peer.
+    /// Returns the latest results for each peer.
     pub fn status(&self) -> Vec<status::Peer> {
         self.status_with(|_| false)
     }
@@ -249,7 +250,7 @@ impl Peers {
     ) {
         let Some(peer) = self.0.peers.get(host) else { return };
         let mut last = peer.last();
-        // Said once, however often the same is tried again.
+        // Warn of the first failure only, not of each retry.
         match answer {
             Ok(answer) => {
                 if last.error.is_some() {
@@ -282,12 +283,12 @@ impl Peer {
     }
 }
 
-/// Why a message was not taken in.
+/// The reasons why a message was not taken in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SayError {
-    /// It did not arrive, or nobody knows whether it did.
+    /// The message may not have arrived.
     Lost(String),
-    /// The other agent will not hear it.
+    /// The other agent refuses the message.
     Refused(String),
 }
 

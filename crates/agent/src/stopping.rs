@@ -1,5 +1,5 @@
-//! The end of an agent by a signal: SIGINT first takes back what is lent and gives back what is borrowed, SIGTERM leaves
-//! both for the next agent.
+//! The end of an agent by a signal. SIGINT first recalls lent memory and returns borrowed memory;
+//! SIGTERM leaves both to the next agent.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::driver::{Command, Handle};
 use crate::{AgentError, start_error};
 
-/// How often a drain is looked at.
+/// Interval between two looks at a drain.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How often its progress is told where nothing changes.
+/// Interval between two progress messages without news.
 const TELL: Duration = Duration::from_secs(5);
 
-/// The signals that end an agent.
+/// The signals that the agent handles.
 pub(crate) struct Signals {
     interrupted: Signal,
     terminated: Signal,
     hung_up: Signal,
 }
 
-/// Which of them came.
+/// The signal that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Came {
     Interrupt,
@@ -53,10 +53,10 @@ impl Signals {
         }
     }
 
-    /// Waits for a signal and does what it asks for; returns when the agent may end.
+    /// Waits for a signal and obeys it; returns when the agent may end.
     ///
     /// # Errors
-    /// It was forced to end while borrowers had pages here.
+    /// If a second SIGINT forces the end while borrowers have pages here.
     pub(crate) async fn wait(&mut self, handle: &Handle) -> Result<(), AgentError> {
         match self.next().await {
             Came::Terminate => {
@@ -77,7 +77,7 @@ impl Signals {
         }
     }
 
-    /// Takes back what is lent. False: the rest stays for the next agent.
+    /// Recalls all lent memory. Returns false if SIGTERM leaves the rest to the next agent.
     async fn drain(&mut self, handle: &Handle) -> Result<bool, AgentError> {
         let mut order = Some(Drain { on: true });
         let mut told: Option<(Instant, String)> = None;
@@ -119,7 +119,7 @@ impl Signals {
         }
     }
 
-    /// Gives back what was borrowed, unless another signal says that it may stay.
+    /// Returns borrowed memory; another signal leaves the rest to the next agent.
     async fn give_back(&mut self, handle: &Handle) -> &'static str {
         const STAYS: &str = "what is still borrowed stays on for the next agent";
         tracing::info!("giving back what was borrowed; interrupt again to leave it as it is");
@@ -141,7 +141,7 @@ async fn ask(handle: &Handle, order: Option<Drain>) -> Result<Draining, Problem>
     handle.ask(|reply| Command::Drain { order, reply }).await
 }
 
-/// One line about what is left.
+/// Describes the remaining leases in one line.
 fn progress(left: &[Left]) -> String {
     let one = |left: &Left| {
         format!("{} in lease {} of {} ({})", left.bytes, left.lease, left.borrower, left.why)
@@ -149,7 +149,7 @@ fn progress(left: &[Left]) -> String {
     left.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// The line without its figures: what is told again at once when it changes.
+/// Strips the figures from a progress line; a change of the rest is news.
 fn reasons(progress: &str) -> String {
     progress.chars().filter(|c| !c.is_ascii_digit() && *c != '.').collect()
 }

@@ -1,4 +1,4 @@
-//! Everything of this crate that the compiler cannot check, and only that.
+//! The unsafe code of this crate, and nothing else.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Watches `file` for exceptional conditions (`POLLPRI`).
 pub(crate) fn watch_priority(file: File) -> io::Result<AsyncFd<File>> {
-    // SAFETY: the file owns its descriptor, always hands out the same one, and closes it only when it is dropped, which
-    // the AsyncFd does after it has taken it off the reactor.
+    // SAFETY: the file owns its descriptor, always returns the same one, and closes it only when
+    // dropped. The AsyncFd drops the file after it has deregistered the descriptor from the
+    // reactor.
     Ok(unsafe { AsyncFd::register_with_interest(file, Interest::PRIORITY) }?)
 }

@@ -1,4 +1,5 @@
-//! VMs that move: a host offers one, the other has it waited for. The rest is between the VM's keepers.
+//! VMs that move: one agent offers a VM, and the other starts a supervisor that waits for it. The
+//! two supervisors do the rest.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use aquifer_region::process::shim;
 use crate::config::Config;
 use crate::peers::Peers;
 
-/// What there is to know about VMs of this host.
+/// The agent's part in moving VMs.
 #[derive(Clone, Debug)]
 pub struct Vms(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     config: Config,
-    /// The program that keeps them.
+    /// The program that supervises VMs.
     exe: PathBuf,
     peers: Peers,
 }
@@ -32,15 +33,16 @@ fn problem(error: impl std::fmt::Display) -> Problem {
 }
 
 impl Vms {
-    /// Those whose files are where this agent has its own.
+    /// Serves VMs with files in this agent's state directory.
     pub fn new(config: Config, exe: PathBuf, peers: Peers) -> Self {
         Self(Arc::new(Inner { config, exe, peers }))
     }
 
-    /// Has a VM waited for that another host is about to move here.
+    /// Starts to wait for a VM that another host is about to move here.
     ///
     /// # Errors
-    /// What this host lacks to take it.
+    /// If this host takes no VMs, `from` is no peer, the group has no room, or the supervisor
+    /// cannot start.
     pub async fn receive(&self, from: HostName, arrive: Arrive) -> Result<Awaits, Problem> {
         let Inner { config, .. } = &*self.0;
         if !config.vms.accept {
@@ -61,10 +63,10 @@ impl Vms {
         received.await.map_err(problem)?
     }
 
-    /// Has a peer wait for a VM of this host.
+    /// Asks a peer to wait for a VM of this host.
     ///
     /// # Errors
-    /// That there is none, or what the peer lacks to take it.
+    /// If there is no such VM, or the peer cannot take it.
     pub async fn offer(&self, order: Migrate) -> Result<Awaited, Problem> {
         let Inner { config, peers, .. } = &*self.0;
         if order.to == config.host {

@@ -1,4 +1,4 @@
-//! Between the messages of the API and those of the controller.
+//! Conversion between the messages of the API and those of the controller.
 
 use aquifer_api::message::{Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin};
 use aquifer_api::{Done, client::CallError, client::Client, path};
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error, StrDeserializer};
 
-/// What a peer said, as it came.
+/// A peer's message in the form of the API.
 #[derive(Clone, Debug)]
 pub enum Heard {
     /// `mem_bor_req`.
@@ -21,7 +21,7 @@ pub enum Heard {
 }
 
 impl TryFrom<Heard> for Message {
-    /// What is malformed.
+    /// The malformed part.
     type Error = String;
 
     fn try_from(heard: Heard) -> Result<Self, String> {
@@ -44,8 +44,8 @@ impl TryFrom<Heard> for Message {
     }
 }
 
-/// Says `message` to the agent behind `client`; returns when that has taken it in. To `mem_len_fin` it answers why the
-/// last try to leave the lease failed, if one did.
+/// Sends `message` to the agent behind `client`; returns once the agent has taken it in. For
+/// `mem_len_fin` the result says why the last attempt to leave the lease failed, if one did.
 pub async fn say(client: &Client, message: &Message) -> Result<Option<String>, CallError> {
     let done = |_: Done| None;
     match message.clone() {

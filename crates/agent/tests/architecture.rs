@@ -1,4 +1,4 @@
-//! Holds the crates to the table of rooms in ARCHITECTURE.md.
+//! A test that holds each crate to the table of rooms in ARCHITECTURE.md.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,7 +10,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What each room may use, read from the table; "all above" means every room of an earlier line.
+/// Reads from the table which rooms each room may use; "all above" means the rooms of all earlier
+/// lines.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let rows = text
@@ -41,7 +42,7 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     rooms
 }
 
-/// The rooms that a crate's manifest names, dev-dependencies included.
+/// Returns the rooms that a crate's manifest names, dev-dependencies included.
 fn used(manifest: &Path) -> BTreeSet<String> {
     let manifest: toml::Table = fs::read_to_string(manifest).unwrap().parse().unwrap();
     ["dependencies", "dev-dependencies", "build-dependencies"]

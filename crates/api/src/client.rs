@@ -1,4 +1,4 @@
-//! Calls to an agent: over its unix socket, or over mutual TLS to a peer.
+//! Client of an agent: over the agent's unix socket, or over mutual TLS to a peer.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -21,63 +21,63 @@ use tokio_rustls::TlsConnector;
 
 use crate::Problem;
 
-/// Why a call failed. Every variant names the agent that was called.
+/// Reason that a call failed. Every variant names the called agent.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody answered there.
+    /// The connection failed, or ended before the answer.
     #[error("no agent answers at {agent}: {why}")]
     Unreachable {
-        /// Where it was looked for.
+        /// Address of the agent: `unix:PATH`, or `HOST:PORT (NAME)`.
         agent: String,
-        /// What happened instead.
+        /// Error of the system, TLS or HTTP, with its sources.
         why: String,
     },
-    /// This user may not ask it.
+    /// The operating system denies this user access to the agent's socket.
     #[error("only root may ask the agent at {agent}: {why}")]
     Denied {
-        /// Which agent.
+        /// Address of the agent.
         agent: String,
-        /// What the system said.
+        /// Error of the operating system.
         why: String,
     },
-    /// One of the two does not trust the certificate of the other.
+    /// One of the two hosts does not trust the other's certificate.
     #[error("the agent at {agent} and this host do not trust each other's certificates: {why}")]
     Untrusted {
-        /// The agent.
+        /// Address of the agent.
         agent: String,
-        /// Whose certificate is not trusted, and why.
+        /// Host that does not trust, and its reason.
         why: String,
     },
-    /// The agent took longer than the caller wanted to wait.
+    /// The agent did not answer within the client's timeout.
     #[error("the agent at {agent} did not answer '{order}' within {} s", after.as_secs_f32())]
     TimedOut {
-        /// Which agent.
+        /// Address of the agent.
         agent: String,
-        /// What it was asked, as in `GET /v1/status`.
+        /// Method and path of the call, as in `GET /v1/status`.
         order: String,
-        /// How long it was given.
+        /// Timeout of the call.
         after: Duration,
     },
-    /// The agent answered that it will not or cannot.
+    /// The agent answered with an HTTP status other than success.
     #[error("{}", problem.error)]
     Refused {
-        /// The HTTP status.
+        /// HTTP status of the answer.
         status: StatusCode,
-        /// What it said.
+        /// Problem that the agent reports, or the text of an answer that is no [`Problem`].
         problem: Problem,
     },
-    /// The answer was not what the API promises.
+    /// The answer, or the request, does not fit the API.
     #[error("the agent at {agent} gave an answer that is not part of the API: {why}")]
     Malformed {
-        /// Which agent.
+        /// Address of the agent.
         agent: String,
-        /// What is wrong with it.
+        /// Error of the JSON or HTTP library.
         why: String,
     },
 }
 
 impl CallError {
-    /// What the operator can do about it, where there is something.
+    /// Returns an action that the operator can take, if there is one.
     pub fn help(&self) -> Option<String> {
         match self {
             Self::Refused { problem, .. } => problem.help.clone(),
@@ -95,7 +95,7 @@ impl CallError {
     }
 }
 
-/// Whose certificate is not trusted, if that is what went wrong.
+/// Returns the host that does not trust a certificate, if that caused `error`.
 fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     use rustls::{AlertDescription as Alert, Error};
     let inner = error.downcast_ref::<std::io::Error>().and_then(|error| error.get_ref());
@@ -121,8 +121,8 @@ fn distrust(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     }
 }
 
-/// The way to one agent. Every call makes a connection of its own: calls are few, and a peer that was restarted is
-/// never met through a dead connection.
+/// Client of one agent. Every call opens a new connection: calls are few, and a new connection
+/// reaches a restarted peer.
 #[derive(Clone, Debug)]
 pub struct Client {
     route: Route,
@@ -136,24 +136,25 @@ enum Route {
 }
 
 impl Client {
-    /// The agent of this host, by its unix socket.
+    /// Returns a client of this host's agent at its unix socket, with a timeout of 10 s.
     pub fn local(socket: &Path) -> Self {
         Self { route: Route::Unix(socket.to_owned()), timeout: Duration::from_secs(10) }
     }
 
-    /// The agent of another host at `address` (`HOST:PORT`), which must prove to be `host`.
+    /// Returns a client of the agent at `address` (`HOST:PORT`), with a timeout of 3 s. The agent's
+    /// certificate must name `host`.
     pub fn peer(address: &str, host: &HostName, config: Arc<ClientConfig>) -> Self {
         let route = Route::Tls { address: address.to_owned(), host: host.clone(), config };
         Self { route, timeout: Duration::from_secs(3) }
     }
 
-    /// The same with another limit on how long one call may take.
+    /// Returns the client with another timeout for each call.
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// `GET path`.
+    /// Sends `GET path` and returns the answer.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -161,7 +162,7 @@ impl Client {
         self.call(Method::GET, path, Body::new()).await
     }
 
-    /// `POST path` with `body` as JSON.
+    /// Sends `POST path` with `body` as JSON and returns the answer.
     ///
     /// # Errors
     /// See [`CallError`].

@@ -1,5 +1,5 @@
-//! Regions for programs in C: what `include/aquifer.h` declares, where it is documented (Migration, section 4.1: the five calls of its
-//! library).
+//! Regions for programs in C, as `include/aquifer.h` declares and documents them. They include the
+//! five calls of the library in \[Jo20\], section 4.2.
 
 #[cfg(test)]
 mod tests;
@@ -59,7 +59,7 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What a C program gets: 0, or -1 and a reason to ask for.
+/// Turns a result into 0 or -1, and keeps the reason for [`aquifer_error`].
 fn answer(done: Result<()>) -> c_int {
     done.map_or_else(
         |error| {
@@ -136,14 +136,18 @@ impl Region {
     }
 }
 
+/// Opens a region to ask about it, or returns null.
+///
 /// # Safety
-/// `file` must be a text that ends with a zero.
+/// `file` must point to a string that ends with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_open(file: *const c_char) -> *mut Region {
     // SAFETY: the caller's promise.
     handle(open(unsafe { CStr::from_ptr(file) }, false))
 }
 
+/// Opens a region and maps it, or returns null.
+///
 /// # Safety
 /// As [`aquifer_open`].
 #[unsafe(no_mangle)]
@@ -152,6 +156,8 @@ pub unsafe extern "C" fn aquifer_map(file: *const c_char) -> *mut Region {
     handle(open(unsafe { CStr::from_ptr(file) }, true))
 }
 
+/// Returns the address of the region's memory, or null if it is not mapped.
+///
 /// # Safety
 /// `region` must be open.
 #[unsafe(no_mangle)]
@@ -164,16 +170,20 @@ pub unsafe extern "C" fn aquifer_memory(region: *const Region) -> *mut c_void {
         .map_or(ptr::null_mut(), |mapped| mapped.bytes().as_ptr().cast_mut().cast())
 }
 
+/// Unmaps and closes the region.
+///
 /// # Safety
-/// `region` must be open, and nobody may use it any more; or null.
+/// `region` must be open and out of use in all threads, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_close(region: *mut Region) {
     if !region.is_null() {
-        // SAFETY: it came from a box, and the caller promises that this is the end.
+        // SAFETY: the pointer came from a box, and the caller promises not to use it again.
         drop(unsafe { Box::from_raw(region) });
     }
 }
 
+/// Sets the limit of the local cache in bytes. Waits until the cache is within it.
+///
 /// # Safety
 /// `region` must be open.
 #[unsafe(no_mangle)]
@@ -183,8 +193,10 @@ pub unsafe extern "C" fn aquifer_cache_size(region: *const Region, bytes: u64) -
     answer(client::resize_cache(&region.files, Bytes(bytes)).map_err(text))
 }
 
+/// Writes the states of `count` pages from page `first` on, one byte each.
+///
 /// # Safety
-/// `region` must be open, and `states` have room for `count` bytes.
+/// `region` must be open, and `states` must have room for `count` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_page_states(
     region: *const Region,
@@ -196,12 +208,14 @@ pub unsafe extern "C" fn aquifer_page_states(
     let region = unsafe { &*region };
     answer(client::states(&region.files, Run { first, count }).map_err(text).map(|found| {
         for (at, state) in found.into_iter().enumerate() {
-            // SAFETY: there are `count` of them, and the caller says that there is room.
+            // SAFETY: there are `count` states, and the caller promises the room.
             unsafe { states.add(at).write(state as u8) };
         }
     }))
 }
 
+/// Writes to the lenders all changes made before the call. Other threads may go on writing.
+///
 /// # Safety
 /// `region` must be open.
 #[unsafe(no_mangle)]
@@ -211,6 +225,8 @@ pub unsafe extern "C" fn aquifer_persist(region: *const Region) -> c_int {
     answer(client::persist(&region.files).map_err(text))
 }
 
+/// Discards `count` pages from page `first` on, here and at the lenders.
+///
 /// # Safety
 /// `region` must be open.
 #[unsafe(no_mangle)]
@@ -220,8 +236,10 @@ pub unsafe extern "C" fn aquifer_drop(region: *const Region, first: u64, count: 
     answer(client::drop_pages(&region.files, Run { first, count }).map_err(text))
 }
 
+/// Writes the region's figures to `metadata`.
+///
 /// # Safety
-/// `region` must be open, and `metadata` have room for it.
+/// `region` must be open, and `metadata` must point to room for the structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_get_metadata(
     region: *const Region,
@@ -233,8 +251,10 @@ pub unsafe extern "C" fn aquifer_get_metadata(
     answer(region.metadata().map(|found| unsafe { metadata.write(found) }))
 }
 
+/// Writes the place of the extent of this index, counted from 0, to `extent`.
+///
 /// # Safety
-/// `region` must be open, and `extent` have room for it.
+/// `region` must be open, and `extent` must point to room for the structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aquifer_extent(
     region: *const Region,
@@ -247,7 +267,7 @@ pub unsafe extern "C" fn aquifer_extent(
     answer(region.extent(index).map(|found| unsafe { extent.write(found) }))
 }
 
-/// Why the last call of this thread failed.
+/// Returns the reason of this thread's last failed call. It is valid until the next failed call.
 #[unsafe(no_mangle)]
 pub extern "C" fn aquifer_error() -> *const c_char {
     ERROR.with_borrow(|error| error.as_ptr())

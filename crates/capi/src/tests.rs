@@ -1,4 +1,4 @@
-//! The header says what the library does.
+//! Checks that the header agrees with the library.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -14,7 +14,7 @@ use crate::{Extent, Metadata};
 
 const HEADER: &str = include_str!("../include/aquifer.h");
 
-/// The page states that the header names, with their numbers.
+/// Returns the page states that the header names, with their numbers.
 fn states() -> BTreeMap<&'static str, u8> {
     let body =
         HEADER.split_once("enum aquifer_page_state {").unwrap().1.split_once("};").unwrap().0;
@@ -29,7 +29,7 @@ fn the_header_has_every_state_of_a_page_by_its_number() {
     use PageState::{Dirty, Remote, Resident, Shared, Zero};
     let all = [Zero, Remote, Resident, Dirty, Shared];
     let named = all.map(|state| {
-        // A state that is added has no name here, and this does not compile.
+        // The match fails to compile when a state is added.
         let name = match state {
             Zero => "ZERO",
             Remote => "REMOTE",

@@ -1,5 +1,5 @@
-//! `churn MIB HOT RATE [SEED]`: what a guest is kept busy with in tests and measurements (`aquifer_cli::demo::churn`). Ten times a second it says
-//! `churn TICK PAGES WRONG`.
+//! `churn MIB HOT RATE [SEED]` keeps a guest busy in tests and measurements
+//! (`aquifer_cli::demo::churn`). Ten times a second it prints `churn TICK PAGES WRONG`.
 
 use std::io::{self, Write as _};
 

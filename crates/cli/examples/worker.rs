@@ -1,6 +1,10 @@
-//! What guests of measurements work on: `worker memory MIB RATE SEED` checks and rewrites pages of its memory at random, which no other seed's are like;
-//! `worker reads FILE MIB RATE SEED` reads pages at random of a file or device, through the guest's page cache. At most RATE pages a second; what is missed in a
-//! second is not made up for. Four of five go to a third of the pages. Each second it says `worker SECOND PAGES WRONG`.
+//! The work of guests in measurements, at most RATE pages a second; a page missed in a second is
+//! not made up for.
+//!
+//! `worker memory MIB RATE SEED` checks and rewrites random pages of its own memory. No page equals
+//! a page of another seed. `worker reads FILE MIB RATE SEED` reads random pages of a file or device
+//! through the guest's page cache. Four of five accesses go to a third of the pages. Each second
+//! the program prints `worker SECOND PAGES WRONG`.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -11,11 +15,11 @@ use std::time::{Duration, Instant};
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
-/// Between two looks at the time.
+/// How often a second the loop looks at the clock.
 const TURN: u32 = 20;
 
 trait Pages {
-    /// Works on a page. Whether it was what it must be.
+    /// Works on a page; returns whether its content was correct.
     fn work(&mut self, page: usize) -> io::Result<bool>;
 }
 

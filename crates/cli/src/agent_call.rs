@@ -21,7 +21,7 @@ pub struct Socket {
     socket: Option<PathBuf>,
 }
 
-/// The way to the agent.
+/// A client of this host's agent, with the reactor that runs its calls.
 #[derive(Debug)]
 pub struct Agent {
     runtime: Runtime,
@@ -30,7 +30,7 @@ pub struct Agent {
 }
 
 impl Socket {
-    /// The way to the agent behind this socket. Nothing is sent yet.
+    /// Makes a client for the agent behind this socket, and sends nothing yet.
     ///
     /// # Errors
     /// If this process cannot have a reactor.
@@ -43,15 +43,15 @@ impl Socket {
 }
 
 impl Agent {
-    /// Whether an agent is meant to run here: there is a socket, or this user may not know.
+    /// Returns whether the agent's socket exists; true if this user may not look.
     pub fn is_there(&self) -> bool {
         self.path.try_exists().unwrap_or(true)
     }
 
-    /// Calls the agent and waits for its answer, at most for `limit`.
+    /// Calls the agent and waits at most `limit` for its answer.
     ///
     /// # Errors
-    /// If it does not answer, or refuses.
+    /// If the agent does not answer in time, or refuses.
     pub fn call<T, F>(
         &self,
         what: &str,

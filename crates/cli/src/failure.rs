@@ -1,4 +1,4 @@
-//! How a command fails: what failed, why, and what to do about it.
+//! The failure of a command: what failed, why, and the remedy.
 
 use std::error::Error;
 use std::fmt;
@@ -6,35 +6,36 @@ use std::io;
 
 use serde::Serialize;
 
-/// The result of a command or a step of one.
+/// The result of a command or of one of its steps.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// A command that failed, in the operator's words.
+/// A failed command, in the operator's words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Failure {
-    /// What the command was doing, as a phrase: "attaching nbd://10.0.0.2:10809/".
+    /// The activity of the command, as a phrase: "attaching nbd://10.0.0.2:10809/".
     pub what: String,
-    /// Why that did not work.
+    /// The reason for the failure.
     pub why: String,
-    /// What to do about it, where there is something to do.
+    /// The remedy, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
 }
 
 impl Failure {
-    /// A failure without a way out to name.
+    /// Makes a failure without a remedy.
     pub fn new(what: impl Into<String>, why: impl fmt::Display) -> Self {
         Self { what: what.into(), why: why.to_string(), help: None }
     }
 
-    /// The same failure, with what to do about it.
+    /// Adds a remedy to the failure.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// Writes the failure to standard error: text for a person, or one JSON object `{"error": {…}}`.
+    /// Writes the failure to standard error: text for a person, or one JSON object `{"error":
+    /// {…}}`.
     pub fn report(&self, json: bool) {
         if json {
             eprintln!("{}", serde_json::json!({ "error": self }));
@@ -56,9 +57,9 @@ impl fmt::Display for Failure {
 
 impl Error for Failure {}
 
-/// Turns any error into a [`Failure`] by saying what was being done.
+/// Turns any error into a [`Failure`] by adding the activity that failed.
 pub trait OrFail<T> {
-    /// Says what failed; the error and all its causes say why.
+    /// Makes a failure of the activity `what`; its reason is the error with all its causes.
     fn or_fail<W: Into<String>>(self, what: impl FnOnce() -> W) -> Result<T>;
 }
 
@@ -72,13 +73,13 @@ impl<T, E: Error + 'static> OrFail<T> for Result<T, E> {
     }
 }
 
-/// Whether the system refused because of who is asking.
+/// Returns whether the kernel refused for lack of rights.
 pub fn is_denied(error: &(dyn Error + 'static)) -> bool {
     let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
     error.downcast_ref().is_some_and(denied) || error.source().is_some_and(is_denied)
 }
 
-/// An error and its causes on one line. A cause that its parent already spells out is not repeated.
+/// Returns an error and its causes on one line, without causes that the text already has.
 fn causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,7 +1,7 @@
-//! Marks of running commands, so that the next one can tell what a dead one left behind.
+//! Marks of running commands, by which the next command finds the remains of a dead one.
 //!
-//! A running command holds a lock on a file of its own; the kernel drops the lock when the process is gone, however it
-//! went. Unlike a process id, a lock cannot come to belong to somebody else.
+//! A running command holds a lock on a file of its own. The kernel drops the lock when the process
+//! ends, for whatever reason. Unlike a process id, a lock never passes to another process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,7 +12,8 @@ use std::process;
 use aquifer_page::file;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 
-/// A running command's mark: `DIR/KIND-PID.lock`, gone when dropped, unlocked when the process dies.
+/// A running command's mark, `DIR/KIND-PID.lock`. Its drop removes it; the kernel unlocks it when
+/// the process dies.
 #[derive(Debug)]
 pub struct Instance {
     path: PathBuf,
@@ -24,13 +25,13 @@ impl Instance {
     /// Marks this process as a running command of this kind.
     ///
     /// # Errors
-    /// If the directory or the file cannot be made, or there is a mark of this process id already: of this process, or
-    /// of a dead one that [`Instance::dead`] was not asked about before.
+    /// If the directory or the file cannot be made, or if a mark with this process id exists. That
+    /// one belongs to this process, or to a dead one that [`Instance::dead`] has not removed.
     pub fn claim(dir: &Path, kind: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         let name = format!("{kind}-{}", process::id());
         let path = dir.join(format!("{name}.lock"));
-        // Locked before it gets its name: a mark that can be seen and is not locked belongs to a dead process.
+        // Locked before it gets its name: a visible mark without a lock belongs to a dead process.
         let unnamed = dir.join(format!("{name}.new"));
         let file = OpenOptions::new()
             .write(true)
@@ -46,12 +47,12 @@ impl Instance {
         Ok(Self { path, name, file })
     }
 
-    /// The mark's name, `KIND-PID`: a name for what belongs to this command.
+    /// Returns the mark's name, `KIND-PID`, from which this command's other names derive.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Notes what has to be cleaned up should this process die; replaces an earlier note.
+    /// Notes the remains to clean up if this process dies; replaces an earlier note.
     ///
     /// # Errors
     /// If the note cannot be written.
@@ -61,8 +62,10 @@ impl Instance {
         Ok(())
     }
 
-    /// Marks of this kind whose process is dead. Each is held (no other command sees it) until it is dropped, which
-    /// removes it: drop it when all that it left has been cleaned up, [`Instance::keep`] it if something could not.
+    /// Returns the marks of this kind with a dead process.
+    ///
+    /// This process holds each mark, so that no other command sees it, until its drop removes it.
+    /// Drop it after all remains are cleaned up; [`Instance::keep`] it if some could not be.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -83,7 +86,7 @@ impl Instance {
         Ok(dead)
     }
 
-    /// What the process noted last.
+    /// Returns the last note of the process.
     ///
     /// # Errors
     /// If the note cannot be read.
@@ -91,12 +94,12 @@ impl Instance {
         fs::read_to_string(&self.path)
     }
 
-    /// Leaves the mark where it is: what the dead process left could not be cleaned up, the next command tries again.
+    /// Leaves the mark in its place, because the cleanup failed; the next command tries again.
     pub fn keep(mut self) {
         self.path = PathBuf::new();
     }
 
-    /// The mark of this name if its process is dead.
+    /// Returns the mark of this name if its process is dead.
     fn seize(dir: &Path, name: &str) -> io::Result<Option<Self>> {
         let path = dir.join(format!("{name}.lock"));
         let file = match OpenOptions::new().write(true).open(&path) {
@@ -104,7 +107,7 @@ impl Instance {
             file => file?,
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            // A living process puts a locked file in the place of the one before, with each note.
+            // With each note, a living process replaces the file by another locked one.
             Ok(()) if !file::is_at(&file, &path)? => Ok(None),
             Ok(()) => Ok(Some(Self { path, name: name.to_owned(), file })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
@@ -116,7 +119,7 @@ impl Instance {
 impl Drop for Instance {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // Nobody is left to tell; the next command finds and removes it.
+            // A drop cannot report. The next command finds the mark and removes it.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -1,4 +1,4 @@
-//! An NBD export or an NVMe namespace given on the command line, as a lease to lay a volume over.
+//! An NBD export or an NVMe namespace given on the command line, as a lease for a volume.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,17 +54,18 @@ pub struct Trust {
     pub(crate) take_over: bool,
 }
 
-/// For what an export is wanted.
+/// The use of an export.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
-    /// A volume, by the name of the command that makes it. It is the command's for as long as the volume is served.
+    /// A volume, by the name of the command that makes it; the claim lasts while the volume is
+    /// served.
     Volume(&'a str),
-    /// A region. It is the region's until that is removed, also while no process serves it.
+    /// A region; the claim lasts until the region is removed, also while no process serves it.
     Region(&'a RegionName),
 }
 
 impl Purpose<'_> {
-    /// The claim, by a name that tells other operators where to look.
+    /// Returns the claim, with a name that tells other operators where to look.
     fn claim(self) -> Claim {
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy();
@@ -81,29 +82,31 @@ impl Purpose<'_> {
     }
 }
 
-/// A lender that was found to serve what it should.
+/// A lender that answered and serves a usable export.
 #[derive(Debug)]
 pub struct Lender {
     /// The export, as a lease.
     pub lease: LeaseTarget,
-    /// Where the certificate is with which to reach it.
+    /// The directory of the certificate for mutual TLS; `None` without TLS.
     pub identity: Option<PathBuf>,
 }
 
 /// How long the lender may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What to do about an export that is another owner's.
+/// The remedy for an export that another owner has claimed.
 const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), or end the other use; \
                        if its host is gone for good, --take-over gives up its pages";
-/// Where Linux's own initiator keeps this host's name.
+/// The file in which Linux's own initiator has this host's name.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
 const MACHINE_ID: &str = "/etc/machine-id";
 
 impl Lender {
-    /// Connects to the export or namespace to learn its size, and claims it; at most `size` of it will be used.
+    /// Connects to the export or namespace, learns its size and claims it; uses at most `size` of
+    /// it.
     ///
     /// # Errors
-    /// If the lender cannot be reached or trusted, or what it serves is another owner's or of no use.
+    /// If the lender cannot be reached or trusted. If another owner has claimed the export, or if
+    /// it is read-only or too small.
     pub fn find(
         uri: &LenderUri,
         trust: &Trust,
@@ -157,7 +160,7 @@ impl Lender {
 }
 
 impl Trust {
-    /// Refuses what is for the other protocol.
+    /// Refuses options that are for the other protocol.
     fn check(&self, uri: &LenderUri) -> Result<()> {
         match uri {
             LenderUri::Nbd(_) if self.dhchap_secret.is_some() || self.host_nqn.is_some() => {
@@ -168,7 +171,7 @@ impl Trust {
         }
     }
 
-    /// Refuses what is for NBD, where `uri` is NVMe.
+    /// Refuses options that are for NBD, as `uri` is NVMe.
     pub(crate) fn check_nvme(&self, uri: &impl std::fmt::Display) -> Result<()> {
         if self.certified.tls.is_some() || self.certified.lender_host.is_some() {
             return Err(misfit(uri, "--tls and --lender-host are for nbds, this is NVMe"));
@@ -176,7 +179,7 @@ impl Trust {
         Ok(())
     }
 
-    /// How this host gets into a subsystem.
+    /// Returns this host's name and secrets for a subsystem.
     fn access(&self, subsystem: Nqn) -> Result<NvmeAccess> {
         let host = match &self.host_nqn {
             Some(host) => host.clone(),
@@ -188,10 +191,11 @@ impl Trust {
 }
 
 impl Certified {
-    /// The server of a URI, as it is connected to.
+    /// Returns the connection parameters of the server of a URI.
     ///
     /// # Errors
-    /// What the URI and the certificate have that does not fit.
+    /// If the URI and the certificate options do not fit together, or if the certificate cannot be
+    /// read.
     pub fn target(&self, uri: &Uri) -> Result<Target> {
         let identity = self.identity(uri)?;
         let identity = identity
@@ -207,7 +211,7 @@ impl Certified {
         })
     }
 
-    /// Where the certificate is, for a URI that wants one.
+    /// Returns the directory of the certificate, for a URI that needs one.
     fn identity(&self, uri: &Uri) -> Result<Option<PathBuf>> {
         let misfit =
             |why: &str, help: &str| Err(Failure::new(format!("using {uri}"), why).help(help));
@@ -224,7 +228,8 @@ impl Certified {
         }
     }
 
-    /// What the lender is called: as given, or as the URI has it. Without TLS it only stands in messages.
+    /// Returns the lender's name, from the option or from the URI. Without TLS it is only for
+    /// messages.
     fn name(&self, uri: &LenderUri) -> Result<HostName> {
         if let Some(name) = &self.lender_host {
             return Ok(name.clone());
@@ -241,7 +246,7 @@ impl Certified {
                 format!("{host} does not tell who the lender is"),
             )
             .help("give its name, as its certificate has it, by --lender-host")),
-            // Brackets and colons of IPv6 cannot stand in a name.
+            // A name has no brackets and colons as IPv6 addresses have.
             _ => HostName::try_from("lender".to_owned()).or_fail(|| format!("using {uri}")),
         }
     }
@@ -251,7 +256,7 @@ fn misfit(uri: &impl std::fmt::Display, why: &str) -> Failure {
     Failure::new(format!("using {uri}"), why).help("leave it out, or give another URI")
 }
 
-/// How much of an export of `size` can be used when at most `wanted` is wanted: whole extents.
+/// Returns how much of an export of `size` to use, at most `wanted`: whole extents.
 fn usable(size: Bytes, wanted: Option<Bytes>) -> Result<Bytes> {
     if let Some(wanted) = wanted.filter(|wanted| *wanted > size) {
         return Err(Failure::new("", format!("the export has {size}, less than {wanted}")));
@@ -265,7 +270,7 @@ fn usable(size: Bytes, wanted: Option<Bytes>) -> Result<Bytes> {
     Ok(whole)
 }
 
-/// This host's name as Linux's own initiator has it, or else one that is always the same on this machine.
+/// Returns this host's name from Linux's initiator, or else one made from the machine id.
 fn host_nqn(linux: &Path, machine: &Path) -> Result<Nqn> {
     if let Ok(name) = fs::read_to_string(linux) {
         return name.trim().parse().or_fail(|| format!("reading {}", linux.display()));
@@ -278,7 +283,7 @@ fn host_nqn(linux: &Path, machine: &Path) -> Result<Nqn> {
     Ok(Nqn::of_lease(LeaseId(id)))
 }
 
-/// The same file or directory for a process with another working directory.
+/// Returns the path for a process with another working directory.
 fn absolute(path: &Path) -> Result<PathBuf> {
     path.canonicalize().or_fail(|| format!("finding {}", path.display()))
 }

@@ -1,21 +1,21 @@
-//! What to borrow from, as operators write it.
+//! The URI of an export or subsystem to borrow from, as operators write it.
 
 use std::fmt;
 use std::str::FromStr;
 
 use aquifer_fabric::{Address, AddressError, NvmeUri, Uri};
 
-/// What to borrow from: an NBD export or an NVMe subsystem.
+/// An NBD export or an NVMe subsystem to borrow from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LenderUri {
-    /// `nbd://HOST[:PORT]/EXPORT` and its kin.
+    /// `nbd://HOST[:PORT]/EXPORT`, and the other forms of the NBD URI specification.
     Nbd(Uri),
     /// `nvme+tcp://HOST[:PORT]/NQN` or `nvme+unix:///NQN?socket=PATH`.
     Nvme(NvmeUri),
 }
 
 impl LenderUri {
-    /// The server.
+    /// Returns the address of the server.
     pub fn address(&self) -> &Address {
         match self {
             Self::Nbd(uri) => &uri.address,
@@ -23,7 +23,7 @@ impl LenderUri {
         }
     }
 
-    /// Whether pages are encrypted on the way.
+    /// Returns whether TLS protects the connection.
     pub fn is_secure(&self) -> bool {
         matches!(self, Self::Nbd(uri) if uri.secure)
     }

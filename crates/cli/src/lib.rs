@@ -1,7 +1,8 @@
-//! What the binary `aquifer` is made of; `main.rs` only calls [`main`].
+//! The content of the binary `aquifer`; `main.rs` only calls [`main`].
 //!
-//! One file a command in [`commands`]. What commands share lies beside them: how they fail ([`failure`]), how they answer
-//! ([`output`]), their manual ([`manual`]), memory cgroups ([`cgroup`]), the pieces of `aquifer demo` ([`demo`]).
+//! Each command has a file in [`commands`]. The modules that commands share lie beside them:
+//! failures ([`failure`]), answers ([`output`]), manuals ([`manual`]), memory cgroups ([`cgroup`])
+//! and the pieces of `aquifer demo` ([`demo`]).
 
 use std::process::ExitCode;
 
@@ -27,7 +28,7 @@ mod sys;
 pub mod view;
 pub mod volumes;
 
-/// Reads the command line, runs the command it names and returns its exit code: 0 done, 1 failed, 2 misuse.
+/// Reads the command line, runs its command and returns the exit code: 0 done, 1 failed, 2 misuse.
 pub fn main() -> ExitCode {
     panics::end_the_process();
     let line: Vec<_> = std::env::args_os().collect();

@@ -1,4 +1,4 @@
-//! Where other hosts reach this one, and how they are let in.
+//! The protection of listening addresses.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use aquifer_fabric::tls::Identity;
 
 use crate::failure::{Failure, OrFail as _, Result};
 
-/// Refuses an address that others could reach without proving who they are.
+/// Refuses an address that other hosts could reach without a certificate.
 ///
 /// # Errors
-/// The first one that is refused.
+/// The first refused address.
 pub fn check<'a>(
     addresses: impl IntoIterator<Item = &'a Address>,
     tls: Option<&Path>,
@@ -26,10 +26,10 @@ pub fn check<'a>(
     }
 }
 
-/// How connections to each of these are protected: by mutual TLS on TCP, if there is a certificate.
+/// Returns the protection of each address: mutual TLS for TCP if there is a certificate, else none.
 ///
 /// # Errors
-/// [`check`]'s, or a certificate that cannot be used.
+/// As [`check`], or if the certificate cannot be used.
 pub fn security(addresses: Vec<Address>, tls: Option<&Path>) -> Result<Vec<(Address, Security)>> {
     check(&addresses, tls)?;
     let identity = tls.map(Identity::load).transpose().or_fail(|| "reading the certificate")?;

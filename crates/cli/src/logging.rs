@@ -1,4 +1,4 @@
-//! What `AQUIFER_LOG` says: how much the agent and other processes tell on standard error.
+//! The log on standard error of the agent and of other processes, as `AQUIFER_LOG` says.
 
 use std::io::IsTerminal as _;
 
@@ -9,13 +9,13 @@ use crate::failure::{Failure, Result};
 
 const VARIABLE: &str = "AQUIFER_LOG";
 
-/// What is told where the variable is not set.
+/// The filter if the variable is not set.
 const DEFAULT: &str = "info";
 
-/// Logs on standard error from now on, in colours on a terminal.
+/// Starts to log on standard error, in colours on a terminal.
 ///
 /// # Errors
-/// If the variable makes no sense.
+/// If the variable is invalid.
 pub fn start() -> Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(filter(&variable()?)?)
@@ -26,10 +26,10 @@ pub fn start() -> Result<()> {
     Ok(())
 }
 
-/// Refuses a variable that makes no sense, for this process and for those that it starts.
+/// Refuses an invalid variable, for this process and for those that it starts.
 ///
 /// # Errors
-/// Names the variable and what of it is not understood.
+/// With the variable and its invalid part.
 pub fn check() -> Result<()> {
     filter(&variable()?).map(drop)
 }
@@ -43,7 +43,8 @@ fn variable() -> Result<String> {
 }
 
 fn filter(text: &str) -> Result<EnvFilter> {
-    // A word that is no level would be taken for a module, of which everything is told, and of all others nothing.
+    // The filter would take a word that is no level for a module's name. It would then log all of
+    // that module, and no other.
     let is_unclear = |part: &&str| {
         let part = part.trim();
         !part.is_empty() && !part.contains(['=', '[', ':']) && part.parse::<LevelFilter>().is_err()

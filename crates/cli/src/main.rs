@@ -1,4 +1,4 @@
-//! The one binary: `aquifer`.
+//! The binary `aquifer`.
 
 use std::process::ExitCode;
 

@@ -1,20 +1,20 @@
-//! A command's manual: the sections that follow its options, in `--help` and in its man page.
+//! A command's manual: the sections after its options, in `--help` and in its man page.
 
 use std::fmt::Write as _;
 use std::io;
 
 use clap::Command;
 
-/// What a command's manual says after synopsis, description and options.
+/// The sections of a command's manual after synopsis, description and options.
 #[derive(Debug, Clone, Copy)]
 pub struct Manual {
-    /// Command lines, each with what it does.
+    /// Command lines, each with a description.
     pub examples: &'static [(&'static str, &'static str)],
-    /// Paragraphs under headings of their own: costs, limits, how things work.
+    /// Paragraphs with headings: costs, limits, how things work.
     pub notes: &'static [(&'static str, &'static str)],
-    /// Exit codes beside 0, 1 and 2, with their meaning.
+    /// Exit codes other than 0, 1 and 2, with their meaning.
     pub exit: &'static [(&'static str, &'static str)],
-    /// Files the command reads or leaves.
+    /// Files that the command reads or leaves.
     pub files: &'static [(&'static str, &'static str)],
     /// Other commands of aquifer, or pages as `mkswap(8)`.
     pub see_also: &'static [&'static str],
@@ -24,19 +24,19 @@ pub struct Manual {
 const EXIT: [(&str, &str); 3] =
     [("0", "done"), ("1", "failed"), ("2", "misuse: the command line makes no sense")];
 
-/// Paragraphs are this wide, so that no usual terminal has to break their lines once more.
+/// The width of paragraphs in columns; no usual terminal breaks such lines.
 const TEXT_WIDTH: usize = 76;
 
 impl Manual {
-    /// A manual with nothing to say; start from it.
+    /// An empty manual, the base of the others.
     pub const NONE: Self = Self { examples: &[], notes: &[], exit: &[], files: &[], see_also: &[] };
 
-    /// `command` with this manual at the end of its `--help`.
+    /// Adds this manual at the end of the command's `--help`.
     pub fn attach(&self, command: Command) -> Command {
         command.after_help("More by --help.").after_long_help(self.text())
     }
 
-    /// The sections as text.
+    /// Returns the sections as text.
     fn text(&self) -> String {
         let mut text = String::new();
         for section in self.sections() {
@@ -48,12 +48,12 @@ impl Manual {
         text
     }
 
-    /// The man page of `command`, whose full name is `name` (`aquifer-run`).
+    /// Writes the man page of `command`; its full name is `name` (`aquifer-run`).
     ///
     /// # Errors
     /// If `out` cannot be written.
     pub fn page(&self, command: &Command, name: &str, out: &mut dyn io::Write) -> io::Result<()> {
-        // The page's own name is with a dash, the command line in its synopsis with a blank.
+        // The page's own name has a dash, the command line in its synopsis a blank.
         let page = clap_mangen::Man::new(command.clone().bin_name(name.replace('-', " ")))
             .title(name.to_uppercase())
             .section("1")
@@ -139,12 +139,12 @@ impl Section {
     }
 }
 
-/// The command's one-line description.
+/// Returns the command's one-line description.
 fn about(command: &Command) -> String {
     command.get_about().map(ToString::to_string).unwrap_or_default()
 }
 
-/// `text` with everything escaped that troff would take for its own: backslashes, dashes, control lines.
+/// Escapes all that troff would interpret: backslashes, dashes, control lines.
 fn roff(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     let guard = |line: &str| {
@@ -153,7 +153,7 @@ fn roff(text: &str) -> String {
     escaped.lines().map(guard).collect::<Vec<_>>().join("\n")
 }
 
-/// `text` in lines of at most `width` columns, cut at blanks.
+/// Breaks `text` at blanks into lines of at most `width` columns.
 fn fold(text: &str, width: usize) -> impl Iterator<Item = String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

@@ -1,4 +1,4 @@
-//! What commands print: text for people, JSON for programs, nothing after the reader of a pipe has gone.
+//! The output of commands: text for people, JSON for programs.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -8,7 +8,8 @@ use crate::failure::{Failure, Result};
 
 /// Prints a line on standard output.
 ///
-/// A reader that is gone (`aquifer status | head -1`) is no failure: it had what it wanted, and the command goes on.
+/// A closed pipe (`aquifer status | head -1`) is no failure: the reader has its answer, and the
+/// command goes on.
 ///
 /// # Errors
 /// If the line cannot be written for another reason, such as a full disk.
@@ -29,7 +30,7 @@ pub fn line(text: impl AsRef<str>) -> Result<()> {
 /// Prints `value` as one line of JSON on standard output.
 ///
 /// # Errors
-/// If it cannot be written; see [`line()`].
+/// If `value` cannot be turned into JSON or written; see [`line()`].
 pub fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string(value).map_err(|error| Failure::new("writing JSON", error))?;
     line(text)
@@ -47,7 +48,7 @@ pub fn answer<T: Serialize>(
     if as_json { json(value) } else { line(text(value)) }
 }
 
-/// Whether a person watches standard output and may be shown colours (`NO_COLOR` unset, terminal not dumb).
+/// Returns whether standard output is a terminal with colours (`NO_COLOR` unset, `TERM` not dumb).
 pub fn colours() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal()
@@ -55,19 +56,19 @@ pub fn colours() -> bool {
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// A colour of a word on a terminal.
+/// The colour of a word on a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Colour {
-    /// Good.
+    /// For good results.
     Green,
-    /// To look at.
+    /// For results that need attention.
     Yellow,
-    /// Bad.
+    /// For bad results.
     Red,
 }
 
 impl Colour {
-    /// `text` in this colour if `on`, else as it is.
+    /// Returns `text` in this colour if `on`, else unchanged.
     pub fn paint(self, text: &str, on: bool) -> String {
         let code = match self {
             Self::Green => 32,

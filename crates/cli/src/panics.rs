@@ -1,12 +1,13 @@
-//! A panic in any thread ends the process.
+//! The panic hook: a panic in any thread ends the process.
 //!
-//! A process that serves others must not go on without one of its threads: who waits for that waits for ever, and whoever supervises the
-//! process sees nothing. (`panic = "abort"` in the profiles would do the same, and have all dependencies compiled twice for tests.)
+//! A server must not go on without one of its threads. Clients of that thread would wait for ever,
+//! and the supervisor would see no failure. `panic = "abort"` in the profiles would do the same,
+//! but would compile all dependencies twice for tests.
 
 use std::panic;
 use std::process::abort;
 
-/// Has every panic end the process by `SIGABRT`, after it was told on standard error.
+/// Makes every panic end the process by `SIGABRT`, after its message on standard error.
 pub fn end_the_process() {
     let tell = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -20,7 +21,7 @@ pub fn end_the_process() {
     on_order::wait();
 }
 
-/// For tests: `AQUIFER_TEST_PANIC=FILE` has a thread of each process panic that finds FILE.PID.
+/// For tests: with `AQUIFER_TEST_PANIC=FILE`, a process panics in a thread when FILE.PID exists.
 #[cfg(debug_assertions)]
 mod on_order {
     use std::path::Path;

@@ -1,15 +1,15 @@
-//! `--patience`: how long I/O waits for a lender.
+//! `--patience`: the timeout of I/O to a lender.
 
 use std::time::Duration;
 
 use aquifer_pool::VolumeConfig;
 
-/// How long I/O waits for a lender; nothing stands for no end.
+/// The timeout of I/O to a lender; `None` for no timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience(pub Option<Duration>);
 
 impl Patience {
-    /// That of a volume, which waits for at most a day.
+    /// Returns the timeout of a volume, which waits for at most a day.
     pub fn of_volume(self) -> Duration {
         self.0.unwrap_or(MOST)
     }
@@ -21,13 +21,13 @@ impl Default for Patience {
     }
 }
 
-/// Longer than any host is away that comes back.
+/// No host that comes back is away for longer.
 const MOST: Duration = Duration::from_secs(86_400);
 
-/// Reads whole seconds, as the kernel takes no parts of one, or `forever`.
+/// Parses whole seconds (the kernel takes no fractions), or `forever`.
 ///
 /// # Errors
-/// A sentence that says what to write.
+/// With a sentence that names the valid forms.
 pub fn parse(text: &str) -> Result<Patience, String> {
     if text == "forever" {
         return Ok(Patience(None));

@@ -1,17 +1,16 @@
-//! Progress of long work: shown on a terminal. In a pipe only what is waited for is told, a line each.
+//! The progress of long work, drawn on a terminal; in a pipe only notes appear, one a line.
 
 use std::time::Duration;
 
 use aquifer_page::Bytes;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Something that goes on, shown on standard error while it does; indicatif draws nothing where that is no terminal.
-/// Dropping it wipes it away.
+/// Work in progress, drawn on standard error if that is a terminal; its drop erases the drawing.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// Work of unknown length.
+    /// Shows work of unknown length.
     pub fn spinner(what: impl Into<String>) -> Self {
         let bar = ProgressBar::no_length();
         bar.set_message(what.into());
@@ -19,7 +18,7 @@ impl Progress {
         Self(bar)
     }
 
-    /// Work that is done when `total` bytes are.
+    /// Shows work that is done when `total` bytes are.
     pub fn bytes(what: impl Into<String>, total: Bytes) -> Self {
         let bar = ProgressBar::new(total.0);
         let template = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {eta}";
@@ -30,17 +29,18 @@ impl Progress {
         Self(bar)
     }
 
-    /// Tells what is being done.
+    /// Changes the text to the present step.
     pub fn say(&self, what: String) {
         self.0.set_message(what);
     }
 
-    /// Tells what is waited for, and how long at most, in a line of standard error that stays there.
+    /// Prints a line on standard error that stays there: the event to wait for, and the longest
+    /// wait.
     pub fn note(&self, text: &str) {
         if self.0.is_hidden() { eprintln!("{text}") } else { self.0.println(text) }
     }
 
-    /// Tells how much is done, and of how much: the total may turn out to be another.
+    /// Shows how much is done, and of how much; the total may change.
     pub fn set(&self, done: Bytes, total: Bytes) {
         self.0.set_length(total.0);
         self.0.set_position(done.0);

@@ -1,4 +1,4 @@
-//! Everything of this crate that the compiler cannot check, and only that.
+//! The unsafe code of this crate, and nothing else.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -9,19 +9,20 @@ use std::process::Command;
 use rustix::process::Signal;
 use rustix::thread::LinkNameSpaceType;
 
-/// Makes `command` start inside the cgroup whose `cgroup.procs` is `procs`: no page of it is charged anywhere else.
+/// Makes `command` start inside the cgroup of the file `procs` (`cgroup.procs`), so that all its
+/// pages are charged there.
 pub(crate) fn start_in_cgroup(command: &mut Command, procs: File) {
-    // SAFETY: between fork and exec the closure only calls write(2) on an open file with constant data, which is
-    // async-signal-safe; it neither allocates nor takes locks.
+    // SAFETY: between fork and exec the closure only calls write(2) on an open file with constant
+    // data. That is async-signal-safe; the closure neither allocates nor takes locks.
     unsafe {
         command.pre_exec(move || (&procs).write_all(b"0"));
     }
 }
 
-/// Makes `command` start inside a network namespace; every other namespace stays this process's.
+/// Makes `command` start inside a network namespace; its other namespaces stay this process's.
 pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
-    // SAFETY: between fork and exec the closure only calls setns(2) on an open descriptor, which is async-signal-safe;
-    // it neither allocates nor takes locks.
+    // SAFETY: between fork and exec the closure only calls setns(2) on an open descriptor. That is
+    // async-signal-safe; the closure neither allocates nor takes locks.
     unsafe {
         command.pre_exec(move || {
             rustix::thread::move_into_link_name_space(
@@ -33,15 +34,16 @@ pub(crate) fn start_in_network(command: &mut Command, namespace: OwnedFd) {
     }
 }
 
-/// Makes the kernel send `signal` to `command` when the thread that starts it dies: with the process, or by returning.
+/// Makes the kernel send `signal` to `command` when the thread that starts it ends (prctl(2),
+/// PR_SET_PDEATHSIG). A thread also ends when it returns.
 pub(crate) fn signal_with_parent(command: &mut Command, signal: Signal) {
     let parent = rustix::process::getpid();
-    // SAFETY: between fork and exec the closure only calls prctl(2), getppid(2) and kill(2), which are
-    // async-signal-safe; it neither allocates nor takes locks.
+    // SAFETY: between fork and exec the closure only calls prctl(2) and getppid(2). Both are
+    // async-signal-safe; the closure neither allocates nor takes locks.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(signal))?;
-            // The parent may have died before the request was made.
+            // The parent may have died before the prctl.
             if rustix::process::getppid() == Some(parent) {
                 Ok(())
             } else {
@@ -51,9 +53,10 @@ pub(crate) fn signal_with_parent(command: &mut Command, signal: Signal) {
     }
 }
 
-/// Asks the kernel to back this process's memory by single pages only, so that what it touches is what it holds.
+/// Turns huge pages off for this process, so that it holds only the pages that it touches.
 pub(crate) fn forgo_huge_pages() -> io::Result<()> {
-    // SAFETY: PR_SET_THP_DISABLE takes plain integers and changes only how later page faults of this process are served.
+    // SAFETY: PR_SET_THP_DISABLE takes plain integers, and changes only how the kernel serves later
+    // page faults of this process.
     let result = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -6,11 +6,11 @@ use aquifer_page::Bytes;
 /// How many of the latest decisions, and of the latest events, are shown.
 const LATEST: usize = 10;
 
-/// The whole status.
+/// Returns the whole status as text.
 pub fn status(status: &Status) -> String {
     let mut sections = vec![head(status)];
     let mut add = |heading: &str, rows: Vec<Vec<String>>| {
-        // The first row names the columns.
+        // The first row has the names of the columns.
         if rows.len() > 1 {
             sections.push(format!("{heading}\n{}", columns(&rows)));
         }
@@ -49,7 +49,7 @@ fn head(status: &Status) -> String {
     lines.join("\n")
 }
 
-/// Where what is swapped out is.
+/// Returns the destination of the swapped pages, as words.
 fn whereto(volumes: &[Volume]) -> &'static str {
     let spilled = volumes.iter().any(|volume| volume.spilled > Bytes::ZERO);
     let lent =
@@ -144,7 +144,7 @@ fn decisions(decisions: &[Decision]) -> String {
     std::iter::once("Decisions".to_owned()).chain(lines).collect::<Vec<_>>().join("\n")
 }
 
-/// The time of day, UTC.
+/// Returns the time of day, UTC.
 fn clock(since_epoch: f64) -> String {
     let second = since_epoch.max(0.0) as u64 % 86_400;
     format!("{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
@@ -157,7 +157,7 @@ fn table<const N: usize>(
     std::iter::once(names.map(str::to_owned).to_vec()).chain(rows).collect()
 }
 
-/// Rows as aligned columns.
+/// Returns the rows as aligned columns.
 fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! Volumes over one NBD export, and all volumes of this host.
+//! The volumes of this host, and the start of one over a lender's export.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,38 +13,38 @@ use crate::failure::{Failure, OrFail, Result, is_denied};
 use crate::lender::Lender;
 use crate::progress::Progress;
 
-/// The swap priority of what an operator attaches: before disks, to which the kernel gives negative ones.
+/// The swap priority of attached volumes: above disks, which the kernel gives negative priorities.
 pub const PRIORITY: u16 = 100;
 
-/// Who has a volume, as noted with it.
+/// The owner of a volume, as its note says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
     /// An operator, by `aquifer attach`.
     Attach,
-    /// A command run by `aquifer run`, by the id of that process.
+    /// `aquifer run`, by its process id.
     Run(u32),
 }
 
 impl Owner {
-    /// Who noted himself with a volume; nobody that this program knows means: an agent.
+    /// Returns the owner from a volume's note; `None` for the agent's volumes.
     pub fn of(note: &serde_json::Value) -> Option<Self> {
         Self::deserialize(note).ok()
     }
 }
 
-/// What kind of device to make.
+/// The properties of a volume's device.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
-    /// How it becomes a block device.
+    /// The backend that makes it a block device.
     pub backend: BackendKind,
-    /// Its swap priority, if it is to be swap.
+    /// Its swap priority; `None` if it is not swap.
     pub swap: Option<u16>,
     /// How long I/O waits for the lender.
     pub patience: Duration,
 }
 
-/// The volumes that have their files under one state directory.
+/// The volumes with their files under one state directory.
 #[derive(Debug)]
 pub struct Volumes {
     state: PathBuf,
@@ -53,17 +53,17 @@ pub struct Volumes {
 /// A volume of this host.
 #[derive(Debug)]
 pub struct Found {
-    /// What is on record of it.
+    /// Its record.
     pub record: VolumeRecord,
-    /// Who has it; nobody that this program knows means: an agent.
+    /// Its owner; `None` for the agent.
     pub owner: Option<Owner>,
 }
 
 impl Volumes {
-    /// Those under `state`.
+    /// Returns the volumes under `state`.
     ///
     /// # Errors
-    /// If there is no working directory from which to find it.
+    /// If `state` is relative and there is no working directory.
     pub fn under(state: &Path) -> Result<Self> {
         let state =
             std::path::absolute(state).or_fail(|| format!("finding {}", state.display()))?;
@@ -73,13 +73,13 @@ impl Volumes {
     /// Makes a volume over a lender's export, served by a process of its own.
     ///
     /// # Errors
-    /// If the export is in use by another volume, or the process says why it cannot serve.
+    /// If another volume uses the export, or if the process cannot serve.
     pub fn attach(&self, lender: Lender, wish: Wish, owner: Owner) -> Result<VolumeRecord> {
         let what = || format!("attaching {}", lender.lease.uri());
         self.start(&lender, wish, owner)?.keep().or_fail(what)
     }
 
-    /// As [`attach`](Self::attach), but the volume goes again unless it is kept.
+    /// As [`attach`](Self::attach), but the volume goes away unless the caller keeps it.
     ///
     /// # Errors
     /// As [`attach`](Self::attach).
@@ -114,10 +114,11 @@ impl Volumes {
         client::start(&exe, &spec).or_fail(what)
     }
 
-    /// Takes a volume away: swap off, device gone, process ended. Of a dead one removes what is left.
+    /// Detaches a volume: swapoff, device gone, process ended. Removes the remains of a dead one.
     ///
     /// # Errors
-    /// If what is swapped to it does not fit into RAM, or the device is in use; it serves on then.
+    /// If its swapped pages do not fit into RAM, or if the device is in use. The volume serves on
+    /// then.
     pub fn detach(&self, volume: VolumeId) -> Result<()> {
         let what = || format!("detaching {volume}");
         if !client::is_alive(&self.state, volume) {
@@ -130,10 +131,10 @@ impl Volumes {
         .or_fail(what)
     }
 
-    /// All volumes, living or dead, as far as their records can be read.
+    /// Returns all volumes, living or dead; skips records that cannot be parsed.
     ///
     /// # Errors
-    /// If the directory of records cannot be read, or this user may not read a record.
+    /// If the directory of records cannot be read, or if this user may not read a record.
     pub fn all(&self) -> Result<Vec<Found>> {
         let ids = client::list(&self.state).or_fail(|| "looking for volumes")?;
         let mut all = Vec::new();

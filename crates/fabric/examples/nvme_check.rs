@@ -1,6 +1,8 @@
-//! Uses all of a namespace for a while, many commands in flight on each of four queues, and checks every byte: `nvme_check URI
-//! HOST_NQN SECONDS [digests] [SECRETS_FILE]`. What was in the namespace is lost. With a number of times, such as `100x`, in place of
-//! the seconds it only connects so often, and checks that nothing is left of that.
+//! Load test of a namespace: `nvme_check URI HOST_NQN SECONDS [digests] [SECRETS_FILE]`.
+//!
+//! The test keeps many commands in flight on each of four queues and checks every byte. The test
+//! overwrites the namespace. With a count such as `100x` as SECONDS, the test only connects that
+//! often, and checks that no descriptor or thread is left.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -13,9 +15,9 @@ use aquifer_fabric::nvme::initiator::{Connection, NvmeError, Operation, Session,
 
 const WORKERS: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The unit of what is written and of what is remembered.
+/// Unit of writes and of the expected content, in bytes.
 const PIECE: usize = 4096;
-/// A run of pieces, too long for any capsule.
+/// Length of a long write in pieces: too long for any capsule.
 const LONG: u64 = 40;
 
 fn main() -> ExitCode {
@@ -66,13 +68,13 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Makes so many controllers, one after the other, each with an I/O queue that is used.
+/// Connects `times` times in sequence, and reads once over each connection.
 fn connect_often(target: &Arc<Target>, times: u32) -> Result<(), Box<dyn Error>> {
     let before = kept()?;
     for _ in 0..times {
         Connection::connect(Arc::clone(target), PATIENCE)?.read(0, &mut [0; PIECE])?;
     }
-    // The threads that keep controllers alive end by themselves.
+    // The keep-alive threads end by themselves.
     let deadline = Instant::now() + PATIENCE;
     while kept()? != before {
         if Instant::now() > deadline {
@@ -86,12 +88,12 @@ fn connect_often(target: &Arc<Target>, times: u32) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// How many file descriptors and threads this process has.
+/// Returns the number of file descriptors and of threads of this process.
 fn kept() -> io::Result<[usize; 2]> {
     Ok([fs::read_dir("/proc/self/fd")?.count(), fs::read_dir("/proc/self/task")?.count()])
 }
 
-/// What a worker has to itself: what it wrote to each of its pieces, 0 for zeroes.
+/// State of a worker; `written` is the seed of each of its pieces, 0 for zeroes.
 struct Worker {
     connection: Connection,
     base: u64,
@@ -145,7 +147,7 @@ impl Worker {
         self.written.len() as u64
     }
 
-    /// Different pieces, all at once.
+    /// Writes 100 different pieces at once.
     fn write_many(&mut self) -> Result<(), NvmeError> {
         let first = self.below(self.pieces());
         let seed = self.below(u64::MAX - 1) + 1;
@@ -170,12 +172,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Zeroes, and what may be zeroes or not after that.
+    /// Trims a range, where the controller can, and then writes zeroes to it.
     fn take_away(&mut self) -> Result<(), NvmeError> {
         let first = self.below(self.pieces() - LONG);
         let (offset, length) = (self.at(first), LONG as u32 * PIECE as u32);
         if self.connection.can_trim() {
-            // Advice, which a target may be unable to take.
+            // Trim is advice: the target may be unable to follow it.
             self.connection
                 .trim(offset, length)
                 .or_else(|error| if error.ends_connection() { Err(error) } else { Ok(()) })?;
@@ -185,7 +187,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads so many pieces from somewhere on, both many at once and in one go.
+    /// Reads `count` pieces from a random place on, both as one batch and as one long read.
     fn check(&mut self, count: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
         let first = self.below(self.pieces() - count + 1);
         let mut data = vec![0xee; count as usize * PIECE];
@@ -212,7 +214,8 @@ impl Worker {
     }
 }
 
-/// Linux's target promises Write Zeroes for files on whose file system it then turns out not to work.
+/// Writes zeroes, as data where Write Zeroes fails: Linux's target offers it even for files on file
+/// systems that cannot do it.
 fn zero(connection: &mut Connection, offset: u64, length: u32) -> Result<(), NvmeError> {
     match connection.write_zeroes(offset, length) {
         Err(error) if !error.ends_connection() => {

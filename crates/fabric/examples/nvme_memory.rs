@@ -1,9 +1,9 @@
-//! Serves one elastic lease over NVMe/TCP until it is killed: `nvme_memory ADDRESS SIZE [STORE_DIR [SECRET
-//! [CONTROLLER_SECRET]]]`.
+//! Server of one elastic lease over NVMe/TCP:
+//! `nvme_memory ADDRESS SIZE [STORE_DIR [SECRET [CONTROLLER_SECRET]]]`.
 //!
-//! Prints the subsystem's name: that of the environment variable SUBSYSTEM, or one that stays the same as long as
-//! STORE_DIR is there. While it runs, a line on standard input with a size resizes the namespace, and `stored` says what
-//! it takes.
+//! The server prints the subsystem's name: the environment variable SUBSYSTEM, or a name that stays
+//! the same as long as STORE_DIR exists. A size on a line of standard input resizes the namespace.
+//! The line `stored` prints how many bytes the namespace takes.
 
 mod memory;
 
@@ -17,7 +17,7 @@ use aquifer_fabric::nvme::auth::Secrets;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::nvme::target::{Host, Limits, Namespace, Refused, Subsystems, Target};
 
-/// One lease, for everybody.
+/// The one lease, open to every host.
 struct OnlyOne {
     subsystem: Nqn,
     namespace: Arc<Namespace>,

@@ -1,17 +1,21 @@
-//! Accepting connections until there is to be an end of it, whatever fails meanwhile.
+//! Accept loop that outlasts failures.
 
 use std::io;
 use std::mem;
 use std::thread;
 use std::time::Duration;
 
-/// The pause after a connection that could not be accepted. Mostly descriptors, memory or threads have run out, and other
-/// connections must end first.
+/// Pause after a connection that could not be accepted.
+///
+/// The usual cause is a lack of descriptors, memory or threads, and other connections must end
+/// first.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
-/// Hands each connection to `begin`, until `is_over`, which is asked whenever `accept` returns.
+/// Hands each connection to `begin` until `is_over` returns true; checks `is_over` whenever
+/// `accept` returns.
 ///
-/// A failure ends nothing: it is logged, once in a row, and after a pause the next connection is accepted.
+/// A failure does not end the loop. The loop logs the first failure of a series, pauses for
+/// [`PAUSE`] and accepts again.
 pub fn each<T>(
     who: &str,
     is_over: impl Fn() -> bool,

@@ -1,4 +1,4 @@
-//! What the protocol loops read from and write to: a plain socket, or one under TLS.
+//! Byte streams of the protocol loops: a plain socket, or one under TLS.
 
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -20,61 +20,65 @@ use crate::lookout::{Lookout, sleep};
 use crate::names;
 use crate::sleep::going_to_sleep;
 
-/// The most slices Linux takes in one `sendmsg` (`UIO_MAXIOV`).
+/// Most slices that Linux takes in one `sendmsg` (`UIO_MAXIOV`).
 pub const MAX_SLICES: usize = 1024;
 
-/// A connected stream of bytes, used by one thread.
+/// Connected stream of bytes, used by one thread.
 ///
-/// Implementations MUST NOT allocate in `recv`, `send_all` and `try_send`: they are on the page path.
+/// Implementations MUST NOT allocate in `recv`, `send_all` and `try_send`: these are on the page
+/// path.
 pub trait Channel: Send {
-    /// Waits for bytes and reads as many as have arrived and fit `buf`; 0 is the end of the stream.
+    /// Waits for bytes and reads as many as have arrived and fit `buf`; returns 0 at the end of the
+    /// stream.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when the deadline has passed.
+    /// [`io::ErrorKind::WouldBlock`] when the deadline has passed; otherwise the socket's error.
     fn recv(&mut self, buf: &mut [u8]) -> io::Result<usize>;
 
     /// Sends all bytes of all slices in order, waiting for the peer until the deadline.
     ///
-    /// The slices are used up (their contents are unspecified afterwards). Any number may be given.
+    /// Takes any number of slices and uses them up: their contents are unspecified afterwards.
     ///
     /// # Errors
-    /// Whatever the socket says; the channel is then of no further use.
+    /// [`io::ErrorKind::WouldBlock`] when the deadline has passed; otherwise the socket's error.
+    /// The channel is then of no further use.
     fn send_all(&mut self, bufs: &mut [IoSlice<'_>]) -> io::Result<()>;
 
-    /// Sends what can be sent without waiting for the peer, and says how many bytes that was (maybe none).
+    /// Sends as many bytes as it can without waiting for the peer, and returns their number, which
+    /// may be 0.
     ///
-    /// For callers whose slices point into memory that others wait for: they copy what is left, let go of the
-    /// memory and pass the copy to [`send_all`](Self::send_all).
+    /// For callers that send from memory that other threads wait for. Such a caller copies the
+    /// rest, releases the memory and passes the copy to [`send_all`](Self::send_all).
     ///
     /// # Errors
-    /// As `send_all`; not being able to send at once is no error.
+    /// As `send_all`; a full socket is not an error.
     fn try_send(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let _ = bufs;
         Ok(0)
     }
 
-    /// From this moment on `recv` and `send_all` wait for the peer no longer, also when they move a byte now and then;
-    /// `None` is forever.
+    /// Sets the time at which `recv` and `send_all` stop waiting for the peer, even if bytes still
+    /// trickle. `None` waits without limit.
     fn set_deadline(&self, deadline: Option<Instant>);
 
-    /// Whether closing it throws away what the peer has not received, so that nothing of it can arrive later; otherwise
-    /// the kernel goes on sending. Means something over TCP only.
+    /// Selects whether closing discards the bytes that the peer has not received, so that none of
+    /// them arrives later. Otherwise the kernel goes on sending them. Only TCP is affected.
     ///
     /// # Errors
-    /// Whatever the socket says.
+    /// The socket's error.
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {
         let _ = abortive;
         Ok(())
     }
 
-    /// Ends the stream in both directions; whoever waits in `recv` or `send_all` wakes up.
+    /// Ends the stream in both directions and wakes a thread that waits in `recv` or `send_all`.
     ///
     /// # Errors
-    /// Whatever the socket says.
+    /// The socket's error.
     fn shutdown(&self) -> io::Result<()>;
 }
 
-/// A connected unix or TCP stream socket.
+/// Connected unix or TCP stream socket.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
@@ -83,10 +87,13 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Connects within `timeout` (all addresses of a host name together).
+    /// Connects within `timeout`, which covers all addresses of a host name together.
+    ///
+    /// A name lookup counts against `timeout`, but is not cut short.
     ///
     /// # Errors
-    /// The system's, of the last address tried.
+    /// [`io::ErrorKind::NotFound`] if the host has no address, [`io::ErrorKind::TimedOut`] if time
+    /// runs out. Otherwise the system's error for the last address tried.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         match address {
             Address::Unix(path) => connect_unix(path, timeout),
@@ -109,18 +116,18 @@ impl Socket {
         }
     }
 
-    /// Ends the stream in the direction of the peer, which finds its end behind all that was sent.
+    /// Ends the stream towards the peer, which reads all sent bytes and then the end of the stream.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub(crate) fn shutdown_sending(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.fd, Shutdown::Write)?)
     }
 
-    /// A second handle to the same socket, to shut it down from another thread.
+    /// Returns a second handle to the same socket, to shut it down from another thread.
     ///
     /// # Errors
-    /// The system's (too many open files).
+    /// The system's error, such as too many open files.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { deadline: self.deadline.clone(), ..Self::from(self.fd.try_clone()?) })
     }
@@ -139,9 +146,9 @@ impl From<UnixStream> for Socket {
 }
 
 impl From<TcpStream> for Socket {
-    /// Takes the stream over and turns off Nagle's algorithm: requests and replies are sent whole.
+    /// Takes over the stream and turns off Nagle's algorithm: requests and replies are sent whole.
     fn from(stream: TcpStream) -> Self {
-        // A socket that is already dead refuses; its first use will say so.
+        // A dead socket refuses the option; its first use reports the error.
         let _ = stream.set_nodelay(true);
         OwnedFd::from(stream).into()
     }
@@ -195,7 +202,7 @@ impl Channel for Socket {
     }
 
     fn set_abortive(&self, abortive: bool) -> io::Result<()> {
-        // A linger time of zero makes close(2) a reset (socket(7), RFC 9293 section 3.10.5 "ABORT").
+        // A linger time of zero turns close(2) into a reset (socket(7); RFC 9293, section 3.10.5).
         Ok(sockopt::set_socket_linger(&self.fd, abortive.then_some(Duration::ZERO))?)
     }
 
@@ -209,7 +216,8 @@ impl Channel for Socket {
 
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Socket> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // For a server that accepts nobody, whose queue is full (unix(7)). Later sends do not wait in the kernel.
+    // Limits the wait for a server that accepts nothing and has a full queue (unix(7)). Later sends
+    // do not wait in the kernel.
     sockopt::set_socket_timeout(
         &socket,
         sockopt::Timeout::Send,
@@ -221,7 +229,7 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<Socket> {
     }
 }
 
-/// One `recv` that does not wait.
+/// Receives once, without waiting.
 fn recv(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
     loop {
         match rustix::net::recv(fd, &mut *buf, RecvFlags::DONTWAIT) {
@@ -232,7 +240,7 @@ fn recv(fd: &OwnedFd, buf: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// One `sendmsg` of at most [`MAX_SLICES`] slices, that does not wait.
+/// Sends at most [`MAX_SLICES`] slices with one `sendmsg`, without waiting.
 fn send(fd: &OwnedFd, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let some = &bufs[..bufs.len().min(MAX_SLICES)];

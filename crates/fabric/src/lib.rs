@@ -1,10 +1,11 @@
 //! Pages over the network: NVMe/TCP and NBD, targets and initiators, mutual TLS.
 //!
-//! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to whoever the caller's
-//! [`Exports`](nbd::server::Exports) lets in; [`nbd::client`] is the borrower's end. Both speak over a
-//! [`Channel`](channel::Channel), which is a plain socket or one under mutual TLS ([`tls`]). [`nvme::target`] serves
-//! leases to NVMe hosts, as its [`Subsystems`](nvme::target::Subsystems) let them in; [`nvme::initiator`] is the borrower's end,
-//! to any conforming target.
+//! [`nbd::server`] serves the leases of a [`store`](aquifer_store) to the peers that the caller's
+//! [`Exports`](nbd::server::Exports) admits. [`nbd::client`] is the borrower's end. Both use a
+//! [`Channel`](channel::Channel): a plain socket, or one under mutual TLS ([`tls`]).
+//! [`nvme::target`] serves leases to the NVMe hosts that its
+//! [`Subsystems`](nvme::target::Subsystems) admits. [`nvme::initiator`] is the borrower's end, and
+//! works with any conforming target.
 
 pub mod accepting;
 pub mod address;

@@ -1,3 +1,5 @@
+//! Spinning for a moment before sleeping, so that a quick peer need not wake a thread.
+
 use std::hint;
 use std::io;
 use std::num::NonZero;
@@ -12,28 +14,30 @@ use rustix::io::Errno;
 
 use crate::sleep::going_to_sleep;
 
-/// How long to look out: what a peer on the same machine takes to answer, with its own waking up, and what a kernel that
-/// swaps to it takes from one page fault to the next.
+/// Spin time. It covers the answer of a peer on the same machine, with that peer's wake-up. It also
+/// covers the gap between two page faults of a kernel that swaps to this process.
 const WINDOW: Duration = Duration::from_micros(100);
 
-/// Pauses of the processor between two looks, 1 to 2 us: each look takes the socket's lock away from the peer that wants
-/// to put bytes there.
+/// Spin-loop hints between two receives, 1 to 2 us in all. Each receive takes the socket's lock,
+/// which the peer needs to deliver bytes.
 const PAUSES: u32 = 32;
 
-/// How many threads of this process are looking out.
+/// Threads of this process that spin.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
-/// How many may: half of the processors, so that those they wait for have one to run on.
+/// Most threads that may spin: half of the processors, so that the peers that they wait for have
+/// one to run on.
 static MOST: LazyLock<usize> =
     LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2));
 
-/// Looking out for bytes for a moment instead of going to sleep at once.
+/// Spinning for bytes before sleeping.
 ///
-/// To wake a sleeping thread on another core costs more than all the rest of a small request, and the peer that sends
-/// it pays. So after an answer, look again for a moment: the processor is yielded at every look, so that whoever else
-/// wants it has it first, the peer above all. It is done only as long as it pays: if nothing came within the window
-/// the thread sleeps, and the next time it goes to sleep at once, until bytes come that quickly again. An idle
-/// connection so uses no processor at all.
+/// Waking a sleeping thread on another core costs more than the rest of a small request, and the
+/// sending peer pays for it. After an answer the thread therefore keeps polling for a moment. It
+/// yields the processor at every look, so that other threads, above all the peer, run first. The
+/// thread spins only while that pays: if no byte comes within the window, it sleeps. The next time
+/// it sleeps at once, until bytes again come that quickly. An idle connection thus uses no
+/// processor time.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     pays: bool,
@@ -41,16 +45,16 @@ pub(crate) struct Lookout {
 
 impl Lookout {
     pub(crate) fn new() -> Self {
-        // Found out now, because that takes memory, and the page path must not.
+        // Computed here because that allocates, and the page path must not.
         LazyLock::force(&MOST);
         Self { pays: false }
     }
 
-    /// Receives by `recv`, which is not to wait, as soon as `socket` has something, but not after the deadline: a peer that
-    /// always has something to say is given up as well.
+    /// Receives with `recv`, which must not block, as soon as `socket` has bytes, but not after the
+    /// deadline. The deadline also cuts off a peer that never stops sending.
     ///
-    /// Sleeps in `poll`, not in a receive: a unix socket wakes whoever sleeps in one also when the peer has taken what we
-    /// sent, only to find that nothing has come.
+    /// Sleeps in poll(2), not in a receive. A unix socket also wakes a receiver when the peer has
+    /// read our bytes, and that receiver then finds nothing.
     pub(crate) fn wait(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -81,7 +85,7 @@ impl Lookout {
     }
 }
 
-/// One of those that look out, until dropped.
+/// A spinning thread, counted in [`LOOKING`] until dropped.
 struct Looking;
 
 impl Looking {
@@ -100,7 +104,8 @@ impl Drop for Looking {
     }
 }
 
-/// Sleeps until the socket is ready, or until the deadline, which is the error `WouldBlock`.
+/// Sleeps until the socket is ready or a signal arrives. Returns the error `WouldBlock` at the
+/// deadline.
 pub(crate) fn sleep(
     socket: BorrowedFd<'_>,
     ready: PollFlags,

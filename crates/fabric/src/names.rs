@@ -1,4 +1,4 @@
-//! The addresses of hosts by their names, remembered: where the kernel waits for memory, nobody may ask a name server.
+//! Cache of host addresses by name, because a process on the swap path must not ask a name server.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,8 +14,8 @@ thread_local! {
     static FROM_MEMORY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lets `call` connect to hosts by the addresses that this process found when it connected to them last. A host that it never
-/// connected to is looked up all the same.
+/// Runs `call` so that it connects to hosts by the addresses that this process found last. A host
+/// without cached addresses is looked up all the same.
 pub fn from_memory<T>(call: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
@@ -27,7 +27,7 @@ pub fn from_memory<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// The addresses of a host, the one to try first in front.
+/// Returns the addresses of a host, in the order in which to try them.
 pub(crate) fn addresses(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let key = (host.to_owned(), port);
     if FROM_MEMORY.get()
@@ -48,7 +48,7 @@ mod tests {
     fn a_known_host_is_not_looked_up_again_from_memory() {
         let found = addresses("localhost", 4711).unwrap();
         assert!(found.iter().all(|address| address.ip().is_loopback()));
-        // No name server would say so.
+        // A name server would not give this address for localhost.
         let moved: Vec<SocketAddr> = vec!["192.0.2.1:4711".parse().unwrap()];
         KNOWN.write().unwrap().insert(("localhost".to_owned(), 4711), moved.clone());
         assert_eq!(from_memory(|| addresses("localhost", 4711)).unwrap(), moved);

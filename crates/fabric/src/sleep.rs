@@ -1,4 +1,4 @@
-//! Word from a thread that is going to sleep, to whoever counts on it.
+//! Callback that runs before a thread goes to sleep.
 
 use std::cell::RefCell;
 
@@ -6,17 +6,20 @@ thread_local! {
     static BEFORE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
-/// Lets `call` be called whenever this thread is going to wait for a peer, a disk or another thread; replaces what was
-/// there. It must be quick and must not wait itself.
+/// Registers `call` to run whenever this thread is about to wait for a peer, a disk or another
+/// thread.
 ///
-/// For threads that take turns at something: one that answers at once keeps its turn, which saves waking another.
+/// Replaces the thread's previous callback. `call` must be quick and must not wait. It is for
+/// threads that share a [`Turn`](crate::turn::Turn): a worker that need not sleep keeps it, which
+/// saves a wake-up.
 pub fn before_sleep(call: impl Fn() + 'static) {
     BEFORE.set(Some(Box::new(call)));
 }
 
-/// To be called by whoever makes the thread wait, each time before it does. Costs nothing where nobody listens.
+/// Runs this thread's callback. Call it each time before the thread waits; without a callback it
+/// costs nothing.
 pub fn going_to_sleep() {
-    // A thread that is ending has nobody left who listens.
+    // A thread that is ending has already dropped its callback.
     let _ = BEFORE.try_with(|before| {
         if let Some(call) = &*before.borrow() {
             call();

@@ -1,4 +1,4 @@
-//! Turns at waiting, for the threads that serve one queue.
+//! Token that lets one thread at a time wait for the next request of a shared queue.
 
 use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,19 @@ thread_local! {
     static TAKEN: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// A request that comes so soon after its worker has begun to wait was there already, and others may be.
+/// A wait shorter than this means that the request was already queued, and that more may be.
 const AT_HAND: Duration = Duration::from_micros(10);
 
-/// The turn to wait for the next request, which one worker has at a time.
+/// Token to wait for the next request; one worker holds it at a time.
 ///
-/// A worker keeps it while it carries out a request, and takes the next one itself, as long as it need not sleep over it.
-/// So with a lender that answers within the look-out of `fabric` one worker does everything, without waking another for
-/// each request, over one connection whose other end is looking out too. A worker that is going to sleep passes the turn
-/// on, and as many requests are under way as there are workers.
+/// A worker keeps the token while it serves a request, and takes the next request itself, unless it
+/// must sleep. If the lender answers before the spinning worker sleeps, one worker does everything
+/// over one connection. No request then wakes another worker. A worker that is about to sleep
+/// passes the token on. As many requests can thus be in flight as there are workers.
 ///
-/// A worker that looks out for a reply does not sleep, and would serve requests that wait one after the other. So it passes its
-/// turn on as soon as it has a request where requests come faster than they are served ([`begin`](Turn::begin)).
+/// A worker that spins for a reply does not sleep, and would serve queued requests one after the
+/// other. Where requests arrive faster than they are served, it therefore passes the token on once
+/// it has a request ([`begin`](Turn::begin)).
 #[derive(Debug, Default)]
 pub struct Turn {
     state: Mutex<State>,
@@ -33,18 +34,19 @@ pub struct Turn {
 struct State {
     taken: bool,
     waiting: usize,
-    /// Everybody may go on at once.
+    /// Every worker may go on at once.
     over: bool,
 }
 
 impl Turn {
-    /// Makes this thread one of the workers: it passes its turn on before it sleeps.
+    /// Registers this thread as a worker: it passes the token on before it sleeps.
     pub fn join(self: &Arc<Self>) {
         let turn = self.clone();
         sleep::before_sleep(move || turn.pass_on());
     }
 
-    /// To be called with a request, before it is carried out: where more of them wait, another worker may take the next.
+    /// Passes the token on if the request was already queued, so that another worker can take the
+    /// next one. Call it with each request, before serving the request.
     pub fn begin(&self) {
         if let Some(taken) = TAKEN.take() {
             self.begin_after(taken.elapsed());
@@ -57,7 +59,8 @@ impl Turn {
         }
     }
 
-    /// Waits until it is this worker's turn; at once where it still is.
+    /// Waits until this worker holds the token or [`end`](Self::end) is called; returns at once if
+    /// it already holds the token.
     pub fn take(&self) {
         self.wait();
         TAKEN.set(Some(Instant::now()));
@@ -77,7 +80,7 @@ impl Turn {
         MINE.set(true);
     }
 
-    /// Gives the turn to another worker, where it is this one's.
+    /// Gives the token to another worker, if this thread holds the token.
     pub fn pass_on(&self) {
         if MINE.replace(false) {
             let mut state = self.state();
@@ -88,7 +91,7 @@ impl Turn {
         }
     }
 
-    /// Ends all waiting, now and from now on: there is nothing more to wait for.
+    /// Ends all waiting, present and future: [`take`](Self::take) returns at once.
     pub fn end(&self) {
         self.state().over = true;
         self.free.notify_all();
@@ -106,7 +109,8 @@ mod tests {
 
     use super::*;
 
-    /// Whether another worker gets the turn while this one carries out a request that it got after so long.
+    /// Returns whether another worker gets the token while this one serves a request that came
+    /// after `waited`.
     fn is_free_after(waited: Duration) -> bool {
         let turn = Arc::new(Turn::default());
         turn.take();

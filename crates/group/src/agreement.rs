@@ -1,4 +1,4 @@
-//! What the members of a group agree on, and where that is written down.
+//! The agreement of a group's members, and the file that holds it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,66 +11,72 @@ use aquifer_pool::{Seal, SealKey, Sealing};
 use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};
 
-/// What the members of a group agree on.
+/// The terms on which the members of a group agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Agreement {
-    /// The group.
+    /// Name of the group.
     pub name: Group,
-    /// How its pages leave a host.
+    /// How the group's pages are encrypted when they leave a host.
     pub sealed: Sealed,
-    /// The key that they have in common.
+    /// The key that the members share.
     pub key: SealKey,
-    /// What its members save and do not need may be lent to other groups of a host; and it may borrow what those do not need, and pays for their
-    /// scanners then.
+    /// Whether the group takes part in lending. Memory that its members save and do not need may
+    /// then go to other groups of a host. The group may also borrow theirs, and then pays for their
+    /// scanners.
     #[serde(default)]
     pub lends: bool,
-    /// The cgroup of each host in which it pays for CPU.
+    /// The cgroup of each host that the group's CPU time is charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
-    /// The regions and VMs that may join: names, of which `*` at the end stands for any text. All may where none is named.
+    /// Names of the regions and VMs that may join; a trailing `*` matches any text. If empty, all
+    /// may.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<String>,
-    /// What its members may have together on each host.
+    /// Limits of all members together on each host.
     #[serde(default)]
     pub limits: Limits,
-    /// How fast equal pages are looked for on each host.
+    /// How fast the scanner of each host looks for equal pages.
     #[serde(default)]
     pub scan: scan_rate::Config,
-    /// Who of its members gets what that saves.
+    /// How the saved memory is handed out to the members.
     #[serde(default)]
     pub reprovision: reprovision::Config,
 }
 
-/// What the members of a group may have together on each host. What is not limited here others may limit.
+/// Limits of all members of a group together on each host. `None` sets no limit here; other limits
+/// may apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// How many there may be.
+    /// Number of members.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<usize>,
-    /// Memory, wherever it is.
+    /// Size of the members' memory, wherever it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
-    /// RAM of the host that their caches may take. Of that, each gets what it needs.
+    /// RAM of the host for the members' caches. Within that limit, each cache gets as much as it
+    /// needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Bytes>,
 }
 
-/// How the pages of a group leave a host.
+/// How the pages of a group are encrypted when they leave a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sealed {
-    /// Under the group's key, so that equal pages are alike and a lender can keep one of them.
+    /// With the group's key, so that equal pages have equal ciphertexts and a lender can share
+    /// them.
     Deterministic,
-    /// Each lease under a key of its own, so that no two pages are alike: a lender can tell nothing, and share nothing.
+    /// With a key for each lease, so that no two ciphertexts are equal. A lender learns nothing and
+    /// can share nothing.
     Random,
-    /// As they are: a lender can read them.
+    /// Not at all: a lender can read the pages.
     Off,
 }
 
 impl Agreement {
-    /// A new group, with a key that nobody else has.
+    /// Makes the agreement of a new group, with a random key.
     pub fn new(name: Group, sealed: Sealed) -> Self {
         Self {
             name,
@@ -85,10 +91,12 @@ impl Agreement {
         }
     }
 
-    /// Whether a region or VM of this name and size may join, beside those that are there with their sizes.
+    /// Checks whether a region or VM of this name and size may join. `there` holds the other
+    /// members on this host and their sizes.
     ///
     /// # Errors
-    /// [`GroupError::NotMember`], [`GroupError::Full`].
+    /// [`GroupError::NotMember`] if the name may not join; [`GroupError::Full`] if a limit would be
+    /// exceeded.
     pub(crate) fn admit(
         &self,
         name: &RegionName,
@@ -120,17 +128,18 @@ impl Agreement {
         Ok(())
     }
 
-    /// All of it but the key, with which whoever has it can read all that the group has with lenders.
+    /// Returns the agreement without its key: with the key, all of the group's pages at lenders can
+    /// be read.
     ///
     /// # Errors
-    /// None that is known.
+    /// If the agreement cannot be represented as JSON, which is not known to happen.
     pub fn public(&self) -> serde_json::Result<serde_json::Value> {
         let mut public = serde_json::to_value(self)?;
         public.as_object_mut().map(|terms| terms.remove("key"));
         Ok(public)
     }
 
-    /// By what to seal the pages of a new lease of the group.
+    /// Returns the encryption of a new lease of the group; `None` if its pages are not encrypted.
     pub fn seal(&self) -> Option<Seal> {
         match self.sealed {
             Sealed::Deterministic => {
@@ -142,90 +151,91 @@ impl Agreement {
     }
 }
 
-/// Why an agreement could not be found, made or changed.
+/// An error in finding, making or changing an agreement.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// A file.
+    /// An operation on a file failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// What is in a file is no agreement.
+    /// A file does not hold an agreement of the group.
     #[error("{} is no agreement of group '{name}': {why}", path.display())]
     Malformed {
         /// The group.
         name: Group,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
-    /// There is one of that name.
+    /// A group of that name exists.
     #[error(
         "there is a group '{0}' already: 'aquifer group set {0}' changes it, 'aquifer group rm {0}' ends it"
     )]
     Exists(Group),
-    /// Somebody who is not to.
+    /// The name is not among the group's members.
     #[error(
         "'{name}' is no member of group '{group}', which are: {members}. 'aquifer group set {group} --member' names others"
     )]
     NotMember {
         /// The group.
         group: Group,
-        /// Who wants to join.
+        /// The name that wants to join.
         name: RegionName,
-        /// Who may.
+        /// The names that may join.
         members: String,
     },
-    /// It has all that it may have.
+    /// A limit of the group would be exceeded.
     #[error(
         "group '{group}' is full: {why}. 'aquifer group set {group}' with --max-members or --max-memory changes that"
     )]
     Full {
         /// The group.
         group: Group,
-        /// What it has, and may have.
+        /// The limit, and the current value.
         why: String,
     },
-    /// There is none of that name.
+    /// No group of that name exists on this host.
     #[error(
         "there is no group '{0}' on this host: 'aquifer group create {0}' makes it, and a copy of its file brings it from another host"
     )]
     Unknown(Group),
-    /// Its regions.
+    /// An operation on the group's regions failed.
     #[error(transparent)]
     Regions(#[from] RegionError),
 }
 
-/// The agreements that a host has: `GROUP.toml` each, in a directory.
+/// The agreements of a host: a directory with a file `GROUP.toml` for each.
 #[derive(Clone, Debug)]
 pub struct Agreements {
     dir: PathBuf,
 }
 
-/// A group's name, and its agreement or why that cannot be read.
+/// A group's name, and its agreement or the error in reading it.
 pub type NamedAgreement = (Group, Result<Agreement, GroupError>);
 
 impl Agreements {
-    /// Those in this directory, which need not be there.
+    /// Takes the agreements in this directory, which need not exist.
     pub fn of(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// The file of a group.
+    /// Returns the path of a group's agreement.
     pub fn file(&self, name: &Group) -> PathBuf {
         self.dir.join(format!("{name}.toml"))
     }
 
-    /// The agreement of a group, if this host has it.
+    /// Reads the agreement of a group; returns `None` if this host has none.
     ///
     /// # Errors
-    /// [`GroupError::Io`]; [`GroupError::Malformed`].
+    /// [`GroupError::Io`] if the file cannot be read; [`GroupError::Malformed`] if it holds no
+    /// agreement of this group.
     pub fn find(&self, name: &Group) -> Result<Option<Agreement>, GroupError> {
         let path = self.file(name);
         let text = match fs::read_to_string(&path) {
@@ -235,7 +245,7 @@ impl Agreements {
         };
         let malformed =
             |why: String| GroupError::Malformed { name: name.clone(), path: path.clone(), why };
-        // (An error of the parser would show the line that it is about, and the key may be in it.)
+        // The parser's full error shows the line concerned, which may hold the key.
         let agreement: Agreement = toml::from_str(&text)
             .map_err(|error: toml::de::Error| malformed(error.message().to_owned()))?;
         if agreement.name != *name {
@@ -244,26 +254,26 @@ impl Agreements {
         Ok(Some(agreement))
     }
 
-    /// The agreement of a group.
+    /// Reads the agreement of a group that must exist.
     ///
     /// # Errors
-    /// As [`Self::find`]; [`GroupError::Unknown`].
+    /// Those of [`Self::find`], and [`GroupError::Unknown`] if this host has none.
     pub fn get(&self, name: &Group) -> Result<Agreement, GroupError> {
         self.find(name)?.ok_or_else(|| GroupError::Unknown(name.clone()))
     }
 
-    /// All of them, by name.
+    /// Reads all agreements, sorted by name.
     ///
     /// # Errors
-    /// As [`Self::find`].
+    /// Those of [`Self::find`], for the first agreement that cannot be read.
     pub fn all(&self) -> Result<Vec<Agreement>, GroupError> {
         self.each()?.into_iter().map(|(_, agreement)| agreement).collect()
     }
 
-    /// Each of them by the name of its file, or what is wrong with it.
+    /// Reads each agreement, sorted by name, or returns its error.
     ///
     /// # Errors
-    /// [`GroupError::Io`]: they cannot be listed.
+    /// [`GroupError::Io`] if the directory cannot be listed.
     pub fn each(&self) -> Result<Vec<NamedAgreement>, GroupError> {
         let fail = |source| GroupError::Io { what: "listing", path: self.dir.clone(), source };
         let entries = match fs::read_dir(&self.dir) {
@@ -283,10 +293,11 @@ impl Agreements {
         Ok(each)
     }
 
-    /// Writes down a new one.
+    /// Writes a new agreement.
     ///
     /// # Errors
-    /// [`GroupError::Exists`], [`GroupError::Io`].
+    /// [`GroupError::Exists`] if the group exists; [`GroupError::Io`] if the file cannot be
+    /// written.
     pub fn create(&self, agreement: &Agreement) -> Result<(), GroupError> {
         if self.file(&agreement.name).exists() {
             return Err(GroupError::Exists(agreement.name.clone()));
@@ -294,19 +305,21 @@ impl Agreements {
         self.write(agreement)
     }
 
-    /// Writes down what has changed.
+    /// Replaces an agreement.
     ///
     /// # Errors
-    /// [`GroupError::Unknown`], [`GroupError::Io`].
+    /// [`GroupError::Unknown`] if the group does not exist; those of [`Self::find`] if its file
+    /// cannot be read; [`GroupError::Io`] if the file cannot be written.
     pub fn change(&self, agreement: &Agreement) -> Result<(), GroupError> {
         self.get(&agreement.name)?;
         self.write(agreement)
     }
 
-    /// Forgets one.
+    /// Removes an agreement.
     ///
     /// # Errors
-    /// [`GroupError::Unknown`], [`GroupError::Io`].
+    /// [`GroupError::Unknown`] if the group does not exist; [`GroupError::Io`] if the file cannot
+    /// be removed.
     pub fn remove(&self, name: &Group) -> Result<(), GroupError> {
         let path = self.file(name);
         match fs::remove_file(&path) {
@@ -317,7 +330,7 @@ impl Agreements {
         }
     }
 
-    /// For root only, and either the old one or the new one.
+    /// Writes the file durably and atomically, readable by root only.
     fn write(&self, agreement: &Agreement) -> Result<(), GroupError> {
         let path = self.file(&agreement.name);
         let write = || {

@@ -1,4 +1,4 @@
-//! Whether a region may join a group on a host, and what all that the group has there may take.
+//! The admission of a region to a group, and the limit of the group's caches on a host.
 
 use std::path::Path;
 
@@ -9,11 +9,12 @@ use aquifer_region::process::client as regions;
 use crate::agreement::{Agreement, GroupError};
 
 impl Agreement {
-    /// Whether a region of `size` may join the group on the host whose regions are in `directory`. The group's caches there are within what it
-    /// agrees on then.
+    /// Checks whether a region of `size` may join the group on the host whose regions are in
+    /// `directory`. Also sets the limit of the group's caches there.
     ///
     /// # Errors
-    /// [`GroupError::NotMember`], [`GroupError::Full`], or that regions cannot be looked at.
+    /// [`GroupError::NotMember`] or [`GroupError::Full`] if it may not; [`GroupError::Regions`] if
+    /// the regions cannot be read or limited.
     pub fn join(&self, directory: &Path, name: &RegionName, size: Bytes) -> Result<(), GroupError> {
         let all = regions::list(directory)?;
         let others = all.iter().filter(|files| files.name() != name);
@@ -23,10 +24,10 @@ impl Agreement {
         Ok(self.limit_caches(directory)?)
     }
 
-    /// Has the caches of its regions in `directory` be within what the group agrees on.
+    /// Limits the caches of the group's regions in `directory` as the group agrees.
     ///
     /// # Errors
-    /// If they cannot be told.
+    /// If the limits cannot be read or set.
     pub fn limit_caches(&self, directory: &Path) -> Result<(), RegionError> {
         let is = regions::limits(directory)?.groups.get(&self.name).copied();
         if is != self.limits.cache {

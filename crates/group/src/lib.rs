@@ -1,8 +1,9 @@
-//! A tenant's group: VMs whose pages may be shared with each other and with no one else's (Groups, section 3).
+//! A tenant's group: VMs that may share pages among themselves and with no others (\[Kim14\],
+//! section 3).
 //!
-//! What its members agree on is an [`Agreement`], a file that all hosts of the group have. Equal pages of its regions on a host are found by a
-//! [`scan::Scanner`]; what that saves is handed out by a [`balance::Balancing`], and what nobody needs of it keeps what guests have read from their disks, in
-//! a [`cache`].
+//! The members' [`Agreement`] is a file that all hosts of the group have. A [`scan::Scanner`] finds
+//! equal pages of the group's regions on a host. A [`balance::Balancing`] hands out the saved
+//! memory. A [`cache`] uses the rest for pages of the guests' disks.
 
 mod agreement;
 pub mod balance;

@@ -1,4 +1,4 @@
-//! The regions of a group on a host, as who looks for equal pages of them sees them, and who hands out what that saves.
+//! The regions of a group on a host, as its scanner and the balancer see them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -13,16 +13,17 @@ use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
 
 use crate::scan::Seen;
 
-/// Proposals that are made together.
+/// Proposals that are sent together.
 const BATCH: usize = 256;
 
-/// A region is left alone when its program has more than this share of the mappings that it may have: all that it maps itself fails beyond.
+/// Greatest share of its permitted mappings that sharing may bring a program to: beyond all, the
+/// program's own mappings fail.
 const ROOM: f64 = 0.75;
 
-/// How often it is looked how many it has.
+/// How often a program's mappings are counted.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The regions of a group that are there.
+/// The group's regions on this host.
 #[derive(Debug)]
 pub(crate) struct Members {
     directory: PathBuf,
@@ -30,22 +31,22 @@ pub(crate) struct Members {
     pub(crate) all: Vec<Member>,
 }
 
-/// What was found when it was looked for regions.
+/// The outcome of a search for regions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Looked {
-    /// They are others than before, or in another order.
+    /// Whether the members or their order have changed.
     pub(crate) changed: bool,
-    /// Each could be looked at. Where one could not nobody knows what it shares.
+    /// Whether all regions could be opened. The frames of one that could not are unknown.
     pub(crate) all_known: bool,
 }
 
 impl Members {
-    /// Of the group whose regions are in `directory`. None is looked for yet.
+    /// Makes the list of the group's regions in `directory`, which is empty until [`Self::look`].
     pub(crate) fn new(directory: &Path, group: &Group) -> Self {
         Self { directory: directory.to_owned(), group: group.clone(), all: Vec::new() }
     }
 
-    /// Finds regions that have come, and forgets those that are gone.
+    /// Adds new regions, and drops vanished ones.
     pub(crate) fn look(&mut self) -> Result<Looked, RegionError> {
         let before: Vec<_> = self.all.iter().map(|member| member.name().clone()).collect();
         self.all.retain_mut(Member::is_there);
@@ -66,7 +67,7 @@ impl Members {
         Ok(Looked { changed, all_known })
     }
 
-    /// How many pages each frame is.
+    /// Counts the pages of each frame.
     pub(crate) fn sharers(&self) -> HashMap<u64, u64> {
         let mut sharers = HashMap::new();
         for frame in self.all.iter().flat_map(Member::shared) {
@@ -75,7 +76,8 @@ impl Members {
         sharers
     }
 
-    /// What each contributes to sharing: of a frame that so many pages are, each page has its part of what that saves.
+    /// Returns the contribution of each region to the saved memory: the saving of each frame is
+    /// divided equally among its pages.
     pub(crate) fn contributed(&self, sharers: &HashMap<u64, u64>) -> BTreeMap<RegionName, Bytes> {
         let part = |frame| {
             let pages = sharers.get(&frame).copied().unwrap_or(1);
@@ -92,13 +94,13 @@ pub(crate) struct Member {
     view: View,
     seen: Seen,
     proposals: Vec<Proposal>,
-    /// So many pages can be proposed before it has to be looked again how many mappings there are.
+    /// Pages that can be proposed before mappings are counted again.
     room: u64,
     looked: Option<Instant>,
 }
 
 impl Member {
-    /// Of a region, if it is of this group.
+    /// Opens a region, if it belongs to this group.
     pub(crate) fn of(files: &Files, group: &Group) -> Result<Option<Self>, RegionError> {
         if client::record(files)?.group != *group {
             return Ok(None);
@@ -115,7 +117,7 @@ impl Member {
         self.files.name()
     }
 
-    /// Whether the region is there still.
+    /// Returns whether the region still exists.
     pub(crate) fn is_there(&mut self) -> bool {
         self.view.is_of(&self.files)
     }
@@ -124,7 +126,7 @@ impl Member {
         self.view.pages()
     }
 
-    /// The frames that its pages are, one for each page.
+    /// Returns the frame of each shared page.
     pub(crate) fn shared(&self) -> impl Iterator<Item = u64> {
         self.view.shared().map(|(_, frame)| frame)
     }
@@ -147,8 +149,8 @@ impl Member {
         self.view.read(first, into)
     }
 
-    /// The next pages from this one on that are to be looked at in this pass, and follow one another; where to go on after them; and how many before them are
-    /// shared.
+    /// Returns the next run of consecutive pages from `from` that this pass must look at, at most
+    /// `most` long. Also returns the page to continue at, and the number of shared pages skipped.
     pub(crate) fn next_run(&self, from: u64, most: u64, pass: u64) -> (Range<u64>, u64, u64) {
         let end = self.pages().min(from + 16 * most.max(1));
         let is_meant = |page: &u64| self.view.is_here(*page) && self.seen.is_due(*page, pass);
@@ -161,18 +163,18 @@ impl Member {
         (run.clone(), run.end, shared)
     }
 
-    /// Whether the page is what it was when it was last looked at.
+    /// Returns whether the page has the same content as at the last look.
     pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
         self.seen.is_calm(page, fingerprint)
     }
 
-    /// Notes a proposal; true if there are many by now.
+    /// Notes a proposal; returns whether a batch is complete.
     pub(crate) fn offer(&mut self, page: u64, frame: Option<u64>) -> bool {
         self.proposals.push(Proposal { page, frame });
         self.proposals.len() >= BATCH
     }
 
-    /// Makes the proposals.
+    /// Sends the noted proposals to the region's engine.
     pub(crate) fn propose(&mut self) -> Result<Merged, RegionError> {
         let mut proposals = std::mem::take(&mut self.proposals);
         if proposals.is_empty() {
@@ -183,7 +185,7 @@ impl Member {
             self.looked = Some(Instant::now());
         }
         let mut room = self.room;
-        // One in the middle of a mapping makes two more of it.
+        // Sharing a page in the middle of a mapping adds two mappings.
         proposals.retain(|proposal| {
             let fits = proposal.frame.is_none() || room >= 2;
             room = room.saturating_sub(if proposal.frame.is_some() { 2 } else { 0 });
@@ -193,7 +195,8 @@ impl Member {
         client::share(&self.files, proposals)
     }
 
-    /// CPU seconds of its engine and its programs; and what was fetched and written back, and swapped by its guest.
+    /// Returns the CPU seconds of the engine and its programs, and the bytes fetched, written back,
+    /// and swapped by the guest.
     pub(crate) fn activity(&self) -> (f64, Bytes) {
         let Ok(status) = client::status(&self.files) else { return (0.0, Bytes::ZERO) };
         let processes = status.processes.iter().chain([&status.pid]);
@@ -204,7 +207,7 @@ impl Member {
         (processes.map(|pid| cpu_seconds(*pid)).sum(), Bytes(pages * PAGE_SIZE as u64 + swapped))
     }
 
-    /// The VM whose memory it is, if it is one's.
+    /// Returns the VM whose memory the region is, if there is one.
     pub(crate) fn vm(&self) -> Option<aquifer_guest::process::Files> {
         vms::of_region(self.files.run_dir()?, self.files.name())
     }
@@ -214,12 +217,12 @@ impl Member {
     }
 }
 
-/// How many more mappings all of these processes may have.
+/// Returns how many more mappings each of these processes may have.
 fn room(processes: &[u32]) -> u64 {
     processes.iter().map(|pid| mappings_left(*pid, ROOM)).min().unwrap_or(0)
 }
 
-/// What a process has used: fields 14 and 15 of proc_pid_stat(5).
+/// Returns the CPU time of a process, user and system: fields 14 and 15 of proc_pid_stat(5).
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);

@@ -1,22 +1,23 @@
-//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+//! System calls without a safe wrapper elsewhere. Only this module of the crate uses `unsafe`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// Locks a byte of a file for this opening of it, as others may too. The lock goes with the last handle to the opening.
+/// Takes a shared lock of a byte for this open file description. The lock ends when the
+/// description's last descriptor is closed (fcntl(2), open file description locks).
 pub(crate) fn lock_byte(file: &File, byte: i64) -> io::Result<()> {
     fcntl(file, libc::F_OFD_SETLK, libc::F_RDLCK, (byte, 1)).map(drop)
 }
 
-/// Whether another opening of the file has this byte locked.
+/// Returns whether another open file description holds a lock of this byte.
 pub(crate) fn is_locked_byte(file: &File, byte: i64) -> io::Result<bool> {
     Ok(fcntl(file, libc::F_OFD_GETLK, libc::F_WRLCK, (byte, 1))? != libc::F_UNLCK)
 }
 
-/// Gives up all locks of this opening.
+/// Releases all locks of this open file description.
 pub(crate) fn unlock(file: &File) -> io::Result<()> {
-    // A length of 0 is all there is.
+    // A length of 0 means up to the end of the file.
     fcntl(file, libc::F_OFD_SETLK, libc::F_UNLCK, (0, 0)).map(drop)
 }
 
@@ -31,10 +32,10 @@ fn fcntl(
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: start,
         l_len: length,
-        // As the kernel demands of locks of an opening.
+        // The kernel requires 0 for locks of open file descriptions (fcntl(2)).
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open, and `lock` a whole `flock` that outlives the call.
+    // SAFETY: the descriptor is open, and `lock` is a complete `flock` that outlives the call.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(lock.l_type.into()),

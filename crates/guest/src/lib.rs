@@ -1,8 +1,9 @@
-//! QEMU guests whose memory is a region, or is resized.
+//! QEMU guests whose memory is a region, or can be resized.
 //!
-//! QEMU is the distribution's, unmodified: it maps the region's file as the guest's memory, with the library of crate `shim` preloaded.
-//! [`VmSpec`] says what a guest is to be like, [`process`] starts one and asks about it, [`memory`] grows and shrinks it, [`Qmp`] speaks with its QEMU, [`Initrd`] is what a guest
-//! without a disk boots from.
+//! QEMU is the distribution's, unmodified: it maps the region's file as the guest's memory, with
+//! the library of crate `shim` preloaded. [`VmSpec`] describes a guest. [`process`] starts, queries
+//! and stops VMs, [`memory`] grows and shrinks them, and [`migrate`] moves them. [`Qmp`] speaks to
+//! QEMU, and [`Initrd`] makes the file system from which a guest without a disk boots.
 
 mod error;
 pub mod initrd;

@@ -1,15 +1,15 @@
-//! Memory of this host, as proc_meminfo(5) has it.
+//! Memory of this host, from /proc/meminfo (proc_meminfo(5)).
 
 use std::{fs, io};
 
 use aquifer_page::Bytes;
 
-/// Memory that programs can have without anything being swapped out.
+/// Returns the memory that programs can allocate without swapping.
 pub(crate) fn available() -> io::Result<Bytes> {
     line("MemAvailable:")
 }
 
-/// All that there is.
+/// Returns the usable RAM of this host.
 pub(crate) fn total() -> io::Result<Bytes> {
     line("MemTotal:")
 }

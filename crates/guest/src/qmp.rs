@@ -1,4 +1,5 @@
-//! QEMU's machine protocol, as its `qmp-spec` has it: a JSON object a line; a greeting, commands, replies, and events in between.
+//! A client of the QEMU Machine Protocol (QEMU's interop/qmp-spec). Each line is a JSON object: a
+//! greeting, a command, a reply, or an event between them.
 
 use std::io::{self, BufReader, Write as _};
 use std::path::Path;
@@ -9,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::error::GuestError;
 
-/// A monitor of a QEMU, ready for commands. It has one client at a time; another waits until this one is dropped.
+/// A connection to QEMU's monitor, ready for commands. A monitor serves one client at a time; the
+/// next one waits until this one is dropped.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<ControlCall>,
@@ -17,10 +19,13 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to the monitor at a unix socket, on which every answer may take as long as `patience`, events before it included.
+    /// Connects to the monitor at a unix socket. `patience` is the timeout of each answer,
+    /// including the events before it.
     ///
     /// # Errors
-    /// If nobody is there, QEMU does not greet within `patience` (it is stopped, or another client has the monitor), or it is no QEMU.
+    /// [`GuestError::Io`] if no process listens there, QEMU does not greet within `patience`, or
+    /// the greeting is not QMP's. QEMU does not greet while it is stopped or another client has the
+    /// monitor.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self, GuestError> {
         let fail = || GuestError::io(format!("cannot speak with QEMU at {}", path.display()));
         let call = ControlCall::connect(path, "greeting", patience).map_err(fail())?;
@@ -33,10 +38,11 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Has QEMU execute a command; what it returns.
+    /// Executes a command and returns QEMU's answer.
     ///
     /// # Errors
-    /// [`GuestError::Refused`], or that it cannot be reached any more.
+    /// [`GuestError::Refused`] if QEMU answers with an error; [`GuestError::Io`] if it does not
+    /// answer in time, or has exited.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, GuestError> {
         let fail = || GuestError::io(format!("QEMU does not answer '{command}'"));
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
@@ -53,14 +59,14 @@ impl Qmp {
                     message["error"]["desc"].as_str().unwrap_or("it does not say why").to_owned();
                 return Err(GuestError::Refused { command: command.to_owned(), why });
             }
-            // What is left is an event.
+            // Anything else is an event.
         }
     }
 
-    /// The state of the migration, as QEMU calls it; `none` where there was none.
+    /// Returns QEMU's name of the migration's state, or `none` if there was no migration.
     ///
     /// # Errors
-    /// As [`execute`](Self::execute).
+    /// Those of [`execute`](Self::execute).
     pub fn migration(&mut self) -> Result<String, GuestError> {
         let answer = self.execute("query-migrate", json!({}))?;
         Ok(answer["status"].as_str().unwrap_or("none").to_owned())

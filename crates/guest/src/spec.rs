@@ -1,4 +1,4 @@
-//! What a guest is to be like, as QEMU's command line.
+//! The specification of a guest, and QEMU's command line for it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::GuestError;
 use crate::process::Files;
 
-/// What runs the guest's code.
+/// The engine that executes the guest's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
-    /// The processor, by `/dev/kvm`.
+    /// Hardware virtualization, by `/dev/kvm`.
     Kvm,
-    /// Emulation.
+    /// QEMU's emulation.
     Tcg,
 }
 
@@ -37,24 +37,28 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// What SeaBIOS says in the end where there is nothing to boot from, and how long that may take.
+/// SeaBIOS's last message if no device is bootable, and the longest wait for it.
 const FIRMWARE_DONE: &str = "No bootable device";
 const FIRMWARE: Duration = Duration::from_secs(5);
 
-/// KVM that is this many times slower than emulation is of no use: a guest's kernel hangs there for minutes.
+/// KVM is rejected if it is slower than emulation by this factor: a guest's kernel would hang for
+/// minutes.
 const OF_NO_USE: u32 = 3;
 
 impl Accelerator {
-    /// KVM where this QEMU runs a machine of this type under it as it should, else emulation. There are hosts with a `/dev/kvm` under which guests crawl
-    /// (virtual ones above all), so what a machine does first, its firmware, is run by both: KVM needs about as long as emulation, or a part of it;
-    /// where it is of no use, fifteen times as long.
+    /// Chooses KVM if this QEMU runs a machine of this type well under it, else emulation.
+    ///
+    /// On some hosts, virtual ones above all, guests crawl in spite of `/dev/kvm`. So this function
+    /// runs the machine's firmware under both. A usable KVM takes at most about as long as
+    /// emulation; an unusable one takes fifteen times as long.
     pub fn find(qemu: &Path, machine: &str) -> Self {
         let emulated = Self::Tcg.firmware_time(qemu, machine, FIRMWARE).unwrap_or(FIRMWARE);
         let bound = FIRMWARE.min(emulated * OF_NO_USE);
         if Self::Kvm.firmware_time(qemu, machine, bound).is_some() { Self::Kvm } else { Self::Tcg }
     }
 
-    /// How long a machine's firmware takes until it finds nothing to boot from, if at most this long.
+    /// Measures the time until the machine's firmware finds no bootable device; `None` if that
+    /// takes longer than `bound`.
     fn firmware_time(self, qemu: &Path, machine: &str, bound: Duration) -> Option<Duration> {
         let mut probe = Command::new(qemu);
         probe.args([
@@ -68,7 +72,7 @@ impl Accelerator {
             "64",
         ]);
         probe.args(self.arguments());
-        // Where SeaBIOS says what it does.
+        // SeaBIOS prints its messages to this port.
         probe.args([
             "-chardev",
             "stdio,id=said",
@@ -83,7 +87,7 @@ impl Accelerator {
         let reading = thread::spawn(move || {
             let lines = said.map(|said| BufReader::new(said).lines().map_while(Result::ok));
             let done = lines.into_iter().flatten().find(|line| line.contains(FIRMWARE_DONE));
-            // Nobody waits for what is late.
+            // After the timeout no thread receives this.
             let _ = tell.send(done.map(|_| started.elapsed()));
         });
         let took = told.recv_timeout(bound).ok().flatten();
@@ -93,7 +97,7 @@ impl Accelerator {
         took
     }
 
-    /// QEMU's arguments for it, and for a processor with all that it can have then.
+    /// Returns QEMU's arguments for this accelerator, and for a processor with all of its features.
     pub fn arguments(self) -> [&'static str; 4] {
         ["-accel", self.option(), "-cpu", self.cpu()]
     }
@@ -105,8 +109,8 @@ impl Accelerator {
         }
     }
 
-    /// The argument of `-cpu` for it. An emulated processor does not offer fast `rep movsb` (ERMS,
-    /// FSRM): QEMU emulates that byte by byte, so that kernels copy files four times slower.
+    /// Returns the default of `-cpu`. An emulated processor hides fast `rep movsb` (ERMS, FSRM):
+    /// QEMU emulates that byte by byte, so that kernels copy files four times slower.
     fn cpu(self) -> &'static str {
         match self {
             Self::Kvm => "host",
@@ -114,7 +118,7 @@ impl Accelerator {
         }
     }
 
-    /// What QEMU calls a processor with all that there can be here.
+    /// Returns the processor model that stands for all features of the host.
     fn whole_cpu(self) -> &'static str {
         match self {
             Self::Kvm => "host",
@@ -123,61 +127,62 @@ impl Accelerator {
     }
 }
 
-/// Where a guest's memory is.
+/// The place of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
-    /// In a region: in the pool, with local RAM as its cache.
+    /// A region: the pool, with local RAM as its cache.
     Region,
-    /// In RAM of its host.
+    /// RAM of the host.
     Local {
-        /// In pages of this size that the host has set aside (hugetlbfs), if not in ordinary ones.
+        /// Size of the huge pages (hugetlbfs) to use; `None` for ordinary pages.
         huge: Option<Bytes>,
     },
 }
 
-/// What a guest is to be like.
+/// The specification of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmSpec {
-    /// Its name, and that of its region.
+    /// Name of the VM and of its region.
     pub name: RegionName,
-    /// Its memory when it boots: whole MiB.
+    /// Memory at boot: whole MiB.
     pub memory: Bytes,
-    /// What it can grow to: `memory`, and whole [`Self::BLOCK`]s beyond.
+    /// Largest size of the memory: `memory`, plus whole [`Self::BLOCK`]s.
     pub max_memory: Bytes,
-    /// Where that is.
+    /// Place of the memory.
     pub backing: Backing,
-    /// Its processors.
+    /// Number of vCPUs.
     pub cpus: u32,
-    /// What runs its code.
+    /// Accelerator.
     pub accelerator: Accelerator,
-    /// The processor that it sees, as QEMU's `-cpu` takes it: one that the host must offer all of. Where that is not given it sees all that the host
-    /// offers, and can move only to a host that offers as much.
+    /// The processor model, as QEMU's `-cpu` takes it; the host must offer all of its features.
+    /// Without a model the guest sees all features of the host, and can move only to a host that
+    /// has them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// QEMU's machine type.
     pub machine: String,
-    /// Files that are its disks; a name that ends in `.qcow2` is of that format, others are raw.
+    /// Image files of disks. A name that ends in `.qcow2` has that format; others are raw.
     pub disks: Vec<PathBuf>,
-    /// Further ones, after those, that it has through the cache of its group.
+    /// Further disks, numbered after those, which the VM reaches through its group's cache.
     #[serde(default)]
     pub cached_disks: Vec<PathBuf>,
-    /// A kernel to boot, in place of what is on the first disk.
+    /// A kernel to boot in place of the first disk's.
     pub kernel: Option<PathBuf>,
-    /// What that kernel finds as its first file system.
+    /// The kernel's initial RAM file system.
     pub initrd: Option<PathBuf>,
-    /// What that kernel is told.
+    /// The kernel's command line.
     pub append: Option<String>,
-    /// QEMU itself.
+    /// QEMU's executable.
     pub qemu: PathBuf,
-    /// The library that lends it its region.
+    /// The library that maps the region in QEMU.
     pub shim: PathBuf,
-    /// More of QEMU's arguments.
+    /// Further arguments of QEMU.
     pub extra: Vec<String>,
 }
 
-/// Arguments that cannot be, and why.
+/// Refused arguments, and why.
 const UNFIT: [(&str, &str); 11] = [
     ("-m", "the size of the memory is that of the region"),
     ("-M", "the machine is given by its own option, and has the region as its memory"),
@@ -195,33 +200,37 @@ const UNFIT: [(&str, &str); 11] = [
     ("vhost-vdpa", "a device of the host would write to pages that have left for the pool"),
 ];
 
-/// What keeps a guest that has broken into QEMU from starting programs, becoming somebody else and taking more of the host. Arguments of the operator's own
-/// take its place.
+/// Keeps a guest that has broken into QEMU from starting programs, raising its privileges and
+/// taking more of the host's resources. The operator's own `-sandbox` replaces this one.
 const SANDBOX: [&str; 2] =
     ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
-/// The device by which the memory of a VM is resized, as QEMU knows it.
+/// QEMU's id of the virtio-mem device by which the VM is resized.
 const GROWTH: &str = "aquifer-growth";
 
-/// The memory that it has for that.
+/// QEMU's id of that device's memory backend.
 const GROWN: &str = "growth";
 
 impl VmSpec {
-    /// The least by which a VM is resized.
+    /// The smallest step of a resize.
     pub const BLOCK: Bytes = Bytes::mib(2);
 
-    /// The model of processor that stands for all that its host offers, if the VM has that.
+    /// Returns the processor model that stands for all features of the host, if the VM uses that
+    /// model.
     pub(crate) fn whole_cpu(&self) -> Option<&'static str> {
         self.cpu.is_none().then(|| self.accelerator.whole_cpu())
     }
 
-    /// What it can have beyond what it boots with.
+    /// Returns the memory that the VM can get beyond its size at boot.
     pub(crate) fn growth(&self) -> Bytes {
         self.max_memory.saturating_sub(self.memory)
     }
 
+    /// Checks the specification.
+    ///
     /// # Errors
-    /// [`GuestError::Misuse`] for what cannot be.
+    /// [`GuestError::Misuse`] if a size or a combination is invalid, or an extra argument is
+    /// refused.
     pub(crate) fn check(&self) -> Result<(), GuestError> {
         let mib = Bytes::mib(1).0;
         if self.memory.0 == 0 || !self.memory.0.is_multiple_of(mib) {
@@ -251,8 +260,9 @@ impl VmSpec {
         Ok(())
     }
 
-    /// QEMU with this guest, whose memory is the file `region`, and whose group has its disks cached at the socket `cache`; one that waits for the guest to
-    /// come from another host, if that is so.
+    /// Builds the command that runs QEMU with this guest. `region` is the file of its memory, and
+    /// `cache` the socket of its group's disk cache. With `comes`, QEMU waits for an incoming
+    /// migration.
     pub(crate) fn command(
         &self,
         files: &Files,
@@ -268,7 +278,7 @@ impl VmSpec {
         qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
         qemu.args(["-accel", self.accelerator.option()]);
-        // A model that the host does not offer in full keeps QEMU from starting.
+        // With `enforce`, QEMU refuses to start if the host lacks a feature of the model.
         let cpu = self.cpu.as_ref().map(|model| format!("{model},enforce"));
         qemu.args(["-cpu", cpu.as_deref().unwrap_or(self.accelerator.cpu())]);
         if !self.extra.iter().any(|argument| is(argument, SANDBOX[0])) {
@@ -279,13 +289,14 @@ impl VmSpec {
         if self.growth() == Bytes::ZERO {
             qemu.args(["-m", &format!("{}M", memory.0 >> 20)]);
         } else {
-            // Room for the device's memory, aligned as QEMU may want it.
+            // Leaves room for the device's memory, aligned as QEMU may require.
             let room = memory.saturating_add(self.growth()).saturating_add(Bytes::gib(1));
             qemu.args(["-m", &format!("{}M,slots=1,maxmem={}M", memory.0 >> 20, room.0 >> 20)]);
             let window = self.window(region).unwrap_or_else(|| region.to_owned());
             qemu.arg("-object").arg(self.backend(GROWN, self.growth(), &window));
             let huge = self.huge().is_some();
-            // Memory that cannot be had is found to be so when it is added, and not when it is touched.
+            // With `prealloc`, a lack of huge pages shows when they are plugged, and not at the
+            // first touch.
             let device = format!(
                 "virtio-mem-pci,id={GROWTH},memdev={GROWN},node=0,requested-size=0,block-size={}M,prealloc={}",
                 Self::BLOCK.0 >> 20,
@@ -295,7 +306,8 @@ impl VmSpec {
         }
         let socket = |id: &str| format!("socket,id=aquifer-{id},server=on,wait=off");
         let serial = [("path", &*files.serial()), ("logfile", &*files.console())];
-        // What QEMU appends to can be emptied under it: the guest says as much as it likes.
+        // QEMU must append, so that the supervisor can truncate the log: the guest prints without
+        // bound.
         qemu.arg("-chardev").arg(with(socket("serial") + ",logappend=on", &serial));
         qemu.args(["-serial", "chardev:aquifer-serial"]);
         for (id, path) in
@@ -307,8 +319,9 @@ impl VmSpec {
         qemu.arg("-chardev").arg(with(socket("agent"), &[("path", &*files.agent())]));
         let port = format!("virtserialport,chardev=aquifer-agent,name={PORT}");
         qemu.args(["-device", "virtio-serial-pci,id=aquifer-ports", "-device", &port]);
-        // What the guest does not need any more goes back to lenders, or the host. Not where others could take it: nothing is promised of huge pages
-        // but what is there.
+        // Free page reporting returns the guest's free pages to lenders or to the host. With huge
+        // pages, reporting is off: the kernel reserves none for a guest, so another process could
+        // take freed ones.
         let reports = if self.huge().is_some() { "off" } else { "on" };
         let balloon = format!(
             "virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on"
@@ -336,14 +349,14 @@ impl VmSpec {
         qemu
     }
 
-    /// By what name QEMU maps the part of the region that the guest can grow by.
+    /// Returns the path by which QEMU maps the part of the region that the guest can grow into.
     pub(crate) fn window(&self, region: &Path) -> Option<PathBuf> {
         (self.backing == Backing::Region && self.growth() > Bytes::ZERO)
             .then(|| window(region, self.memory.0))
             .flatten()
     }
 
-    /// The size of the huge pages that its memory is in, if it is.
+    /// Returns the size of the huge pages that back the VM's memory, if it uses any.
     fn huge(&self) -> Option<Bytes> {
         match self.backing {
             Backing::Local { huge } => huge,
@@ -351,7 +364,8 @@ impl VmSpec {
         }
     }
 
-    /// What QEMU makes memory of. Not to be filled before it is used, nor dumped with QEMU.
+    /// Returns the memory backend's argument. QEMU neither preallocates the memory nor dumps it
+    /// with a core.
     fn backend(&self, id: &str, size: Bytes, region: &Path) -> OsString {
         let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
         match self.backing {
@@ -361,7 +375,8 @@ impl VmSpec {
             Backing::Local { huge } => {
                 let huge = huge
                     .map_or(String::new(), |page| format!(",hugetlb=on,hugetlbsize={}", page.0));
-                // What it may grow by is no promise of the kernel's; what it boots with is.
+                // The kernel reserves the memory at boot, but not the memory that the VM may grow
+                // by.
                 let reserve = if id == GROWN { "off" } else { "on" };
                 format!("memory-backend-memfd,{common},reserve={reserve}{huge}").into()
             }
@@ -369,15 +384,15 @@ impl VmSpec {
     }
 }
 
-/// By its name.
+/// Returns whether the disk's name says that its format is qcow2.
 fn is_qcow2(disk: &Path) -> bool {
     disk.extension().is_some_and(|is| is == "qcow2")
 }
 
-/// How long a guest waits for the cache of its disks when that was killed: for ever.
+/// How long QEMU waits for a killed disk cache to come back: practically for ever.
 const RECONNECT_SECONDS: u32 = u32::MAX;
 
-/// Has QEMU have a disk through the cache that serves at a socket.
+/// Adds a disk that QEMU reaches through the NBD server at the socket `cache`.
 fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
     let id = format!("aquifer-cached-{number}");
     let node = if is_qcow2(disk) { format!("{id}-file") } else { id.clone() };
@@ -391,7 +406,7 @@ fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
     qemu.args(["-device", &format!("virtio-blk-pci,drive={id}")]);
 }
 
-/// Whether an argument is this option, or has this among its values.
+/// Returns whether an argument is this option, or has this value among its parts.
 fn is(argument: &str, what: &str) -> bool {
     match (what.strip_prefix('-'), argument.strip_prefix('-')) {
         (Some(option), Some(given)) => given.trim_start_matches('-') == option,
@@ -406,7 +421,7 @@ fn is(argument: &str, what: &str) -> bool {
     }
 }
 
-/// An argument with paths in it, as QEMU reads it: a comma in a path is written twice.
+/// Appends paths to an argument. A comma in a path is doubled, as QEMU requires.
 fn with(argument: String, paths: &[(&str, &Path)]) -> OsString {
     let mut argument = argument.into_bytes();
     for (key, path) in paths {

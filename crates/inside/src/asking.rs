@@ -1,4 +1,5 @@
-//! What applications and the agent of their guest say to each other, over a unix socket: one JSON object a line, both ways.
+//! The messages between applications and their guest's agent over a unix socket: one JSON object a
+//! line, in both directions.
 
 use std::time::Duration;
 
@@ -7,17 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::Report;
 
-/// Where an agent listens if it was not told otherwise.
+/// The agent's default socket.
 pub const SOCKET: &str = "/run/aquifer-guest.sock";
 
-/// For how much longer than their patience applications wait for an agent: it says so itself if the host does not answer.
+/// How much longer than the host's timeout an application waits for the agent, which reports a
+/// silent host by itself.
 pub(crate) const LENIENCE: Duration = Duration::from_secs(5);
 
-/// What an application wants; any number of times a connection, one at a time.
+/// A request of an application. A connection can carry any number, one at a time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(crate) enum Ask {
-    /// The guest is to be larger by so many bytes, or if negative, smaller.
+    /// Grows the guest by `bytes`, or shrinks it if negative.
     Resize {
         bytes: i64,
         patience_ms: u64,
@@ -28,7 +30,7 @@ pub(crate) enum Ask {
 }
 
 impl Ask {
-    /// What it is called in messages.
+    /// Returns the request's name for messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Resize { .. } => "resize",
@@ -37,7 +39,7 @@ impl Ask {
     }
 }
 
-/// What the agent answers.
+/// The agent's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "tell", rename_all = "snake_case")]
 pub(crate) enum Tell {
@@ -46,7 +48,7 @@ pub(crate) enum Tell {
     Failed { reason: Reason, error: String },
 }
 
-/// Why nothing came of what was asked.
+/// The reason of a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Reason {
@@ -56,32 +58,34 @@ pub(crate) enum Reason {
     Other,
 }
 
-/// What came of a request for memory.
+/// The outcome of a request for memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Bytes by which the guest is larger now, or if negative, smaller.
+    /// Bytes by which the guest has grown or, if negative, shrunk.
     pub granted: i64,
-    /// What the guest has now.
+    /// The guest's size after the request.
     pub size: Bytes,
-    /// What is missing of what was asked for.
+    /// The part of the request that was not granted.
     pub missing: Bytes,
-    /// Why it is missing.
+    /// Why that part is missing.
     pub why: Option<String>,
 }
 
-/// A guest as its agent sees it.
+/// The agent's view of the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Whether its host is connected.
+    /// Whether the host is connected.
     pub connected: bool,
-    /// How often it reports to the host, if it does.
+    /// Period of the reports to the host, in ms; `None` without reports.
     pub period_ms: Option<u64>,
-    /// The available memory under which it asks for more by itself; zero if its host has not said.
+    /// Available memory below which the agent asks for more by itself; zero if the host has not
+    /// said.
     pub urgent_below: Bytes,
-    /// Whether it asks for more when its tasks wait for memory: its kernel has PSI and lets the agent use it.
+    /// Whether the agent asks for more when tasks stall: the kernel has PSI and lets the agent use
+    /// it.
     pub watches_pressure: bool,
-    /// Requests that have no answer yet.
+    /// Number of requests without an answer.
     pub pending: usize,
-    /// Its figures.
+    /// The guest's figures.
     pub report: Report,
 }

@@ -1,4 +1,4 @@
-//! Requests of an application for memory: `GM_lib` of Bielski et al. 2018, section III-C and D.
+//! The requests of applications for memory: `GM_lib` of \[Bielski18\], sections III-C and III-D.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,65 +12,65 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use crate::asking::{Ask, Granted, LENIENCE, Reason, SOCKET, Status, Tell};
 use crate::message::{LONGEST, encode};
 
-/// What an agent may take for what it knows itself; it may have memory to bring online first.
+/// Timeout of the agent's own status; the agent may have to bring memory online first.
 const SHOWS_WITHIN: Duration = Duration::from_secs(30);
 
-/// More than anybody waits: a day.
+/// Longest timeout of a request: a day.
 const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Why there is no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
-    /// There is no agent.
+    /// No agent runs.
     #[error("no agent runs in this guest (nobody listens at {socket}: {source}): start 'aquifer-guest run', as root; without it the host decides by itself how much memory the guest has", socket = .socket.display())]
     NoAgent {
-        /// Where it should be.
+        /// The expected socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is one, for others.
+    /// This user may not connect to the agent.
     #[error("you may not ask the agent at {socket}: ask as root, or have it started with --socket-group and a group of yours", socket = .socket.display())]
     NotAllowed {
-        /// Where it is.
+        /// The agent's socket.
         socket: PathBuf,
     },
-    /// The agent's host is not there.
+    /// The host is not connected, or went before it answered.
     #[error("{0}")]
     HostAway(String),
-    /// The host does not answer.
+    /// The host has not answered in time.
     #[error("{0}")]
     NoAnswer(String),
-    /// The agent is not reached any more.
+    /// The connection to the agent failed, or the agent did not answer in time.
     #[error("the agent at {socket} does not answer any more ({source}): what was asked may have been done; 'aquifer-guest show' has the figures once it runs again", socket = .socket.display())]
     Gone {
-        /// Where it was.
+        /// The agent's socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The error.
         source: io::Error,
     },
-    /// The agent does not take what was asked.
+    /// The agent rejects the request.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Asks for `bytes` more, and waits for them as long as `patience`.
+/// Asks for `bytes` more. `patience` is the time that the host may look for them.
 ///
 /// # Errors
-/// If there is no answer. An answer may grant less than was asked for, or nothing.
+/// If there is no answer. An answer may grant less, or nothing.
 pub fn request(bytes: Bytes, patience: Duration) -> Result<Granted, RequestError> {
     Client::default().request(bytes, patience, "")
 }
 
-/// Offers `bytes` to the host, and waits until they are its again as long as `patience`.
+/// Gives `bytes` back to the host. `patience` is the time that the host may take.
 ///
 /// # Errors
-/// If there is no answer. An answer may say that less could be taken.
+/// If there is no answer. An answer may say that the guest gave less.
 pub fn give_back(bytes: Bytes, patience: Duration) -> Result<Granted, RequestError> {
     Client::default().give_back(bytes, patience, "")
 }
 
-/// Asks the agent of this guest.
+/// A client of this guest's agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     socket: PathBuf,
@@ -83,15 +83,15 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Asks the agent that listens at `socket`.
+    /// Makes a client of the agent that listens at `socket`.
     pub fn at(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
 
-    /// As [`request()`]; `why` is for the host's log.
+    /// Asks for memory as [`request()`] does; `why` is for the host's log.
     ///
     /// # Errors
-    /// As that.
+    /// Those of [`request()`].
     pub fn request(
         &self,
         bytes: Bytes,
@@ -101,10 +101,10 @@ impl Client {
         self.resize(i64::try_from(bytes.0).unwrap_or(i64::MAX), patience, why)
     }
 
-    /// As [`give_back()`]; `why` is for the host's log.
+    /// Gives memory back as [`give_back()`] does; `why` is for the host's log.
     ///
     /// # Errors
-    /// As that.
+    /// Those of [`give_back()`].
     pub fn give_back(
         &self,
         bytes: Bytes,
@@ -114,10 +114,10 @@ impl Client {
         self.resize(i64::try_from(bytes.0).map_or(i64::MIN, |bytes| -bytes), patience, why)
     }
 
-    /// What the agent sees.
+    /// Returns the agent's view of the guest.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If the agent does not answer.
     pub fn show(&self) -> Result<Status, RequestError> {
         match self.ask(&Ask::Show, SHOWS_WITHIN)? {
             Tell::Shown(status) => Ok(status),
@@ -138,7 +138,7 @@ impl Client {
     fn ask(&self, ask: &Ask, within: Duration) -> Result<Tell, RequestError> {
         let gone = |source| RequestError::Gone { socket: self.socket.clone(), source };
         let line = encode(ask).map_err(|error| RequestError::Refused(error.to_string()))?;
-        // A wait that has come to its end is not the socket's fault.
+        // A timeout is reported with the request's name, not as an error of the socket.
         let gone = |source: io::Error| match source.kind() {
             io::ErrorKind::WouldBlock => {
                 let why = format!("no answer to '{}' within {within:?}", ask.name());
@@ -174,7 +174,8 @@ impl Client {
     }
 }
 
-/// Connects to a unix socket, where nothing that is sent takes longer than `within`, nor does a listener that is full of others.
+/// Connects to a unix socket with a timeout of `within` for connecting and for each send:
+/// connect(2) blocks while the listener's backlog is full.
 fn connect(path: &Path, within: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;

@@ -1,8 +1,10 @@
-//! What runs in a guest whose memory is resized by virtio-mem, and what it and its host say to each other.
+//! The software in a guest that virtio-mem resizes, and the messages between guest and host.
 //!
-//! [`agent`] is a daemon that reports the guest's figures to its host, asks for more memory when that is urgent, brings online what is
-//! added, and measures what a resize takes in the guest's kernel. By [`request()`] and [`give_back()`] an application asks for memory ahead
-//! of its need. [`message`] is what agent and host say. The guest is that of Bielski et al. 2018, section III.
+//! [`agent`] is a daemon that reports the guest's figures to the host, and asks for more memory
+//! when that is urgent. The daemon also brings added memory online, and measures the stages of a
+//! resize in the guest's kernel. By [`request()`] and [`give_back()`] an application asks for
+//! memory before it needs it. [`message`] holds the protocol of agent and host. The guest's part
+//! follows \[Bielski18\], section III.
 
 pub mod agent;
 mod asking;

@@ -1,7 +1,8 @@
-//! What a guest and its host say to each other, over the virtio-serial port [`PORT`].
+//! The protocol of a guest and its host over the virtio-serial port [`PORT`].
 //!
-//! One JSON object a line, told apart by its field `say`. Each side sends an empty line first, and skips what it does not understand:
-//! a port may begin in the middle of a line after one of them was away, and either may be newer than the other.
+//! Each line is one JSON object, whose field `say` names the message. Each side sends an empty line
+//! first, and skips unknown lines. A port may start in the middle of a line after one side was
+//! away, and either side may be newer than the other.
 
 use std::io;
 use std::marker::PhantomData;
@@ -10,97 +11,103 @@ use aquifer_page::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The port's name, on both sides of the machine: QEMU's `virtserialport,name=` and `/dev/virtio-ports/` in the guest.
+/// The port's name: QEMU's `virtserialport,name=`, and the name under `/dev/virtio-ports/` in the
+/// guest.
 pub const PORT: &str = "org.aquifer.guest.0";
 
-/// The version of the protocol that this is.
+/// Version of this protocol.
 pub const VERSION: u32 = 1;
 
-/// Bytes in the longest line, its end included; longer ones are skipped.
+/// Length of the longest line in bytes, including its end; longer lines are skipped.
 pub const LONGEST: usize = 64 << 10;
 
-/// What a guest says.
+/// A message of the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum ToHost {
-    /// The first word, and again whenever the host sends an empty line, as that may be another one, which has not heard it.
+    /// The first message, repeated after each empty line of the host: that may come from another
+    /// host.
     Hello {
-        /// Its [`VERSION`].
+        /// The agent's [`VERSION`].
         version: u32,
-        /// Its kernel's release, as `uname -r` has it.
+        /// The kernel's release, as `uname -r` prints it.
         kernel: String,
     },
-    /// Its figures, each period that [`ToGuest::Watch`] asks for.
+    /// The guest's figures, once each period of [`ToGuest::Watch`].
     Report(Report),
     /// The answer to [`ToGuest::Check`].
     Checked {
-        /// The question's.
+        /// Number of the check.
         id: u64,
-        /// Its figures, once what could be brought online was.
+        /// The guest's figures, after it has brought memory online where that was needed.
         report: Report,
     },
-    /// It asks to be resized (Bielski et al. 2018, section III-C); the host answers by [`ToGuest::Answer`].
+    /// A request to be resized (\[Bielski18\], section III-C); the host answers with
+    /// [`ToGuest::Answer`].
     Request {
-        /// The guest's number for this; none is used twice while the guest runs.
+        /// Number of the request, unique while the guest runs.
         id: u64,
-        /// Bytes that it wants more, or if negative, gives back.
+        /// Bytes to grow by or, if negative, to shrink by.
         bytes: i64,
-        /// Whether it is near out-of-memory, rather than ahead of its need: reactive, in the paper's words, not pro-active.
+        /// Whether the guest is near out-of-memory ("reactive" in the paper); otherwise the request
+        /// is ahead of the need ("pro-active").
         urgent: bool,
-        /// For how long, in ms, whoever asks waits for the answer.
+        /// How long the guest waits for the answer, in ms.
         patience_ms: u64,
-        /// What for, in words for the log.
+        /// The purpose, for the host's log.
         why: String,
     },
-    /// The answer to [`ToGuest::Trace`], to which there are no times yet the first time.
+    /// The answer to [`ToGuest::Trace`]. The first answer holds no times.
     Stages {
-        /// The question's.
+        /// Number of the question.
         id: u64,
-        /// Those that something was seen of.
+        /// The stages that occurred.
         stages: Vec<Stage>,
-        /// Names of those that this guest's kernel does not show, or not all of.
+        /// Names of the stages that the guest's kernel does not show, or not completely.
         missing: Vec<String>,
     },
 }
 
-/// What a host says.
+/// A message of the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum ToGuest {
-    /// What the guest is to look after by itself. A guest that was not told looks only after pressure (PSI).
+    /// Orders the guest to watch its memory. A guest without this order watches only pressure
+    /// (PSI).
     Watch {
-        /// A report each so many ms; none if zero.
+        /// Period of the reports in ms; zero for none.
         period_ms: u64,
-        /// The available memory under which the guest is near out-of-memory.
+        /// Available memory below which the guest is near out-of-memory.
         urgent_below: Bytes,
     },
-    /// It is to say what it has as soon as its kernel counts as much memory as that, or after a while that it does not. Memory that the kernel leaves
-    /// offline is brought online meanwhile.
+    /// Asks for the guest's figures once its kernel counts `total`, or after a timeout. Meanwhile
+    /// the guest brings offline memory online.
     Check {
-        /// The host's number for this.
+        /// Number of the check.
         id: u64,
-        /// What `total` of [`Report`] is to be at least.
+        /// The least value of [`Report`]'s `total` to wait for.
         #[serde(default)]
         total: Bytes,
     },
-    /// It is to say what the stages of resizes took since it was told this before, and to go on measuring, or to stop.
+    /// Asks for the times of the stages since the last such question, and starts, continues or
+    /// stops the measurement.
     Trace {
-        /// The host's number for this.
+        /// Number of the question.
         id: u64,
-        /// Whether to go on.
+        /// Whether to go on measuring.
         on: bool,
     },
-    /// What comes of a [`ToHost::Request`].
+    /// The answer to a [`ToHost::Request`].
     Answer {
-        /// The request's.
+        /// Number of the request.
         id: u64,
-        /// Bytes by which the guest is larger now, or if negative, smaller.
+        /// Bytes by which the guest has grown or, if negative, shrunk.
         granted: i64,
-        /// What the guest has now.
+        /// The guest's size after the request.
         size: Bytes,
-        /// What is missing of what was asked for.
+        /// The part of the request that was not granted.
         missing: Bytes,
-        /// Why it is missing.
+        /// Why that part is missing.
         why: Option<String>,
     },
 }
@@ -109,51 +116,53 @@ pub enum ToGuest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// What its kernel has to give (`MemTotal` of proc_meminfo(5)).
+    /// Memory that the kernel manages (`MemTotal` of proc_meminfo(5)).
     pub total: Bytes,
-    /// What programs could still have without swapping (`MemAvailable`).
+    /// Memory that programs can still allocate without swapping (`MemAvailable`).
     pub available: Bytes,
-    /// What nothing uses (`MemFree`).
+    /// Unused memory (`MemFree`).
     pub free: Bytes,
-    /// Its swap.
+    /// Size of the swap space (`SwapTotal`).
     pub swap_total: Bytes,
-    /// What of its swap is used.
+    /// Used swap space.
     pub swap_used: Bytes,
-    /// Bytes that came from swap since it was started (`pswpin` of `/proc/vmstat`).
+    /// Bytes read from swap since boot (`pswpin` of `/proc/vmstat`, in bytes).
     pub swap_in: u64,
-    /// Bytes that went to swap since then (`pswpout`).
+    /// Bytes written to swap since boot (`pswpout`, in bytes).
     pub swap_out: u64,
-    /// The share of the last 10 s, in percent, for which some task waited for memory (kernel's accounting/psi.rst); `None` without PSI.
+    /// Percent of the last 10 s in which some task stalled for memory (kernel's
+    /// accounting/psi.rst); `None` without PSI.
     pub pressure_some: Option<f64>,
-    /// The same for all tasks at once.
+    /// Percent of the last 10 s in which all tasks stalled for memory at once; `None` without PSI.
     pub pressure_full: Option<f64>,
-    /// For how long, in µs, some task has waited for memory since the guest was started.
+    /// Time since boot in which some task stalled for memory, in µs; `None` without PSI.
     pub stalled_us: Option<u64>,
-    /// Processes that its kernel has killed for their memory since then.
+    /// Processes that the out-of-memory killer has killed since boot.
     pub oom_kills: u64,
-    /// Its memory blocks that are online, whether or not virtio-mem has plugged all of each (kernel's admin-guide/mm/memory-hotplug.rst).
+    /// Memory in online blocks, whether or not virtio-mem has plugged all of each (kernel's
+    /// admin-guide/mm/memory-hotplug.rst).
     pub online: Bytes,
-    /// Those that are there and not online: what nobody can use, though virtio-mem counts it.
+    /// Memory in offline blocks: unusable, though virtio-mem counts it.
     pub offline: Bytes,
-    /// The size of a memory block.
+    /// Size of a memory block.
     pub block: Bytes,
 }
 
-/// A stage of resizes (Bielski et al. 2018, Table I).
+/// A stage of resizes (\[Bielski18\], Table I).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Its name.
+    /// Name of the stage.
     pub name: String,
-    /// What it took in all, in µs.
+    /// Total time of the stage, in µs.
     pub took_us: f64,
-    /// How often it was done.
+    /// How often the stage occurred.
     pub count: u32,
 }
 
-/// A message as a line, with its end.
+/// Encodes a message as a line, including its end.
 ///
 /// # Errors
-/// If it is longer than [`LONGEST`].
+/// If the line is longer than [`LONGEST`].
 pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -164,21 +173,21 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Makes messages of what comes, in whatever pieces.
+/// A decoder of lines that arrive in pieces of any size.
 #[derive(Debug)]
 pub struct Decoder<T> {
     line: Vec<u8>,
-    /// The line is too long, and is skipped up to its end.
+    /// Whether the current line is too long, and is skipped up to its end.
     skipping: bool,
     message: PhantomData<fn() -> T>,
 }
 
-/// What a line is.
+/// A decoded line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line<T> {
     /// A message.
     Message(T),
-    /// Nothing: whoever is at the other end starts from the beginning.
+    /// An empty line: the peer starts afresh.
     Empty,
 }
 
@@ -189,12 +198,12 @@ impl<T> Default for Decoder<T> {
 }
 
 impl<T: DeserializeOwned> Decoder<T> {
-    /// One that expects the beginning of a line.
+    /// Makes a decoder that expects the beginning of a line.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes `bytes` and hands each line that they complete to `each`, but for those that are no messages.
+    /// Takes `bytes` and hands each completed line to `each`, except lines that are no messages.
     pub fn take(&mut self, bytes: &[u8], mut each: impl FnMut(Line<T>)) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (text, ends) = match piece.split_last() {

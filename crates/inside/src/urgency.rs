@@ -1,61 +1,63 @@
-//! When a guest is near out-of-memory, and what it asks for then (Bielski et al. 2018, section III-C: the reactive request). Pure.
+//! The decision when a guest is near out-of-memory, and how much it asks for then (the reactive
+//! request of \[Bielski18\], section III-C). State without I/O.
 
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
 
-/// How often a guest looks after its memory that has much of it.
+/// Interval of looks at the memory while there is plenty.
 const CALM: Duration = Duration::from_secs(1);
 
-/// How often one looks whose memory goes quickly.
+/// Interval while memory is going quickly.
 const QUICK: Duration = Duration::from_millis(50);
 
-/// A program may take so much a second without a warning: a guest looks again before what it has is gone at that rate.
+/// Assumed worst rate of allocation, in bytes a second: the next look comes before the spare memory
+/// is gone at that rate.
 const RATE: u64 = 1 << 30;
 
-/// What is short within so long at the rate of the last look is going quickly.
+/// Memory is going quickly if it would be short within this time at the rate since the last look.
 const AHEAD: Duration = Duration::from_secs(3);
 
-/// After an answer, what it brought is given so long to do good.
+/// Pause after an answer, so that the new memory can take effect.
 const REST: Duration = Duration::from_secs(1);
 
-/// What to ask for where the kernel does not name the size of its blocks.
+/// Size of the request's unit if the kernel does not name its block size.
 const BLOCK: Bytes = Bytes::mib(128);
 
-/// What a guest has.
+/// The state of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) total: Bytes,
     pub(crate) available: Bytes,
-    /// The size of a memory block.
+    /// Size of a memory block.
     pub(crate) block: Bytes,
 }
 
-/// Decides when to ask.
+/// The state of the decision.
 #[derive(Debug, Default)]
 pub(crate) struct Urgency {
-    /// The available memory under which it is urgent; zero if nobody has said.
+    /// Available memory below which it is urgent; zero if the host has not said.
     below: Bytes,
     last: Option<(Instant, Bytes)>,
     quick: bool,
-    /// A request has no answer yet.
+    /// Whether a request has no answer yet.
     pending: bool,
     rests_until: Option<Instant>,
 }
 
 impl Urgency {
-    /// From now on it is urgent below this.
+    /// Sets the available memory below which it is urgent.
     pub(crate) fn watch(&mut self, below: Bytes) {
         self.below = below;
         self.quick = false;
     }
 
-    /// What it was told.
+    /// Returns that limit.
     pub(crate) fn below(&self) -> Bytes {
         self.below
     }
 
-    /// How long until the next look; nothing if there is nothing to look after.
+    /// Returns the interval until the next look; `None` without a limit.
     pub(crate) fn interval(&self) -> Option<Duration> {
         let (_, available) = self.last.unwrap_or((Instant::now(), Bytes::ZERO));
         let spare = available.saturating_sub(self.below).0 as f64 / RATE as f64;
@@ -63,7 +65,8 @@ impl Urgency {
         (self.below > Bytes::ZERO).then_some(if self.quick { QUICK } else { soon })
     }
 
-    /// A look at the memory; what to ask for at once, if it is urgent. Whoever calls this asks, then.
+    /// Takes a look at the memory; returns the bytes that the caller must request now, if it is
+    /// urgent.
     pub(crate) fn look(&mut self, now: Instant, memory: Memory) -> Option<Bytes> {
         self.quick = memory.available < self.below || self.goes_quickly(now, memory.available);
         self.last = Some((now, memory.available));
@@ -73,9 +76,10 @@ impl Urgency {
         self.ask(now, memory)
     }
 
-    /// Tasks wait for memory; what to ask for at once. Whoever calls this asks, then.
+    /// Takes the news that tasks stall; returns the bytes that the caller must request now.
     ///
-    /// Not where half of all memory is available: what is short then is what some cgroup may have.
+    /// There is no request while half of all memory is available: then only the limit of some
+    /// cgroup is short.
     pub(crate) fn stalls(&mut self, now: Instant, memory: Memory) -> Option<Bytes> {
         if memory.available.0 > memory.total.0 / 2 {
             return None;
@@ -83,7 +87,7 @@ impl Urgency {
         self.ask(now, memory)
     }
 
-    /// The request was answered, or will not be.
+    /// Notes that the request was answered, or has timed out.
     pub(crate) fn settled(&mut self, now: Instant) {
         self.pending = false;
         self.rests_until = Some(now + REST);

@@ -1,4 +1,5 @@
-//! The program's end.
+//! The program's end of a mapping: it adopts a mapping, obeys the engine's orders and finds the
+//! next engine.
 
 use std::fmt::Display;
 use std::io;
@@ -19,18 +20,18 @@ use crate::sharing::{self, Sharing};
 use crate::sys;
 use crate::userfault::Userfault;
 
-/// How often an engine that is gone is looked for.
+/// The interval between attempts to reach an engine that is gone.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Why an engine does not care for a mapping.
+/// An error that keeps the engine from serving a mapping.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// A system call of this process failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried, and what it takes.
+        /// The step that failed, and its prerequisites.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The engine cannot be reached.
@@ -38,12 +39,12 @@ pub enum AdoptError {
         "cannot reach the engine of the region at {path}: {source}; 'aquifer region list' shows whether it runs"
     )]
     Engine {
-        /// Its socket.
+        /// The engine's socket.
         path: PathBuf,
-        /// What went wrong.
+        /// The error of connecting or talking to it.
         source: io::Error,
     },
-    /// The engine does not want it.
+    /// The engine refuses the mapping, for this reason.
     #[error("the engine of the region refuses: {0}")]
     Refused(String),
 }
@@ -52,28 +53,31 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> AdoptError {
     move |source| AdoptError::System { what, source }
 }
 
-/// A mapping of a region in this process, whose pages come from the region's engine.
+/// A mapping of a region in this process. The region's engine provides its pages.
 ///
-/// It stays under the engine's care until it is [released](Self::release); dropping this only forgets how to ask for things.
+/// The engine serves the mapping until it is [released](Self::release). Dropping this handle only
+/// loses the means to make requests.
 #[derive(Clone, Debug)]
 pub struct Mapping(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Whose mapping it is: a child that the process forked has this, too, but neither the mapping nor its thread.
+    /// The process that owns the mapping. A forked child inherits this struct, but neither the
+    /// mapping nor its thread.
     process: u32,
     address: usize,
     pages: Run,
-    /// The kernel is to refuse that pages are removed without the engine.
+    /// The kernel must refuse removal of pages that the engine does not know of.
     is_locked: bool,
     socket: PathBuf,
     userfault: Userfault,
     sharing: Sharing,
-    /// The pages that are still mapped. Held while some are unmapped, lest they be somebody else's by then.
+    /// The pages that are still mapped. Locked during an unmap, as another mapping may take the
+    /// addresses.
     live: Mutex<Live>,
-    /// To ask for things by.
+    /// The connection for requests to the engine.
     asking: Mutex<Option<Connection>>,
-    /// What orders come by.
+    /// The connection on which orders come.
     orders: Mutex<Arc<Connection>>,
 }
 
@@ -82,15 +86,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mapping {
-    /// Puts a mapping of this process under the care of the engine that listens at `socket`. It starts a thread. With `is_locked` the
-    /// kernel refuses `MADV_REMOVE` there, of which the engine would not know; without, the caller sees to it.
+    /// Puts a mapping of this process under the care of the engine that listens at `socket`, and
+    /// starts a thread. With `is_locked` the kernel refuses `MADV_REMOVE` there, of which the
+    /// engine would not know. Without it, the caller must prevent that.
     ///
     /// # Safety
-    /// `address` must be that of a shared mapping of the region's file, `length` bytes from page `first` on, that nobody has touched yet.
-    /// It must not be unmapped or moved but by [`release`](Self::release).
+    /// `address` must be that of a shared mapping of the region's file, `length` bytes from page
+    /// `first` on. No code may have touched the mapping yet. Only [`release`](Self::release) may
+    /// unmap or move it.
     ///
     /// # Errors
-    /// [`AdoptError`]; the mapping must then not be used.
+    /// [`AdoptError`]; the caller must then not use the mapping.
     pub unsafe fn adopt(
         address: usize,
         length: usize,
@@ -102,14 +108,14 @@ impl Mapping {
             "cannot serve page faults (it takes root or vm.unprivileged_userfaultfd=1, and Linux 6.7)",
         ))?;
         let sharing = Sharing::new().map_err(system("cannot guard shared pages"))?;
-        // SAFETY: the caller says so; who is a child of this process cannot be served.
+        // SAFETY: the caller's promise. The engine cannot serve a child of this process.
         unsafe { sys::keep_to_this_process(address, length) }
             .map_err(system("cannot keep the mapping out of children"))?;
-        // SAFETY: the caller says so.
+        // SAFETY: the caller's promise.
         unsafe { userfault.register(address as u64, length as u64) }
             .map_err(system("cannot register the mapping with userfaultfd"))?;
         if is_locked {
-            // SAFETY: pages are taken out by `unmap` only.
+            // SAFETY: only `unmap` takes pages out.
             unsafe { sys::refuse_removal(address, length) }.map_err(system(
                 "cannot lock the mapping, so that no page is removed but by the engine (it takes CAP_IPC_LOCK, or a limit of locked memory \
                  as large as the region)",
@@ -139,7 +145,7 @@ impl Mapping {
         Ok(Self(shared))
     }
 
-    /// Whether any of these addresses belongs to this mapping still.
+    /// Returns whether this mapping still has any of these addresses.
     pub fn has_part_of(&self, range: &Range<usize>) -> bool {
         let shared = &self.0;
         shared.is_mine()
@@ -148,7 +154,7 @@ impl Mapping {
                 .is_some_and(|pages| lock(&shared.live).parts(&pages).next().is_some())
     }
 
-    /// The parts of the range of addresses that belong to this mapping still.
+    /// Returns the parts of the range of addresses that this mapping still has.
     pub fn parts_of(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let shared = &self.0;
         let Some(pages) = shared.pages_in(range).filter(|_| shared.is_mine()) else {
@@ -161,25 +167,26 @@ impl Mapping {
         lock(&shared.live).parts(&pages).map(part).collect()
     }
 
-    /// Whether any of it still is.
+    /// Returns whether any page is still mapped; always true in a forked child.
     pub fn is_mapped(&self) -> bool {
         !self.0.is_mine() || !lock(&self.0.live).is_empty()
     }
 
-    /// Whether it is this process's, and not that of one that forked this.
+    /// Returns whether this process made the mapping, rather than its parent before a fork.
     pub fn is_mine(&self) -> bool {
         self.0.is_mine()
     }
 
-    /// The socket of the region's engine.
+    /// Returns the path of the socket of the region's engine.
     pub fn socket(&self) -> &Path {
         &self.0.socket
     }
 
-    /// Makes whole pages of the region read as zeroes, and gives their memory back. Waits until that is so.
+    /// Makes whole pages of the region read as zeroes, and frees their memory. Waits for the
+    /// engine's answer, and for the next engine if this one is gone.
     ///
     /// # Errors
-    /// Where the engine refuses, and in a child of the process whose mapping it is. An engine that is gone is waited for.
+    /// The engine refuses, or this process is a child of the process that made the mapping.
     pub fn discard(&self, pages: Run) -> io::Result<()> {
         if !self.0.is_mine() {
             return Err(io::Error::other(
@@ -200,7 +207,11 @@ impl Mapping {
         }
     }
 
-    /// As [`discard`](Self::discard), by addresses of this mapping; only whole pages are discarded.
+    /// Discards pages as [`discard`](Self::discard) does, by addresses of this mapping. It discards
+    /// only pages that lie wholly in the range.
+    ///
+    /// # Errors
+    /// As [`discard`](Self::discard).
     pub fn discard_at(&self, range: &Range<usize>) -> io::Result<()> {
         let from = (range.start - self.0.address).div_ceil(PAGE_SIZE) as u64;
         let to = ((range.end - self.0.address) / PAGE_SIZE) as u64;
@@ -210,11 +221,12 @@ impl Mapping {
         self.discard(Run { first: self.0.pages.first + from, count: to - from })
     }
 
-    /// Has `unmap` unmap or replace these addresses, of which the engine knows nothing from then on. The engine is told before: it must not
-    /// put there what it is fetching. One that is gone puts nothing there.
+    /// Runs `unmap`, which unmaps or replaces these addresses, after the engine has stopped to
+    /// serve them. The engine must hear first, so that it does not put a fetched page there. An
+    /// engine that is gone puts nothing there.
     ///
     /// # Errors
-    /// Those of `unmap`; all is as it was then.
+    /// Those of `unmap`, which must then have changed nothing.
     pub fn release<T>(
         &self,
         range: &Range<usize>,
@@ -232,7 +244,8 @@ impl Mapping {
                 Ok(done)
             }
             Err(error) => {
-                // The engine learns from the thread of this mapping that they are mapped still.
+                // The mapping's thread connects again, and so tells the engine that the pages are
+                // still mapped.
                 lock(&shared.orders).shut();
                 Err(error)
             }
@@ -245,12 +258,13 @@ impl Shared {
         process::id() == self.process
     }
 
-    /// Tells the engine, if there is one, that pages are about to be unmapped, and waits until it puts nothing there any more.
+    /// Tells the engine that pages are about to be unmapped, and waits until it puts nothing there
+    /// any more. Returns at once if no engine listens.
     fn tell_release(&self, pages: &Range<u64>) {
         let pages = Run { first: pages.start, count: pages.end - pages.start };
         let request = Request::Release(Release { address: self.address as u64, pages });
-        // Not by the connection by which others ask: the engine may need this mapping before it answers them. What breaks is an engine
-        // that has ended; the next one may know of this mapping already.
+        // A new connection, as the engine may need this mapping before it answers on the shared
+        // one. If it breaks, that engine has ended, and the next one may already know this mapping.
         while let Ok(connection) = Connection::to(&self.socket) {
             let answered =
                 connection.send(&request, &[]).and_then(|()| connection.receive::<Reply>());
@@ -273,7 +287,8 @@ impl Shared {
             .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Does what the engine orders, and finds the next one when it is gone, until nothing is mapped any more.
+    /// Obeys the engine's orders, and connects to the next engine after a loss, until no page is
+    /// mapped.
     fn serve(&self) {
         let mut orders = lock(&self.orders).clone();
         loop {
@@ -282,7 +297,7 @@ impl Shared {
                     let reply = self
                         .obey(&order, &files)
                         .unwrap_or_else(|error| Reply::Refused(error.to_string()));
-                    // Who is gone needs no answer.
+                    // An engine that is gone needs no answer.
                     let _ = orders.send(&reply, &[]);
                 }
                 Ok(None) | Err(_) => match self.hand_over_again() {
@@ -297,7 +312,8 @@ impl Shared {
         let mut told = false;
         loop {
             thread::sleep(RETRY);
-            // Held, so that what is unmapped meanwhile is told to this engine or is not told of as mapped.
+            // Held, so that an unmap meanwhile is either reported to this engine or absent from its
+            // list.
             let live = lock(&self.live);
             if live.is_empty() {
                 return None;
@@ -351,7 +367,8 @@ impl Shared {
         Ok(Reply::Done)
     }
 
-    /// Does something with those parts of these pages that are still mapped; no other thread lets go of one meanwhile.
+    /// Calls `what` for each part of these pages that is still mapped. The lock keeps other threads
+    /// from unmapping one meanwhile.
     fn each_part(
         &self,
         run: &Run,
@@ -369,12 +386,12 @@ impl Shared {
                 * PAGE_SIZE
     }
 
-    /// The page of the region at an address of this mapping.
+    /// Returns the page of the region at an address of this mapping.
     fn page_at(&self, address: usize) -> u64 {
         self.pages.first + ((address - self.address) / PAGE_SIZE) as u64
     }
 
-    /// The pages that have some of these addresses; none where there are none.
+    /// Returns the pages that overlap these addresses, or `None` if there are none.
     fn pages_in(&self, range: &Range<usize>) -> Option<Range<u64>> {
         let length = self.pages.count as usize * PAGE_SIZE;
         let at = |address: usize| address.clamp(self.address, self.address + length) - self.address;
@@ -384,7 +401,7 @@ impl Shared {
     }
 
     fn unmap(&self, run: &Run) -> io::Result<()> {
-        // SAFETY: it is still part of the mapping, and the lock is held.
+        // SAFETY: the part still belongs to the mapping, and the lock is held.
         self.each_part(run, |part| unsafe { sys::unmap_pages(part.start, part.end - part.start) })
     }
 
@@ -394,7 +411,8 @@ impl Shared {
 
     fn restore_at(&self, part: &Range<usize>, region: &OwnedFd) -> io::Result<()> {
         let offset = self.page_at(part.start) * PAGE_SIZE as u64;
-        // SAFETY: it is still part of the mapping; the engine has put the pages there, or this has.
+        // SAFETY: the part still belongs to the mapping, and the engine or `share` has put the
+        // pages into the file.
         unsafe {
             sharing::restore(part, region.as_fd(), offset, &self.userfault)?;
             if self.is_locked {
@@ -415,10 +433,12 @@ impl Shared {
         self.each_part(&shared.pages, |part| {
             let offset =
                 (shared.frame + self.page_at(part.start) - shared.pages.first) * PAGE_SIZE as u64;
-            // SAFETY: it is still part of the mapping, and the engine has compared the pages, which are in no page table.
+            // SAFETY: the part still belongs to the mapping. The engine has compared the pages,
+            // none of which is in a page table.
             for address in unsafe { self.sharing.share(part, file.as_fd(), offset) }? {
                 let page = self.page_at(address);
-                // Until it is there nobody else has what was written. SAFETY: it is mapped, and writes to it are held.
+                // Retries, as the written bytes are nowhere else yet. SAFETY: the page is mapped,
+                // and writes to it are held.
                 while unsafe {
                     sharing::take_back(address, region.as_fd(), page * PAGE_SIZE as u64)
                 }
@@ -434,7 +454,7 @@ impl Shared {
     }
 }
 
-/// Hands a mapping to the engine.
+/// Hands a mapping to the engine, and returns the connection on which its orders come.
 fn hand_over(
     attach: &Attach,
     userfaults: [&Userfault; 2],
@@ -452,12 +472,13 @@ fn hand_over(
     }
 }
 
-/// Says something where the program's operator may see it.
+/// Prints a message for the program's operator to stderr.
 fn tell(message: impl Display) {
     eprintln!("aquifer: {message}");
 }
 
-/// Threads that are started meanwhile get no signals: those are the program's business.
+/// Runs `start` with signals blocked, so that threads that it starts receive none. Signals belong
+/// to the program's own threads.
 fn with_signals_blocked<T>(start: impl FnOnce() -> T) -> T {
     let before = sys::block_signals();
     let started = start();

@@ -1,4 +1,4 @@
-//! Unix sockets that keep packets apart and carry descriptors.
+//! Unix sockets that preserve packet boundaries and carry file descriptors.
 
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,17 +17,17 @@ use serde::de::DeserializeOwned;
 
 use crate::sys;
 
-/// No message is longer.
+/// The largest message, in bytes.
 const LONGEST: usize = 16 << 10;
 
-/// No message carries more descriptors.
+/// The most descriptors in one message.
 const DESCRIPTORS: usize = 2;
 
-/// Waits for programs.
+/// A socket that accepts connections of programs.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-/// To the other side.
+/// A connection to the other side.
 #[derive(Debug)]
 pub struct Connection(OwnedFd);
 
@@ -36,7 +36,7 @@ fn socket() -> io::Result<OwnedFd> {
 }
 
 impl Listener {
-    /// Listens at this path, for root only, in the place of one who is dead.
+    /// Listens at this path, with access for root only. Replaces the socket of a dead process.
     pub fn bind(path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -49,32 +49,32 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Waits for the next program.
+    /// Waits for the next connection.
     pub fn accept(&self) -> io::Result<Connection> {
         Ok(Connection(rustix::io::retry_on_intr(|| accept_with(&self.0, SocketFlags::CLOEXEC))?))
     }
 }
 
 impl Connection {
-    /// To who listens at this path.
+    /// Connects to the socket at this path.
     pub fn to(path: &Path) -> io::Result<Self> {
         let socket = socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
     }
 
-    /// The process at the other end when it connected.
+    /// Returns the id of the process that opened the other end.
     pub fn peer(&self) -> io::Result<u32> {
         Ok(sockopt::socket_peercred(&self.0)?.pid.as_raw_nonzero().get().cast_unsigned())
     }
 
-    /// The same process as a pidfd, which is readable once that has ended. (The end of the connection says less: children that the
-    /// process forked hold it, too.)
+    /// Returns a pidfd of that process, readable once the process has ended. The connection's end
+    /// says less, as the process's forked children hold it, too.
     pub fn peer_process(&self) -> io::Result<OwnedFd> {
         sys::peer_process(self.as_fd())
     }
 
-    /// Sends a message with these descriptors, two at most.
+    /// Sends a message with these descriptors, at most two.
     pub fn send(&self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = postcard::to_stdvec(message).map_err(invalid)?;
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -89,7 +89,7 @@ impl Connection {
         if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
     }
 
-    /// Waits for the next message; none when the other side is gone.
+    /// Waits for the next message. Returns `None` if the other side is gone.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = [0; LONGEST];
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -119,9 +119,9 @@ impl Connection {
         Ok(Some((postcard::from_bytes(&bytes[..length]).map_err(invalid)?, all)))
     }
 
-    /// Has whoever waits for the other side find it gone.
+    /// Shuts the connection, so that threads that wait on either side find it ended.
     pub fn shut(&self) {
-        // A connection that is gone already is as good.
+        // An error means that the connection is gone already.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 }

@@ -1,11 +1,15 @@
 //! A region in the memory of a program.
 //!
-//! A region is a file of which only some pages are there. A program maps it and puts the mapping under the care of the region's
-//! engine, another process: [`Mapping::adopt`] registers it with userfaultfd and hands the descriptor over. From then on
-//! the engine brings every page that is touched. It asks back for what only the program itself can do, which is to unmap pages, and to
-//! map a page of another file in the place of one that is equal; a thread that the mapping started does so.
+//! A region is a file of which only some pages are present. A program maps the file, and
+//! [`Mapping::adopt`] registers the mapping with userfaultfd. It then hands the descriptor to the
+//! region's engine, another process, which provides every page that the program touches.
 //!
-//! An engine that dies leaves the program waiting at its next fault. The thread hands the descriptor to the next engine.
+//! The engine orders back only the steps that need the program's own address space. The program's
+//! thread, which the mapping starts, unmaps pages and maps equal pages of another file in their
+//! place.
+//!
+//! If the engine dies, the program waits at its next fault. The thread hands the descriptor to the
+//! next engine.
 
 mod client;
 mod connection;

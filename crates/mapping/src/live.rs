@@ -4,21 +4,22 @@ use std::ops::Range;
 
 use crate::message::Run;
 
-/// Most runs that one message tells of.
+/// Most runs that one message carries.
 const TOLD: usize = 1024;
 
-/// Pages of a mapping that are still mapped, as runs in ascending order. Both ends keep such a list: the program unmaps parts, and the
-/// engine must not put a page where something else may be mapped by now.
+/// The pages of a mapping that are still mapped, as runs in ascending order. Program and engine
+/// each keep such a list. The program may unmap parts, and the engine must not put a page where
+/// another mapping may be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Live(Vec<Range<u64>>);
 
 impl Live {
-    /// These pages.
+    /// Makes the list from runs in ascending order.
     pub fn new(runs: &[Run]) -> Self {
         Self(runs.iter().map(|run| run.first..run.first.saturating_add(run.count)).collect())
     }
 
-    /// Takes pages out.
+    /// Removes pages from the list.
     pub fn remove(&mut self, gone: &Range<u64>) {
         let rest = |part: Range<u64>| {
             let before = part.start..part.end.min(gone.start);
@@ -28,23 +29,24 @@ impl Live {
         self.0 = std::mem::take(&mut self.0).into_iter().flat_map(rest).collect();
     }
 
-    /// Whether no page is left.
+    /// Returns whether no page is mapped any more.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this page is still mapped.
+    /// Returns whether the page is still mapped.
     pub fn has(&self, page: u64) -> bool {
         self.0.iter().any(|part| part.contains(&page))
     }
 
-    /// The parts of these pages that are still mapped.
+    /// Returns the parts of `within` that are still mapped.
     pub fn parts(&self, within: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let cut = |part: &Range<u64>| part.start.max(within.start)..part.end.min(within.end);
         self.0.iter().map(cut).filter(|part| part.start < part.end)
     }
 
-    /// All of them, for a message. (Where there are more runs than fit one, the last covers the rest, with what lies between.)
+    /// Returns all runs, for a message. If they exceed one message, the last run covers the rest
+    /// and the gaps between.
     pub fn runs(&self) -> Vec<Run> {
         let mut runs: Vec<_> = self
             .0

@@ -1,87 +1,93 @@
-//! What program and engine say to each other: one message a packet, in postcard.
+//! The messages between a program and its engine: one message a packet, in postcard.
 
 use serde::{Deserialize, Serialize};
 
-/// Of these messages; who does not speak this one is refused.
+/// Version of the messages. The engine refuses a program of another version.
 pub const VERSION: u32 = 3;
 
-/// Pages of a region that follow one another.
+/// Consecutive pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// The first of them, from 0.
+    /// The number of the first page, counted from 0.
     pub first: u64,
-    /// How many.
+    /// The number of pages.
     pub count: u64,
 }
 
-/// What a program asks of the engine. `Attach` comes first on a connection of its own, on which [`Order`]s come back.
+/// A request from a program to its engine. `Attach` is the first message on a connection of its
+/// own, on which the engine sends [`Order`]s back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Take care of a mapping; two userfaultfds come with the packet: that of the mapping, and the one that guards what is shared.
+    /// Adopt a mapping. The packet carries two userfaultfds: one for the mapping, and one that
+    /// guards shared pages.
     Attach(Attach),
-    /// The pages' contents are not needed any more: they read as zeroes from now on.
+    /// Discard the pages: they read as zeroes from the reply on.
     Discard(Run),
-    /// The program is about to unmap pages. From the answer on, the engine puts nothing there: something else may be mapped at these
-    /// addresses then.
+    /// The program is about to unmap pages. After its reply the engine puts nothing there, as
+    /// another mapping may take these addresses.
     Release(Release),
 }
 
 /// A mapping, as its program sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
-    /// [`VERSION`].
+    /// The program's [`VERSION`].
     pub version: u32,
     /// The address in the program.
     pub address: u64,
-    /// Which pages of the region were mapped there.
+    /// The pages of the region that the program mapped at the address.
     pub pages: Run,
-    /// Those of them that still are.
+    /// The pages of the mapping that are still mapped.
     pub live: Vec<Run>,
 }
 
 /// Pages that a program is about to unmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
-    /// The address of the mapping, as it was attached.
+    /// The address of the mapping, as the program attached it.
     pub address: u64,
     /// The pages.
     pub pages: Run,
 }
 
-/// What the engine answers.
+/// An answer from the engine or, to an [`Order`], from the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// It is done.
+    /// The request is complete.
     Done,
-    /// It will not be done.
+    /// The request failed, for this reason.
     Refused(String),
-    /// It is done, but for these pages, which were written to as it was being done: they are in the region's file again.
+    /// The order is complete except for these pages, which the program wrote to meanwhile. They are
+    /// in the region's file again.
     DoneBut(Vec<Run>),
 }
 
-/// What the engine asks of a program; answered with [`Reply::Done`], and `Share` with [`Reply::DoneBut`], too.
+/// An order from the engine to a program. The program answers [`Reply::Done`], to `Share` also
+/// [`Reply::DoneBut`], or [`Reply::Refused`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
-    /// Unmap these pages of the region: the next touch is a fault.
+    /// Unmap these pages of the region, so that the next touch faults.
     Unmap(Vec<Run>),
-    /// Map pages of another file, which are equal, in the place of these, of which none is in the page table; a write to one is held, and
-    /// told by a fault. With it come that file and the region's.
+    /// Map equal pages of another file in the place of these pages, none of which is in the page
+    /// table. The kernel then holds each write to them and reports it as a fault. The packet
+    /// carries that file and the region's.
     Share(Vec<Shared>),
-    /// Map these pages of the region again, in the place of what they share. With it comes the region's file.
+    /// Map these pages from the region's file again, in the place of shared pages. The packet
+    /// carries the region's file.
     Restore(Vec<Run>),
 }
 
-/// Pages that are shared with others, as pages of another file that follow one another too.
+/// Consecutive pages of the region that map consecutive pages of another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
-    /// Those of the region.
+    /// The pages of the region.
     pub pages: Run,
-    /// The first of those in the other file, from 0.
+    /// The first page in the other file, counted from 0.
     pub frame: u64,
 }
 
 impl Run {
-    /// The page behind the last.
+    /// Returns the page after the last.
     pub fn end(&self) -> u64 {
         self.first + self.count
     }

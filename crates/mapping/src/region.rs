@@ -1,4 +1,4 @@
-//! A region for programs that know of regions.
+//! Regions for programs that use regions explicitly, and the paths of a region's engine.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -16,32 +16,35 @@ use crate::sys::FileMap;
 /// The name of an engine's socket.
 const PROGRAMS: &str = "programs";
 
-/// Where the engine of the region in this file listens.
+/// Returns the path of the socket on which the engine of the region in this file listens. Returns
+/// `None` if the path has no parent or no UTF-8 file name.
 pub fn socket_of(region: &Path) -> Option<PathBuf> {
     let name = region.file_name()?.to_str()?;
     Some(region.parent()?.join(format!(".{name}")).join(PROGRAMS))
 }
 
-/// A name for the region in this file of which its bytes from `offset` on are the first: for programs that map files from their beginning only. It
-/// has to be made, as a hard link.
+/// Returns the path of a second name for the region's file that stands for its bytes from `offset`
+/// on. Programs that map files only from their beginning use it. The caller must create the name,
+/// as a hard link.
 pub fn window(region: &Path, offset: u64) -> Option<PathBuf> {
     Some(socket_of(region)?.with_file_name(format!("{WINDOW}{offset}")))
 }
 
-/// What the names of windows begin with.
+/// The prefix of the names of windows; the offset in bytes follows.
 const WINDOW: &str = "from-";
 
-/// The region that an open file is, by the path that it was opened by.
+/// The region behind an open file, derived from the path that opened the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// Where its engine listens.
+    /// The socket of the region's engine.
     pub socket: PathBuf,
-    /// What the file's first byte is in the region.
+    /// The offset of the file's first byte in the region, in bytes.
     pub offset: u64,
 }
 
 impl Opened {
-    /// None where the path is no region's and no window's.
+    /// Returns the region and offset of a path, or `None` if the path is neither a region nor a
+    /// window.
     pub fn of(path: &Path) -> Option<Self> {
         let offset =
             path.file_name()?.to_str()?.strip_prefix(WINDOW).and_then(|offset| offset.parse().ok());
@@ -51,8 +54,11 @@ impl Opened {
     }
 }
 
-/// A whole region, in the memory of this process, and not in that of children that it forks. The kernel refuses `MADV_REMOVE` there
-/// (`EINVAL`), as it would take out only what is here: [`Region::discard`] does it.
+/// A whole region in the memory of this process. Children that the process forks do not inherit the
+/// mapping.
+///
+/// The kernel refuses `MADV_REMOVE` on the mapping (`EINVAL`), as that would remove only the pages
+/// in the file and leave the volume's. [`Region::discard`] removes both.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -64,7 +70,7 @@ impl Opened {
 /// ```
 #[derive(Debug)]
 pub struct Region {
-    /// There until this is dropped.
+    /// Mapped until `Region` is dropped.
     memory: ManuallyDrop<FileMap>,
     mapping: Mapping,
 }
@@ -73,7 +79,8 @@ impl Region {
     /// Maps the region in this file.
     ///
     /// # Errors
-    /// [`AdoptError`].
+    /// [`AdoptError`]: the file cannot be opened or mapped, or the engine does not adopt the
+    /// mapping.
     pub fn map(path: &Path) -> Result<Self, AdoptError> {
         let system = |what| move |source| AdoptError::System { what, source };
         let file = OpenOptions::new()
@@ -86,27 +93,31 @@ impl Region {
         let socket = socket_of(path)
             .ok_or(io::ErrorKind::InvalidInput.into())
             .map_err(system("this is no region"))?;
-        // SAFETY: it is a shared mapping of all of the file, and nobody else has it yet.
+        // SAFETY: this is a shared mapping of the whole file, and no other code has its address
+        // yet.
         let mapping = unsafe { Mapping::adopt(memory.address(), length, 0, &socket, true) }?;
         let region = Self { memory: ManuallyDrop::new(memory), mapping };
         region.memory.open_up().map_err(system("cannot make the mapping accessible"))?;
         Ok(region)
     }
 
-    /// Its bytes. They are atomic because others may have the region mapped, too.
+    /// Returns the region's bytes. They are atomic because other processes may have the region
+    /// mapped.
     pub fn bytes(&self) -> &[AtomicU8] {
         self.memory.bytes()
     }
 
-    /// The same by words of 64 bits.
+    /// Returns the region as 64-bit words, which are atomic for the same reason as its bytes.
     pub fn words(&self) -> &[AtomicU64] {
         self.memory.words()
     }
 
-    /// Makes whole pages read as zeroes, and gives back what they took.
+    /// Makes whole pages read as zeroes, and frees their memory here and at the lenders. `pages`
+    /// are page numbers.
     ///
     /// # Errors
-    /// Where they are not in the region.
+    /// The engine refuses, because the pages are not all in the region or the region is being
+    /// handed over.
     pub fn discard(&self, pages: Range<u64>) -> io::Result<()> {
         self.mapping
             .discard(Run { first: pages.start, count: pages.end.saturating_sub(pages.start) })
@@ -115,13 +126,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A child of the process does not have it, and may have something else there.
+        // A child of the process does not have the mapping, and may have another one at its
+        // addresses.
         if !self.mapping.is_mine() {
             return;
         }
         let all = self.memory.address()..self.memory.address() + self.memory.bytes().len();
         let unmapped = self.mapping.release(&all, || {
-            // SAFETY: nobody uses it after this, as this is the end of what holds it.
+            // SAFETY: nothing uses the memory after this, as its only owner is being dropped.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
             Ok(())
         });

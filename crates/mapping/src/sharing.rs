@@ -1,8 +1,10 @@
 //! Pages of another file in the place of pages of the region.
 //!
-//! A shared page is mapped private, and guarded: nobody's write gets through to it, or to a copy that the engine would know nothing of. A write
-//! is held and told by a fault, and goes on when the region's own page is mapped again. Between the call that maps the page and the one that
-//! guards it a write can slip through; it is found before anybody hears that the page is shared.
+//! A shared page is mapped private and guarded. So no write reaches the page itself, nor a private
+//! copy of which the engine would not know. The kernel holds a write and reports it by a fault; the
+//! write continues once the region's own page is mapped again. A write can slip through between the
+//! call that maps the page and the call that guards it. [`Sharing::share`] finds such a write
+//! before the engine hears that the page is shared.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +18,13 @@ use rustix::mm::MapFlags;
 use crate::sys;
 use crate::userfault::Userfault;
 
-/// Of an entry of `/proc/PID/pagemap` (admin-guide/mm/pagemap.rst): the page is in the page table, a page of a file, and writes to it are
-/// held.
+/// Bits of an entry of `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst): the page is
+/// present, it is file-mapped, and it is write-protected by userfaultfd.
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
 const HELD: u64 = 1 << 57;
 
-/// What shares pages of this process.
+/// The guard of this process's shared pages, and the file by which it checks them.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     pub(crate) guard: Userfault,
@@ -34,11 +36,15 @@ impl Sharing {
         Ok(Self { guard: Userfault::guard()?, pagemap: File::open("/proc/self/pagemap")? })
     }
 
-    /// Maps a part of `file` at these addresses. Says at which of them it is not shared, because it was written to meanwhile or the kernel has
-    /// no memory to guard it; where there is an error all is as it was.
+    /// Maps a part of `file` at these addresses, guarded against writes. Returns the addresses of
+    /// the pages that are not shared, because of a write meanwhile or lack of memory for the guard.
+    ///
+    /// # Errors
+    /// The kernel cannot map the file; the old mapping is unchanged.
     ///
     /// # Safety
-    /// They must be of a region, none in the page table, and read the same in the file.
+    /// The addresses must be of a region, none in the page table, and must read the same in the
+    /// file.
     pub(crate) unsafe fn share(
         &self,
         at: &Range<usize>,
@@ -48,7 +54,7 @@ impl Sharing {
         // SAFETY: the caller's promise.
         unsafe { sys::replace(at.start, at.end - at.start, file, offset, MapFlags::PRIVATE) }?;
         let mut entries = vec![0; (at.end - at.start) / PAGE_SIZE];
-        // SAFETY: it was mapped just now.
+        // SAFETY: the call above mapped it.
         if unsafe { self.guard(at, &mut entries) }.is_err() {
             entries.fill(0);
         }
@@ -61,10 +67,10 @@ impl Sharing {
             .collect())
     }
 
-    /// Has writes to these pages be held, and says how the kernel has them.
+    /// Makes the kernel hold writes to these pages, and reads their pagemap entries.
     ///
     /// # Safety
-    /// They must be of a private mapping of a file.
+    /// The addresses must be of a private mapping of a file.
     unsafe fn guard(&self, at: &Range<usize>, entries: &mut [u64]) -> io::Result<()> {
         let length = at.end - at.start;
         // SAFETY: the caller's promise.
@@ -85,7 +91,8 @@ impl Sharing {
 /// Maps the region's own pages at these addresses again.
 ///
 /// # Safety
-/// They must be of a region, and the pages be in its file as they are read here.
+/// The addresses must be of a region, and the region's file must hold the same bytes as they read
+/// now.
 pub(crate) unsafe fn restore(
     at: &Range<usize>,
     region: BorrowedFd<'_>,
@@ -101,10 +108,11 @@ pub(crate) unsafe fn restore(
     }
 }
 
-/// Puts what is read at an address into the region's file.
+/// Copies the page at an address into the region's file.
 ///
 /// # Safety
-/// It must be mapped, and writes to it held. (Where the kernel had no memory to hold them, one that comes just now is lost, or torn.)
+/// The page must be mapped, and writes to it held. If the kernel had no memory to hold writes, a
+/// concurrent write is lost or torn.
 pub(crate) unsafe fn take_back(
     address: usize,
     region: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+//! The system calls that have no safe wrapper elsewhere.
 
 use std::ffi::c_void;
 use std::io;
@@ -15,10 +15,11 @@ pub(crate) use linux_raw_sys::general::{
     uffdio_zeropage,
 };
 
-/// `UFFDIO_CONTINUE_MODE_WP` of `linux/userfaultfd.h`: map the page so that a write is noticed.
+/// `UFFDIO_CONTINUE_MODE_WP` of `linux/userfaultfd.h`: map the page write-protected, so that a
+/// write is marked.
 pub(crate) const CONTINUE_WP: u64 = 2;
 
-/// A structure that is the argument of one request of userfaultfd, and of no other.
+/// A structure that is the argument of exactly one userfaultfd request.
 pub(crate) trait Argument {
     const REQUEST: libc::Ioctl;
 }
@@ -68,30 +69,31 @@ impl Argument for UffdioWriteprotect {
 /// `UFFDIO_WRITEPROTECT_MODE_WP` of `linux/userfaultfd.h`.
 pub(crate) const WRITEPROTECT: u64 = 1;
 
-/// `UFFDIO_WRITEPROTECT_MODE_DONTWAKE` without the one above: protect no more, and leave who waits waiting.
+/// `UFFDIO_WRITEPROTECT_MODE_DONTWAKE` without the flag above: removes protection, and leaves
+/// waiting threads asleep.
 pub(crate) const WRITEPROTECT_DONT_WAKE: u64 = 2;
 
-/// A new userfaultfd, for faults of the program and of the kernel on its behalf.
+/// Makes a userfaultfd for faults of user code and of system calls.
 pub(crate) fn userfaultfd() -> io::Result<OwnedFd> {
-    // SAFETY: a userfaultfd that nothing is registered with changes nothing.
+    // SAFETY: a userfaultfd with nothing registered changes nothing.
     Ok(unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK) }?)
 }
 
-/// Does what `argument` is for.
+/// Performs the request of `argument`.
 ///
 /// # Safety
-/// `uffdio_copy` must name memory of at least that length to read from. `uffdio_copy`, `uffdio_zeropage` and
-/// `uffdio_continue` must be for a mapping in whose memory pages may appear, which is what registering it said.
+/// `uffdio_copy` must name readable memory of at least its length. `uffdio_copy`, `uffdio_zeropage`
+/// and `uffdio_continue` must be for a registered mapping, where pages may appear.
 pub(crate) unsafe fn userfault<A: Argument>(
     fd: BorrowedFd<'_>,
     argument: &mut A,
 ) -> io::Result<()> {
-    // SAFETY: the request is the one that takes a pointer to this structure; the rest is the caller's promise.
+    // SAFETY: the request takes a pointer to this structure; the rest is the caller's promise.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), A::REQUEST, ptr::from_mut(argument)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads one event. None when there is none.
+/// Reads one event, or returns `None` if there is none.
 pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
     let mut message = std::mem::MaybeUninit::<uffd_msg>::uninit();
     // SAFETY: there is room for one message, of which the kernel writes all or nothing.
@@ -111,21 +113,21 @@ pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
     }
 }
 
-/// The fields of a page fault: address, flags, and the thread. None for another event.
+/// Returns address, flags and thread of a page fault, or `None` for another event.
 pub(crate) fn page_fault(message: &uffd_msg) -> Option<(u64, u64, u32)> {
     if u32::from(message.event) != raw::UFFD_EVENT_PAGEFAULT {
         return None;
     }
-    // SAFETY: the event says that this member of the union is the one that was filled; the kernel fills the thread too,
-    // as every descriptor of ours asks for it.
+    // SAFETY: the event says that the kernel filled this member of the union. It fills the thread
+    // too, as all our descriptors ask for it.
     unsafe {
         let fault = message.arg.pagefault;
         Some((fault.address, fault.flags, fault.feat.ptid))
     }
 }
 
-/// Takes the pages out of the page tables, also where the program has locked them: that they are to stay cannot be. What was written to
-/// them stays in the file.
+/// Takes the pages out of the page table, even if the program has locked them. Written bytes stay
+/// in the file.
 ///
 /// # Safety
 /// The range must be of a shared mapping of a file.
@@ -136,21 +138,22 @@ pub(crate) unsafe fn unmap_pages(address: usize, length: usize) -> io::Result<()
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the kernel refuse `MADV_REMOVE` in the range, which would take pages out of the file without the engine: it does so (`EINVAL`) where
-/// memory is locked. Nothing comes to be there by it.
+/// Makes the kernel refuse `MADV_REMOVE` in the range, which would take pages out of the file
+/// without the engine. The kernel refuses it in locked memory (`EINVAL`). The lock brings no page
+/// in.
 ///
 /// # Safety
-/// The range must be of a mapping whose pages are taken out by [`unmap_pages`] only.
+/// Only [`unmap_pages`] may take pages of the range out.
 pub(crate) unsafe fn refuse_removal(address: usize, length: usize) -> io::Result<()> {
     let start = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: what is touched is there as before, what is not stays away.
+    // SAFETY: present pages stay as they are, and absent pages stay absent.
     Ok(unsafe { rustix::mm::mlock_with(start, length, MlockFlags::ONFAULT) }?)
 }
 
 /// `SO_PEERPIDFD` of `asm-generic/socket.h`.
 const PEER_PIDFD: libc::c_int = 77;
 
-/// The process at the other end of a unix socket, when it connected: a pidfd.
+/// Returns a pidfd of the process that opened the other end of a unix socket.
 pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let (mut pidfd, mut length) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: the option's value is a number of this size, and both pointers are ours.
@@ -161,17 +164,18 @@ pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if got < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel made it for this call.
+    // SAFETY: the kernel made the descriptor for this call.
     Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
 }
 
-/// Keeps the range out of the children of this process, which the engine would know nothing of, and whole huge pages out of it.
+/// Keeps the range out of children of this process, of which the engine would not know. Also keeps
+/// huge pages out of the range.
 ///
 /// # Safety
-/// The range must be of a mapping that no child of the process is to use.
+/// No child of the process may use the range.
 pub(crate) unsafe fn keep_to_this_process(address: usize, length: usize) -> io::Result<()> {
     let start = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: neither changes what this process sees.
+    // SAFETY: neither call changes the bytes that this process sees.
     unsafe {
         rustix::mm::madvise(start, length, Advice::LinuxDontFork)?;
         rustix::mm::madvise(start, length, Advice::LinuxNoHugepage)?;
@@ -179,10 +183,11 @@ pub(crate) unsafe fn keep_to_this_process(address: usize, length: usize) -> io::
     Ok(())
 }
 
-/// Maps a part of a file in the place of what is there.
+/// Maps a part of a file in the place of the present mapping.
 ///
 /// # Safety
-/// What is there must be the caller's to replace, and read the same after it, or be read by nobody meanwhile.
+/// The caller must own the present mapping. The range must read the same afterwards, or no thread
+/// may read it meanwhile.
 pub(crate) unsafe fn replace(
     address: usize,
     length: usize,
@@ -197,7 +202,7 @@ pub(crate) unsafe fn replace(
     Ok(())
 }
 
-/// Brings what is mapped into the page table, to be read.
+/// Brings the mapped pages into the page table, for reads.
 ///
 /// # Safety
 /// The range must be mapped.
@@ -207,16 +212,16 @@ pub(crate) unsafe fn populate(address: usize, length: usize) -> io::Result<()> {
     Ok(unsafe { rustix::mm::madvise(start, length, Advice::LinuxPopulateRead) }?)
 }
 
-/// What is mapped at an address, as bytes that nobody may write to meanwhile.
+/// Returns the bytes mapped at an address, which must not change meanwhile.
 ///
 /// # Safety
-/// It must be mapped for as long as it is borrowed, and writes to it be held.
+/// The range must stay mapped while it is borrowed, and writes to it must be held.
 pub(crate) unsafe fn held<'a>(address: usize, length: usize) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), length) }
 }
 
-/// Blocks all signals for this thread, and says which were blocked.
+/// Blocks all signals for this thread, and returns the mask of the signals blocked until then.
 pub(crate) fn block_signals() -> libc::sigset_t {
     let (mut all, mut before) = (std::mem::MaybeUninit::uninit(), std::mem::MaybeUninit::uninit());
     // SAFETY: both sets are filled by the calls before they are read.
@@ -227,20 +232,20 @@ pub(crate) fn block_signals() -> libc::sigset_t {
     }
 }
 
-/// Blocks those signals again that were.
+/// Restores the signal mask that [`block_signals`] returned.
 pub(crate) fn restore_signals(before: &libc::sigset_t) {
-    // SAFETY: the set is a whole one.
+    // SAFETY: the set is complete.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, ptr::null_mut()) };
 }
 
-/// A file in this process's memory, shared with whoever else has it.
+/// A file mapped into this process's memory, shared with all other mappings of the file.
 #[derive(Debug)]
 pub struct FileMap {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: it is only an address and a length; what is there is read and written as atomics.
+// SAFETY: it is only an address and a length; the memory is read and written as atomics.
 unsafe impl Send for FileMap {}
 // SAFETY: as above.
 unsafe impl Sync for FileMap {}
@@ -254,14 +259,14 @@ impl FileMap {
         Self::with(file, length, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// The same, but nobody may touch it before it is [opened up](Self::open_up): not even the kernel, for a program that locks all its
-    /// memory (`MCL_FUTURE`).
+    /// Maps the file without access until [`open_up`](Self::open_up). So not even the kernel
+    /// touches it for a program that locks all its memory (`MCL_FUTURE`).
     pub(crate) fn closed(file: impl AsFd, length: usize) -> io::Result<Self> {
         Self::with(file, length, ProtFlags::empty())
     }
 
     fn with(file: impl AsFd, length: usize, protection: ProtFlags) -> io::Result<Self> {
-        // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+        // SAFETY: the kernel chooses the address, so the mapping replaces nothing.
         let start = unsafe {
             rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)
         }?;
@@ -270,7 +275,7 @@ impl FileMap {
 
     pub(crate) fn open_up(&self) -> io::Result<()> {
         let protection = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: it is ours, and nothing that was there before is less accessible.
+        // SAFETY: the mapping is ours, and this removes no access.
         Ok(unsafe { rustix::mm::mprotect(self.start.as_ptr().cast(), self.length, protection) }?)
     }
 
@@ -278,13 +283,13 @@ impl FileMap {
         self.start.as_ptr().expose_provenance()
     }
 
-    /// All of it, as bytes that anybody may change at any time.
+    /// Returns all bytes. Other mappings may change them at any time.
     pub fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: it stays mapped for as long as the borrow, and atomics may be changed by others.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length) }
     }
 
-    /// The same by words of 64 bits.
+    /// Returns all memory as 64-bit words.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: as above, and a mapping is aligned to pages.
         unsafe { slice::from_raw_parts(self.start.as_ptr().cast(), self.length / size_of::<u64>()) }

@@ -1,7 +1,8 @@
-//! The least that an engine can be: `bare_engine FILE SIZE HOST:PORT|unix:PATH` makes the file, which then behaves like a region of which all
-//! is with the NBD server there, page for page. One thread fetches a page for each fault and puts it there; nothing ever leaves.
+//! The smallest possible engine: `bare_engine FILE SIZE HOST:PORT|unix:PATH`. It creates the file,
+//! which then behaves like a region with all pages on that NBD server. One thread fetches a page
+//! for each fault and puts it there; no page leaves.
 //!
-//! What a fault cannot cost less than; `lab/floor` measures regions beside it.
+//! Its time is the lower bound of a fault's cost. `lab/floor` compares regions with it.
 
 use std::env;
 use std::error::Error;
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let userfault = userfaults.into_iter().next().ok_or("a mapping without its userfaultfd")?;
     program.send(&Reply::Done, &[])?;
-    // Nobody else is served: who asks anything finds nobody.
+    // It serves no further request, so every later connect fails.
     drop(listener);
     serve(&userfault.into(), attach.address, &mut lender)
 }

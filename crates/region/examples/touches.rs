@@ -1,8 +1,10 @@
-//! How long it takes to touch pages of a region: `touches FILE fill|none read|write ORDER COUNT`.
+//! Measures touches of a region's pages: `touches FILE fill|none read|write ORDER COUNT`.
 //!
-//! `fill` first writes all pages, in order. With the orders `random` and `sequential` what is touched then are pages of the first half, each once, which
-//! by then have left where the local cache is at most half of the region; with `uniform` any pages, with `hot` nine times of ten those of an
-//! eighth, which lie anywhere. In place of a file, a size as `256M` has it touch memory of its own, of which there may be less. Prints one line of JSON: times in microseconds.
+//! `fill` first writes all pages in order. The orders `random` and `sequential` touch pages of the
+//! first half, each once. By then these have left a local cache of at most half the region.
+//! `uniform` touches any page. `hot` touches one eighth of the pages, spread over the region, in
+//! nine of ten cases. A size such as `256M` in place of the file selects the program's own memory.
+//! Prints one line of JSON, with times in microseconds.
 
 use std::env;
 use std::error::Error;
@@ -65,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Which pages are touched, in this order.
+/// Returns the pages to touch, in order.
 fn touched(order: &str, pages: usize, count: usize) -> Vec<usize> {
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut below = |end: usize| {
@@ -74,7 +76,7 @@ fn touched(order: &str, pages: usize, count: usize) -> Vec<usize> {
         random ^= random << 17;
         (random >> 16) as usize % end
     };
-    // A page of the hot eighth is one of eight, whichever.
+    // One page of each eight is hot, at a varying position.
     let hot = |number: usize| number * 8 + number.wrapping_mul(0x9e37_79b9) / 64 % 8;
     let mut half: Vec<_> = (0..pages / 2).collect();
     match order {

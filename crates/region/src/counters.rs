@@ -1,4 +1,4 @@
-//! What an engine counts and times.
+//! The counts and times of an engine.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::lock;
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Pages, faults and times since the engine started.
+        /// Counts of pages and faults, and times in nanoseconds, since the engine started.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct Counts {
@@ -33,55 +33,59 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Faults on pages that were never written, or discarded: no one was asked.
+    /// Faults on pages that were never written or were discarded, and needed no lender.
     zero_faults,
     /// Faults on pages that had to be fetched.
     remote_faults,
-    /// Faults on pages that were still in the cache: touched again after they were named as victims.
+    /// Faults on pages that were still in the cache: touched again after they were named as
+    /// victims.
     second_chances,
-    /// Faults that another thread's had settled already.
+    /// Faults that another thread's fault had already resolved, or was resolving.
     late_faults,
-    /// Faults that could not be served, and are tried again.
+    /// Faults that could not be served, and are retried.
     stalled_faults,
-    /// Faults that waited too long, and were answered by `SIGBUS`.
+    /// Faults that timed out, and ended in `SIGBUS`.
     given_up,
-    /// Pages that left the cache.
+    /// Pages evicted from the cache.
     evicted,
-    /// Pages that were written to the volume.
+    /// Pages written to the volume.
     written_back,
-    /// Pages that were to be written and held only zeroes.
+    /// Dirty pages that held only zeroes, and so were not written.
     found_zero,
-    /// Pages that were fetched before they were touched.
+    /// Pages fetched before they were touched.
     prefetched,
-    /// Of these, such as were touched then, as far as that is known: it was as good as the pattern went on just behind them.
+    /// Prefetched pages that were touched later, as far as is known. A guess counts as right if the
+    /// pattern continued just behind it.
     prefetch_used,
-    /// Of these, such as left the cache without that.
+    /// Prefetched pages that left the cache without a known touch.
     prefetch_wasted,
-    /// Pages of zeroes that were there before they were touched.
+    /// Pages of zeroes that were mapped before they were touched.
     zeroed,
-    /// Nanoseconds that remote faults took, all together.
+    /// Nanoseconds of all remote faults together.
     remote_ns,
-    /// Of these, how many the link took, the lender's part among them.
+    /// Nanoseconds of these on the link, including the lender's part.
     link_ns,
-    /// Of these, how many they waited for a frame: for pages that had to leave first (Disaggregation's non-overlapped eviction).
+    /// Nanoseconds of these spent waiting for a frame, while other pages left: the non-overlapped
+    /// eviction of \[Lim12\], section 4.
     room_ns,
     /// Pages that programs discarded.
     discarded,
-    /// Pages that came to be shared with others of the group.
+    /// Pages that were merged with a frame of the group.
     merged,
-    /// Pages of zeroes that were found before they left, and take nothing since.
+    /// Pages of zeroes that the scanner found, and that take no memory since.
     zero_merged,
-    /// Pages that were shared until somebody wrote to them.
+    /// Shared pages that were unshared by a write.
     broken,
 }
 
-/// How long remote faults took, from when the engine knew of them until the page was there.
+/// The distribution of the times of remote faults, from the engine's notice until the page was
+/// mapped.
 #[derive(Clone, Debug)]
 pub struct Times(Histogram<u64>);
 
 impl Default for Times {
     fn default() -> Self {
-        // From 100 ns to 100 s in steps of 1 %.
+        // From 100 ns to 100 s, with two significant digits (1 %).
         Self(Histogram::new_with_bounds(100, 100_000_000_000, 2).expect("the bounds are in order"))
     }
 }
@@ -91,18 +95,18 @@ impl Times {
         self.0.saturating_record(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// How many there are.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// How many took longer than `from`, and up to `to`.
+    /// Returns the number of times longer than `from`, up to and including `to`.
     pub fn between(&self, from: Duration, to: Duration) -> u64 {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.0.count_between(nanos(from) + 1, nanos(to))
     }
 
-    /// The time that this share of them took at most, as 0.5 for half.
+    /// Returns the time that this share of the faults did not exceed; 0.5 gives the median.
     pub fn at(&self, share: f64) -> Duration {
         Duration::from_nanos(self.0.value_at_quantile(share))
     }

@@ -1,9 +1,11 @@
 //! The points at which tests kill an engine.
 //!
-//! An engine leaves to the next one: the region's file, the table, the notes of places and frames,
-//! what lenders have, and page tables of programs. [`at`] stands before each step that changes one.
+//! State outlives an engine in the region's file, the table, the notes of places and frames, the
+//! lenders' pages and the programs' page tables. [`at`] precedes each step that changes one of
+//! them.
 
-/// The engine is about to change something that outlives it. Compiles to nothing outside of tests.
+/// Marks that the engine is about to change state that outlives it. Compiles to nothing outside
+/// tests.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn at(_point: &'static str) {}

@@ -1,48 +1,50 @@
+//! The error type of regions.
+
 use std::io;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, RegionName};
 use aquifer_pool::PoolError;
 
-/// Why a region could not be made, served or changed.
+/// An error of creating, serving or changing a region.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// A file, a program or the host's certificate.
+    /// A file, a program or the host's certificate failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, naming the thing.
+        /// The step that failed, with the file or process.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The region's volume.
+    /// The region's volume failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The host's certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] aquifer_fabric::tls::TlsError),
-    /// There is one of that name.
+    /// A region of this name exists.
     #[error(
         "there is a region '{0}' already: choose another name, or 'aquifer region rm {0}' first"
     )]
     Exists(RegionName),
-    /// There is none of that name.
+    /// No region of this name exists.
     #[error("there is no region '{0}': 'aquifer region list' shows those that there are")]
     Unknown(RegionName),
-    /// Nothing serves it.
+    /// No engine serves the region.
     #[error("region '{name}' is there but nothing serves it: 'aquifer region start {name}' does; its log is {log}", log = .log.display())]
     Unserved {
         /// The region.
         name: RegionName,
-        /// What its engines had to say.
+        /// The log of its engines.
         log: PathBuf,
     },
-    /// Programs have it mapped.
+    /// Programs have the region mapped.
     #[error("region '{name}' is in use by {programs}; end that first")]
     InUse {
         /// The region.
         name: RegionName,
-        /// Who.
+        /// The names of the programs.
         programs: String,
     },
     /// A program has memory pinned.
@@ -52,27 +54,27 @@ pub enum RegionError {
          a cache of its own size"
     )]
     Pinned {
-        /// The program.
+        /// The program's name.
         program: String,
-        /// How much.
+        /// The size of its pinned memory.
         pinned: Bytes,
     },
-    /// A page was only in the region's file, and is not there any more.
+    /// The page was only in the region's file, and another process has removed it there.
     #[error(
         "page {0} is lost: it was only in the region's file, from which somebody else has taken it; \
          its program waits for it: end that, or discard the page"
     )]
     Lost(u64),
-    /// The engine answered that it failed; its words.
+    /// The engine answered with this error.
     #[error("{0}")]
     Refused(String),
-    /// What was asked makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Misuse(String),
 }
 
 impl RegionError {
-    /// Turns an I/O error of the step `what` into a [`RegionError::Io`].
+    /// Returns a function that turns an I/O error of the step `what` into a [`RegionError::Io`].
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what: what.into(), source }
     }

@@ -1,4 +1,4 @@
-//! The file that is a region: its pages that are here.
+//! The region's file, which holds the pages of the local cache.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::{effect, sys};
 
-/// The file and the engine's own view of it.
+/// The file and the engine's own mapping of it.
 #[derive(Debug)]
 pub(crate) struct RegionFile {
     file: File,
@@ -19,7 +19,7 @@ pub(crate) struct RegionFile {
 }
 
 impl RegionFile {
-    /// A file that has its size already.
+    /// Maps a file that already has its size.
     pub(crate) fn new(file: File) -> io::Result<Self> {
         let length = file.metadata()?.len() as usize;
         Ok(Self { map: FileMap::new(&file, length)?, file })
@@ -33,23 +33,24 @@ impl RegionFile {
         self.map.bytes().len() as u64 / PAGE_SIZE as u64
     }
 
-    /// Pages that are in the file and that nobody can write to meanwhile.
+    /// Returns pages that are in the file and that no thread can write to meanwhile.
     pub(crate) fn frozen(&self, pages: &Range<u64>) -> &[u8] {
         sys::frozen(&self.map, pages.start, pages.end - pages.start)
     }
 
-    /// Reads pages that others may be writing to: what is written meanwhile is there, or is not, or in part.
+    /// Reads pages that programs may write to meanwhile. The result may include such a write
+    /// wholly, partly or not at all.
     pub(crate) fn read(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, first * PAGE_SIZE as u64)
     }
 
-    /// Puts pages there, of which none is in a page table.
+    /// Writes pages, none of which is in a page table, into the file.
     pub(crate) fn put(&self, first: u64, data: &[u8]) -> io::Result<()> {
         effect::at("put");
         self.file.write_all_at(data, first * PAGE_SIZE as u64)
     }
 
-    /// Takes pages out of the file, and out of all page tables.
+    /// Removes pages from the file and from all page tables.
     pub(crate) fn punch(&self, pages: &Range<u64>) -> io::Result<()> {
         effect::at("punch");
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -57,7 +58,8 @@ impl RegionFile {
         Ok(fallocate(&self.file, flags, bytes(pages.start), bytes(pages.end - pages.start))?)
     }
 
-    /// Whether a page is in the file, as far as can be told.
+    /// Returns whether a page is in the file. If the kernel cannot tell, the page counts as
+    /// present.
     pub(crate) fn has(&self, page: u64) -> bool {
         let at = page * PAGE_SIZE as u64;
         match seek(&self.file, SeekFrom::Data(at)) {
@@ -66,7 +68,7 @@ impl RegionFile {
         }
     }
 
-    /// The pages that are in the file.
+    /// Returns the pages that are in the file.
     pub(crate) fn present(&self) -> io::Result<Vec<Range<u64>>> {
         let mut runs = Vec::new();
         let mut at = 0;
@@ -82,7 +84,7 @@ impl RegionFile {
     }
 }
 
-/// Pages in ascending order as runs.
+/// Groups pages in ascending order into runs.
 pub(crate) fn runs(pages: impl IntoIterator<Item = u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for page in pages {

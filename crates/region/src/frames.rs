@@ -12,20 +12,22 @@ use aquifer_page::PAGE_SIZE;
 
 use crate::{effect, lock};
 
-/// Which frame of the group each page of a region is mapped from, or may be: 8 bytes a page, the frame's number and one, or 0; in a file that
-/// outlives the engine.
+/// The frame of the group that each page of a region may be mapped from. The file outlives the
+/// engine and holds 8 bytes a page: the frame's number plus one, or 0 for none.
 ///
-/// A page that is not in the region's file and has a frame is that frame. One that is in the file is what is there, whatever its frame: it was
-/// about to be shared, or to be shared no more.
+/// If a page is not in the region's file and has a frame, that frame is its content. If a page is
+/// in the file, the file's content counts, whatever its frame: a crash interrupted a share or an
+/// unshare.
 #[derive(Debug)]
 pub(crate) struct Sharers {
     words: FileMap,
-    /// Whether any was ever set. What was not is not looked at: that alone would take memory.
+    /// Whether any frame was ever set. If not, the file is not read, as reading it would take
+    /// memory.
     any: AtomicBool,
 }
 
 impl Sharers {
-    /// That of a region of so many pages.
+    /// Maps the file of a region of so many pages.
     pub(crate) fn new(file: &File, pages: u64) -> io::Result<Self> {
         let length = pages * size_of::<u64>() as u64;
         file.set_len(length)?;
@@ -33,7 +35,7 @@ impl Sharers {
         Ok(Self { words: FileMap::new(file, length as usize)?, any: AtomicBool::new(any) })
     }
 
-    /// The same for who only reads what another process sets.
+    /// Maps a file that another process changes.
     pub(crate) fn of_another(file: &File, pages: u64) -> io::Result<Self> {
         let this = Self::new(file, pages)?;
         this.any.store(true, Ordering::Relaxed);
@@ -57,7 +59,7 @@ impl Sharers {
             .store(frame.map_or(0, |frame| frame + 1), Ordering::Release);
     }
 
-    /// All that there are, with their pages.
+    /// Returns all pages that have a frame, with the frame.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
         let pages =
             if self.any.load(Ordering::Acquire) { self.words.words().len() as u64 } else { 0 };
@@ -65,12 +67,13 @@ impl Sharers {
     }
 }
 
-/// What is locked beside a file of frames: shared by who has some be shared, and alone by who gives back those that nobody shares.
+/// Returns the path of the lock file beside the frames. An engine locks it shared while it shares
+/// pages. The scanner locks it exclusively while it frees unused frames.
 pub(crate) fn giving(frames: &Path) -> PathBuf {
     frames.with_extension("giving")
 }
 
-/// The frames of the region's group: a file that whoever shares pages writes, and engines read.
+/// The frames of the region's group, in a file that the scanner writes and engines read.
 #[derive(Debug)]
 pub(crate) struct Frames {
     path: PathBuf,
@@ -82,7 +85,7 @@ impl Frames {
         Self { path, file: Mutex::default() }
     }
 
-    /// The file, which is there as soon as anything is shared.
+    /// Opens the file, which exists once the group shares anything.
     pub(crate) fn file(&self) -> io::Result<Arc<File>> {
         let mut file = lock(&self.file);
         if let Some(file) = &*file {
@@ -92,7 +95,8 @@ impl Frames {
         Ok(file.insert(opened).clone())
     }
 
-    /// Has no frame be given back for as long as what is returned lives: one that is about to be shared is on no record yet.
+    /// Keeps all frames in use until the returned file is closed. A frame that is about to be
+    /// shared is in no record yet.
     pub(crate) fn hold(&self) -> io::Result<File> {
         let mut options = OpenOptions::new();
         let held = options

@@ -1,5 +1,8 @@
-//! What engines say to each other, by way of those who hand a region over to another host: one message after the other, each of the
-//! lengths of its two parts (4 bytes each, little-endian), the message itself in postcard, and pages or states of pages as they are.
+//! The messages between the engines of two hosts while a region moves. The supervisors on both
+//! hosts carry them.
+//!
+//! Each message begins with the lengths of its two parts (4 bytes each, little-endian). The message
+//! in postcard and its data, pages or states of pages, follow.
 
 use std::io::{self, Read, Write};
 
@@ -8,100 +11,107 @@ use aquifer_page::LeaseId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Neither part of a message is longer.
+/// The longest message, and the longest data, in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// Pages in one frame at most.
+/// The most pages in one frame.
 pub(crate) const PAGES: u64 = 64;
 
-/// Pages of whose state one frame tells at most.
+/// The most pages in one frame of states.
 pub(crate) const STATES: u64 = 1 << 18;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Frame {
-    /// To the engine that has the region: do a round. Frames for the other engine come back, and `Sent` behind them.
+    /// To the source engine: do a round. It returns frames for the destination, and `Sent` at the
+    /// end.
     Round(Round),
-    /// That is all of this round.
+    /// The round is complete, with these counts.
     Sent(Sent),
-    /// To the engine that has the region: it is the other host's from now on, also for an engine after this one.
+    /// To the source engine: the region now belongs to the other host, also for later engines.
     GiveAway,
-    /// To the engine that has the region: tell which pages that the other does not have are used most. `Hot` comes back.
+    /// To the source engine: name the most used pages that the destination lacks. It returns `Hot`.
     TellHot,
-    /// These pages, whose contents follow.
+    /// These pages; their contents follow.
     Pages(Run),
-    /// The other engine is to have these pages no more.
+    /// The destination must drop these pages.
     Purge(Vec<Run>),
-    /// What is known of the pages from this one on: four of them a byte, bit 0 of each that the volume has it, bit 1 that what the volume
-    /// has is old; such a page that has not come was left behind.
+    /// The states of the pages from this page on, four a byte. Bit 0 of each: the volume has the
+    /// page. Bit 1: the volume's version is old. A page with bit 1 that has not been sent was left
+    /// behind.
     States(u64),
-    /// Where the volume's extents are.
+    /// The places of the volume's extents.
     Extents(Vec<Extent>),
-    /// These are used most: to be fetched before they are asked for.
+    /// The most used pages, which the destination fetches in advance.
     Hot(Vec<Run>),
-    /// Say when all before this is done.
+    /// Answer once all earlier messages are done.
     Sync,
-    /// It is done.
+    /// The request is complete.
     Done,
-    /// It is not done, and will not be.
+    /// The request failed, for this reason.
     Failed(String),
-    /// To the engine that has the region: which of the pages that were left behind does it want? `Want` comes back: of those that are waited for, if
-    /// not of all; `Done` when all have come.
+    /// To the destination engine: name pages that were left behind and that it needs. It returns
+    /// `Want`, with the pages that threads wait for first. It returns `Done` when all pages have
+    /// come.
     Next {
-        /// Not only of those that are waited for.
+        /// Whether to name others, too, if no thread waits for one.
         all: bool,
     },
-    /// To the engine that had the region: these. `Pages` come back, and `Done` behind them.
+    /// To the source engine: send these pages. It returns `Pages`, and `Done` at the end.
     Want(Vec<Run>),
 }
 
-/// A round, by what goes over to the other engine, and what to the volume.
+/// The kind of a round, by what goes to the other engine and what to the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Round {
-    /// What is here and dirty (Migration, section 3.3): in the first round, all that is here. The program goes on.
+    /// Sends the dirty pages that are here; the first round sends all pages that are here
+    /// (\[Jo20\], section 3.3). The program runs.
     Copy,
-    /// What is here and dirty goes to the volume, nothing to the other engine. The program goes on.
+    /// Writes the dirty pages that are here to the volume, and sends none. The program runs.
     Clean,
-    /// The program stands still. What is here and neither the volume nor the other engine has as it is, and all that is known of the region.
+    /// Sends the pages here that neither the volume nor the other engine has in this version, and
+    /// the state of the whole region. The program is stopped.
     Last,
-    /// What was written to since the last round, by who saved the state of its devices.
+    /// Sends the pages written since the last round, by QEMU while it saved the state of its
+    /// devices.
     Rest,
-    /// In place of the last one: what would be sent is left behind, to be asked for when the program runs there.
+    /// Leaves behind the pages that `Last` would send. The destination asks for them once the
+    /// program runs there.
     Leave,
 }
 
-/// What a round came to, in pages.
+/// The result of a round, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
     /// Sent to the other engine.
     pub pages: u64,
     /// Written to the volume.
     pub cleaned: u64,
-    /// That the other engine had, and is to have no more.
+    /// Purged from the other engine, where they were.
     pub purged: u64,
     /// Left behind, to be asked for.
     pub left: u64,
     /// In the local cache when the round began.
     pub resident: u64,
-    /// Of these, dirty.
+    /// Dirty pages among these.
     pub dirty: u64,
 }
 
-/// An extent of the volume.
+/// The place of an extent of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Its number.
+    /// The number of the extent.
     pub extent: u64,
-    /// The lease that it is in.
+    /// The lease that holds the extent.
     pub lease: LeaseId,
-    /// Its place there.
+    /// The extent's slot in the lease.
     pub slot: u32,
 }
 
-/// Sends a message, in postcard, and what belongs to it.
+/// Sends a message in postcard, with its data.
 ///
 /// # Errors
-/// When the other side is gone.
+/// The message or the data is too long, or the other side is gone.
 pub fn send(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> io::Result<()> {
     let message = postcard::to_stdvec(message).map_err(io::Error::other)?;
     let mut head = Vec::with_capacity(8 + message.len());
@@ -116,10 +126,11 @@ pub fn send(to: &mut impl Write, message: &impl Serialize, data: &[u8]) -> io::R
     to.write_all(data)
 }
 
-/// Receives the next message, what belongs to it into the buffer. None at the end.
+/// Receives the next message, and its data into the buffer. Returns `None` at the end of the
+/// stream.
 ///
 /// # Errors
-/// What the other side sent makes no sense, or it ended in the middle.
+/// The message is invalid, or the stream ends inside it.
 pub fn receive<T: DeserializeOwned>(
     from: &mut impl Read,
     data: &mut Vec<u8>,
@@ -149,18 +160,18 @@ pub fn receive<T: DeserializeOwned>(
 }
 
 impl Frame {
-    /// Sends it, as [`send()`].
+    /// Sends the frame, as [`send()`].
     ///
     /// # Errors
-    /// When the other side is gone.
+    /// The frame or the data is too long, or the other side is gone.
     pub fn send(&self, to: &mut impl Write, data: &[u8]) -> io::Result<()> {
         send(to, self, data)
     }
 
-    /// Receives the next, as [`receive()`].
+    /// Receives the next frame, as [`receive()`].
     ///
     /// # Errors
-    /// What the other side sent makes no sense, or it ended in the middle.
+    /// The frame is invalid, or the stream ends inside it.
     pub fn receive(from: &mut impl Read, data: &mut Vec<u8>) -> io::Result<Option<Self>> {
         receive(from, data)
     }

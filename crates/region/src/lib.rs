@@ -1,8 +1,9 @@
 //! A volume as the memory of programs.
 //!
-//! A region is a file on a tmpfs that is as large as the memory of a program and of which only some pages are there: its local cache.
-//! The rest is in a [`Volume`](aquifer_pool::Volume), hence with lenders. A program maps the file and hands the mapping's
-//! userfaultfd to the region's [`Engine`] (crate `mapping`), which brings a page when it is touched, and takes victims out when the
+//! A region is a file on a tmpfs, as large as the memory of a program. Only some pages are in the
+//! file: its local cache. The rest is in a [`Volume`](aquifer_pool::Volume), and so with lenders. A
+//! program maps the file and hands the mapping's userfaultfd to the region's [`Engine`] (crate
+//! `mapping`). The engine brings a page when the program touches it, and evicts victims when the
 //! cache is full.
 
 mod counters;
@@ -30,7 +31,7 @@ pub use program::mappings_left;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks; a thread that panicked while it held the lock left nothing half done.
+/// Locks a mutex, poisoned or not: a thread that panics under a lock leaves nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,10 @@
-/// Gives the values of a type, each of which has nothing in it, the names by which people say them.
+//! Names for the values of an enum, for command lines and messages.
+
+/// Implements `ALL`, `Display` and `FromStr` for an enum of unit variants by their names.
 macro_rules! named {
     ($type:ident, $what:literal: $($value:ident $name:literal),+) => {
         impl $type {
-            /// All of them, with their names.
+            /// All values, with their names.
             pub const ALL: &[(Self, &str)] = &[$((Self::$value, $name)),+];
         }
 

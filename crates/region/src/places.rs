@@ -1,4 +1,4 @@
-//! Where the extents of the region's volume are, in a file that outlives the engine.
+//! The places of the volume's extents, in a file that outlives the engine.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,9 @@ use aquifer_pool::Ledger;
 
 use crate::effect;
 
-/// One extent: which of two notes counts (1 byte; 0: neither), and from byte 8 on the two notes: the slot (4 bytes, padded to 8), the
-/// lease (16). Whoever dies while it writes a note leaves the other one.
+/// Size of the entry of an extent, in bytes. Byte 0 says which of two notes counts (0: neither).
+/// From byte 8 on follow the two notes: the slot (4 bytes, padded to 8) and the lease (16). A crash
+/// during a write of one note leaves the other one valid.
 const ENTRY: usize = 64;
 const NOTE: usize = 24;
 
@@ -30,7 +31,7 @@ impl Places {
         &self.0.bytes()[extent * ENTRY..][..ENTRY]
     }
 
-    /// What was noted last.
+    /// Returns the last noted place of each extent that has one.
     pub(crate) fn all(&self) -> impl Iterator<Item = (usize, (LeaseId, u32))> {
         (0..self.0.bytes().len() / ENTRY).filter_map(|extent| {
             let entry = self.entry(extent);
@@ -43,7 +44,7 @@ impl Places {
     }
 }
 
-/// The note of this number, 1 or 2.
+/// Returns the note of this number, 1 or 2.
 fn note(entry: &[AtomicU8], number: u8) -> Option<&[AtomicU8]> {
     (1..=2).contains(&number).then(|| &entry[8 + (usize::from(number) - 1) * NOTE..][..NOTE])
 }

@@ -17,72 +17,75 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::prefetch::{Guess, PrefetchKind, Prefetcher, Proven};
 use crate::{effect, lock, sys};
 
-/// Runs in one order: what fits a message with room to spare.
+/// The most runs in one order, which fit a message with room to spare.
 const RUNS_PER_ORDER: usize = 512;
 
-/// Runs of pages that one call finds.
+/// The most runs of pages that one scan of a pagemap returns.
 const SCANNED: usize = if cfg!(test) { 4 } else { 64 };
 
-/// Threads of a program that are told apart.
+/// The number of a program's threads for which a prefetcher is kept.
 const THREADS: usize = 64;
 
-/// How long a program may take to carry out an order. It is for the thread of its mapping, which does nothing else: a program that takes
-/// longer is stopped, or its host is.
+/// How long a program may take to carry out an order. The mapping's thread does nothing else, so a
+/// program that takes longer is stopped, or its host is.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether a program that takes no orders still has the region mapped.
+/// How often the engine checks whether a program that takes no orders still has the region mapped.
 const SILENT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What came of pages that were to be shared.
+/// The result of sharing pages.
 #[derive(Debug)]
 pub(crate) enum Sharing {
-    /// They are, but for these.
+    /// The program shares the pages, except for these.
     Done(HashSet<u64>),
-    /// The program is gone, or its mapping.
+    /// The program or its mapping is gone.
     Gone,
 }
 
 /// One mapping of the region in one program.
 ///
-/// It is there for as long as the program has it mapped, whatever becomes of the connection: children that the program forks hold the
-/// other end, too, and may shut it. Without one it is silent. Its faults are served then, and pages that it has in its page table stay,
-/// until its thread has connected anew; another `Program` takes the place of this one then.
+/// It lives as long as the program has the region mapped, even without its connection. Children
+/// that the program forks hold the other end, too, and may shut it. Without a connection the
+/// program is silent: its faults are served, and the pages in its page table stay. Once its thread
+/// has connected again, another `Program` takes its place.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) id: u64,
     pub(crate) pid: u32,
     pub(crate) userfault: Userfault,
-    /// Of the pages that it shares.
+    /// The userfaultfd that guards its shared pages.
     pub(crate) guard: Userfault,
     address: u64,
     pages: Run,
-    /// Those of them that are still mapped. Read while a page is put there, and written before any is unmapped.
+    /// The pages that are still mapped. Read-locked while a page is put there, and write-locked
+    /// before an unmap.
     live: Arc<RwLock<Live>>,
     pagemap: File,
     orders: Connection,
-    /// Readable once the process has ended.
+    /// A pidfd, readable once the process has ended.
     process: OwnedFd,
-    /// What each of its threads has been waiting for, those that did last the last.
+    /// The prefetchers of its threads, by thread id, the most recently used last.
     prefetchers: Mutex<Vec<(u32, Box<dyn Prefetcher>)>>,
     prefetch: PrefetchKind,
     /// Held from an order until its answer.
     ordering: Mutex<()>,
-    /// It has nothing mapped any more.
+    /// The program has nothing mapped any more.
     gone: AtomicBool,
-    /// It takes no orders.
+    /// The program takes no orders.
     silent: AtomicBool,
-    /// Another has taken its place.
+    /// Another `Program` has taken its place.
     replaced: AtomicBool,
-    /// Shared pages that it has written to, and whether it had too many mappings when that was looked at.
+    /// The shared pages that it has unshared by writes, and whether it had too many mappings at the
+    /// last check.
     broken: AtomicU64,
     crowded: AtomicBool,
 }
 
-/// How many shared pages a program writes to until it is looked how many mappings it has.
+/// The interval between checks of the number of mappings, in unshared pages.
 const LOOK: u64 = 256;
 
-/// How many more mappings a process may have, before it has this share of what the kernel allows (`vm.max_map_count`): whatever a program maps fails
-/// beyond that.
+/// Returns how many mappings a process may add before it reaches `share` of the kernel's limit
+/// (`vm.max_map_count`). Beyond the limit, each mmap(2) of the program fails.
 pub fn mappings_left(pid: u32, share: f64) -> u64 {
     let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let most = most.and_then(|most| most.trim().parse().ok()).unwrap_or(65_530.0);
@@ -92,7 +95,8 @@ pub fn mappings_left(pid: u32, share: f64) -> u64 {
 }
 
 impl Program {
-    /// `before` is what has the same mapping by an earlier connection.
+    /// Makes the engine's view of a new mapping. `before` is the same mapping by an earlier
+    /// connection.
     pub(crate) fn new(
         id: u64,
         attach: &Attach,
@@ -103,7 +107,7 @@ impl Program {
     ) -> io::Result<Self> {
         let (pid, process) = (orders.peer()?, orders.peer_process()?);
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        // One for both: a worker may be about to put a page there for the other.
+        // Both share one list, as a worker may be about to put a page there for the other.
         let live = before.map(|before| before.live.clone()).unwrap_or_default();
         *live.write().unwrap_or_else(PoisonError::into_inner) = Live::new(&attach.live);
         let (address, pages) = (attach.address, attach.pages);
@@ -132,7 +136,8 @@ impl Program {
         })
     }
 
-    /// Whether it has so many mappings that it should not have more. To be asked when it writes to a shared page.
+    /// Counts a write to a shared page, and returns whether the program should get no more
+    /// mappings.
     pub(crate) fn is_crowded(&self) -> bool {
         if self.broken.fetch_add(1, Ordering::Relaxed) % LOOK == LOOK - 1 {
             self.crowded.store(mappings_left(self.pid, 0.85) == 0, Ordering::Relaxed);
@@ -140,14 +145,15 @@ impl Program {
         self.crowded.load(Ordering::Relaxed)
     }
 
-    /// Tells it that it is taken care of, and has `known` be done before anything is asked of it.
+    /// Tells the program that the engine serves it, after `known`. No order goes out before `known`
+    /// is done.
     pub(crate) fn accept(&self, known: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _ordering = lock(&self.ordering);
         known()?;
         self.orders.send(&Reply::Done, &[])
     }
 
-    /// Its name, as the kernel has it.
+    /// Returns the name that the kernel has for it, and its process id.
     pub(crate) fn name(&self) -> String {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
         format!("{} (process {})", name.trim(), self.pid)
@@ -157,12 +163,13 @@ impl Program {
         self.address
     }
 
-    /// Returns once it has nothing mapped any more, as `is_mapped` says where the connection is of no use, or another has taken its place.
+    /// Waits until the program has nothing mapped any more, or another `Program` has taken its
+    /// place. While the connection is down, `is_mapped` tells.
     pub(crate) fn wait_for_end(&self, is_mapped: impl Fn() -> bool) {
         let is_over = || self.replaced.load(Ordering::Relaxed) || self.live().is_empty();
         while !is_over() {
             if !self.is_silent() {
-                // Without events to wait for only a hang-up ends this.
+                // With no events requested, only a hang-up ends the wait.
                 let mut fds = [
                     PollFd::new(&self.orders, PollFlags::empty()),
                     PollFd::new(&self.process, PollFlags::IN),
@@ -183,13 +190,13 @@ impl Program {
         }
     }
 
-    /// Whether its process has ended, or does within this time.
+    /// Returns whether its process has ended, or ends within this time.
     fn has_ended(&self, within: Duration) -> bool {
         let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
         poll(&mut fds, Some(&timespec(within))).is_ok_and(|ready| ready > 0)
     }
 
-    /// It has nothing mapped any more, and what it had written to is not known of it from now on.
+    /// Notes that the program has nothing mapped any more. Its marks prove nothing from now on.
     pub(crate) fn end(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }
@@ -202,19 +209,19 @@ impl Program {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Another has taken its place.
+    /// Notes that another `Program` has taken its place.
     pub(crate) fn replace(&self) {
         self.replaced.store(true, Ordering::Relaxed);
         self.silent.store(true, Ordering::Relaxed);
         self.orders.shut();
     }
 
-    /// Whether it takes no orders.
+    /// Returns whether the program takes no orders.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Relaxed)
     }
 
-    /// It takes no orders by this connection any more. Its thread, if it is there, finds that out and connects anew.
+    /// Marks the connection as lost. The program's thread, if it lives, notices and connects again.
     fn is_lost(&self, why: &str) {
         if !self.silent.swap(true, Ordering::Relaxed) {
             self.orders.shut();
@@ -236,12 +243,13 @@ impl Program {
         self.live.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing is put there any more: the program is about to unmap these pages.
+    /// Notes that the program is about to unmap these pages. The engine puts nothing there any
+    /// more.
     pub(crate) fn release(&self, pages: &Range<u64>) {
         self.live_mut().remove(pages);
     }
 
-    /// Whether it has unmapped all; the connection is of no use then.
+    /// Returns whether all pages are unmapped, and shuts the connection in that case.
     pub(crate) fn has_released_all(&self) -> bool {
         let all = self.live().is_empty();
         if all {
@@ -250,13 +258,13 @@ impl Program {
         all
     }
 
-    /// The page of the region at an address; none where that is not the region.
+    /// Returns the page of the region at an address, or `None` outside the mapping.
     pub(crate) fn page(&self, address: u64) -> Option<u64> {
         let page = address.checked_sub(self.address)? / PAGE_SIZE as u64;
         (page < self.pages.count).then_some(self.pages.first + page)
     }
 
-    /// Where these pages are in the program, as far as they are in its mapping.
+    /// Returns the addresses of these pages, as far as they are in the mapping.
     fn addresses(&self, pages: &Range<u64>) -> Range<u64> {
         let at = |page: u64| {
             let page = page.clamp(self.pages.first, self.pages.end()) - self.pages.first;
@@ -265,8 +273,8 @@ impl Program {
         at(pages.start)..at(pages.end)
     }
 
-    /// What this thread, which waits for a page that is fetched or was nowhere, may touch next; `most` pages where that is proven. `used` is told
-    /// of the guess that the thread has gone by.
+    /// Guesses what a thread that waits for a page may touch next. A proven pattern gives `most()`
+    /// pages at most. Calls `used` with the last guess if this fault proves it right.
     pub(crate) fn guess(
         &self,
         thread: u32,
@@ -292,27 +300,29 @@ impl Program {
         guess
     }
 
-    /// Puts a page into its memory; `clean` has the next write be noticed.
+    /// Puts a page into the program's memory. With `clean` the kernel marks the next write.
     pub(crate) fn fill(&self, page: u64, data: &[u8], clean: bool) -> io::Result<Filled> {
         self.put(page, |address| self.userfault.fill(address, data, clean))
     }
 
-    /// Puts a page of zeroes into its memory.
+    /// Puts a page of zeroes into the program's memory.
     pub(crate) fn fill_zero(&self, page: u64) -> io::Result<Filled> {
         self.put(page, |address| self.userfault.fill_zero(address))
     }
 
-    /// Puts the page that is in the region's file into its page table; `clean` has the next write be noticed.
+    /// Puts the page from the region's file into the page table. With `clean` the kernel marks the
+    /// next write.
     pub(crate) fn map(&self, page: u64, clean: bool) -> io::Result<Filled> {
         self.put(page, |address| self.userfault.map(address, clean))
     }
 
-    /// Has whoever touches the page get `SIGBUS`.
+    /// Poisons the page: each touch raises `SIGBUS`.
     pub(crate) fn poison(&self, page: u64) -> io::Result<Filled> {
         self.put(page, |address| self.userfault.poison(address))
     }
 
-    /// Something else may be mapped where it has unmapped a page, and the kernel would put it there.
+    /// Calls `put` with the page's address, if the page is still mapped. Otherwise the kernel could
+    /// put it into another mapping.
     fn put(&self, page: u64, put: impl FnOnce(u64) -> io::Result<Filled>) -> io::Result<Filled> {
         let live = self.live();
         if live.has(page) && !self.is_gone() {
@@ -322,11 +332,11 @@ impl Program {
         }
     }
 
-    /// Has whoever waits for these pages try again.
+    /// Makes the threads that wait for these pages fault again.
     pub(crate) fn wake(&self, pages: &Range<u64>) {
         let Range { start, end } = self.addresses(pages);
         if start < end {
-            // Nobody waits in a program that is gone.
+            // A failure means that the program is gone, and no thread waits.
             let _ = self.userfault.wake(start, end - start);
             let _ = self.guard.wake(start, end - start);
         }
@@ -336,12 +346,12 @@ impl Program {
         self.wake(&(self.pages.first..self.pages.end()));
     }
 
-    /// Takes the pages out of its page table. A program that is gone has no page table.
+    /// Orders the program to unmap the pages. A program that is gone has no page table.
     pub(crate) fn unmap(&self, runs: &[Range<u64>]) -> io::Result<()> {
         self.order_runs(runs, Order::Unmap, &[])
     }
 
-    /// Has it map these pages, none of which is in its page table, from `frames`.
+    /// Orders the program to map these pages, none of which is in its page table, from `frames`.
     pub(crate) fn share(
         &self,
         all: &[Shared],
@@ -361,7 +371,7 @@ impl Program {
         Ok(Sharing::Done(written))
     }
 
-    /// Has it map these pages from the region's file again, in which they are.
+    /// Orders the program to map these pages from the region's file again.
     pub(crate) fn restore(&self, runs: &[Range<u64>], region: &File) -> io::Result<()> {
         self.order_runs(runs, Order::Restore, &[region])
     }
@@ -382,7 +392,7 @@ impl Program {
         Ok(())
     }
 
-    /// Its answer; none from one that is gone.
+    /// Sends an order and returns the answer, or `None` if the program is gone.
     fn order(&self, order: &Order, files: &[&File]) -> io::Result<Option<Reply>> {
         let _ordering = lock(&self.ordering);
         if self.is_gone() {
@@ -401,14 +411,14 @@ impl Program {
                 Err(error) => self.is_lost(&error.to_string()),
             }
         }
-        // Both have taken the pages out.
+        // A program that is gone or has unmapped everything has the pages in no page table.
         if self.live().is_empty() || self.has_ended(Duration::ZERO) {
             return Ok(None);
         }
         Err(io::Error::other(format!("{} takes no orders just now", self.name())))
     }
 
-    /// Waits for its answer, but no longer than for its end.
+    /// Waits for the answer, until the process ends or the timeout passes.
     fn answer(&self) -> io::Result<Option<Reply>> {
         let deadline = Instant::now() + ORDER_TIMEOUT;
         loop {
@@ -425,7 +435,7 @@ impl Program {
                 }
                 polled => polled?,
             };
-            // What it has answered before its end counts.
+            // The answer counts even if the process has ended since.
             if !fds[0].revents().is_empty() {
                 return Ok(self.orders.receive()?.map(|(reply, _)| reply));
             }
@@ -435,8 +445,8 @@ impl Program {
         }
     }
 
-    /// Memory that devices may write to whatever its page table says: fixed buffers of io_uring, RDMA.
-    /// It may be the region's.
+    /// Returns the size of its pinned memory, to which devices may write regardless of its page
+    /// table: fixed buffers of io_uring, RDMA. The memory may be the region's.
     pub(crate) fn pinned(&self) -> Bytes {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let pinned =
@@ -444,8 +454,8 @@ impl Program {
         Bytes(pinned.and_then(|pinned| pinned.trim().parse::<u64>().ok()).unwrap_or(0) << 10)
     }
 
-    /// Adds the pages that it still has mapped and that have no mark of "not written since it was
-    /// armed". No mark of a program that is gone tells anything.
+    /// Adds the mapped pages with no mark of "not written since armed". The marks of a program that
+    /// is gone prove nothing.
     pub(crate) fn unproven(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> io::Result<()> {
         // A device's write leaves no mark.
         if self.is_gone() || self.pinned() > Bytes::ZERO {
@@ -464,7 +474,7 @@ impl Program {
         while start < end {
             effect::at("scan");
             let (count, walked) = match sys::scan_unwritten(&self.pagemap, start..end, &mut found) {
-                // It has ended, and its page table with it.
+                // The process has ended, and its page table with it.
                 Err(error) if has_ended(&error) => (0, end),
                 looked => looked?,
             };
@@ -472,7 +482,7 @@ impl Program {
                 into.extend(self.pages_at(start..region.start));
                 start = region.end;
             }
-            // A scan ends early where `found` is full.
+            // A scan ends early when `found` is full.
             let walked = if walked <= start && count == 0 { end } else { walked };
             into.extend(self.pages_at(start..walked));
             start = start.max(walked);
@@ -488,7 +498,7 @@ impl Program {
         parts.try_for_each(|part| each_present(&self.pagemap, self.addresses(&part), &mut found))
     }
 
-    /// Arms the marks of these pages: the next write to each is noticed.
+    /// Arms the marks of these pages, so that the kernel marks the next write to each.
     pub(crate) fn notice_writes(&self, runs: &[Range<u64>]) -> io::Result<()> {
         let live = self.live();
         for part in runs.iter().flat_map(|run| live.parts(run)) {
@@ -496,7 +506,7 @@ impl Program {
             while start < end {
                 effect::at("notice writes");
                 let walked = match sys::notice_writes(&self.pagemap, start..end) {
-                    // It writes no more.
+                    // The process has ended and writes no more.
                     Err(error) if has_ended(&error) => return Ok(()),
                     noticed => noticed?,
                 };
@@ -509,7 +519,7 @@ impl Program {
         Ok(())
     }
 
-    /// The pages at these addresses, which are in its mapping.
+    /// Returns the pages at these addresses, which are in its mapping.
     fn pages_at(&self, addresses: Range<u64>) -> Range<u64> {
         let page = |address: u64| self.pages.first + (address - self.address) / PAGE_SIZE as u64;
         page(addresses.start)..page(addresses.end.max(addresses.start))
@@ -520,7 +530,7 @@ fn has_ended(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Names the parts of these addresses of a process that are in its page table.
+/// Calls `each` for the ranges of these addresses that are in the process's page table.
 pub(crate) fn each_present(
     pagemap: &File,
     Range { mut start, end }: Range<u64>,
@@ -529,7 +539,7 @@ pub(crate) fn each_present(
     let mut found = [sys::page_region { start: 0, end: 0, categories: 0 }; SCANNED];
     while start < end {
         let (count, walked) = match sys::scan_present(pagemap, start..end, &mut found) {
-            // It has ended.
+            // The process has ended.
             Err(error) if has_ended(&error) => return Ok(()),
             looked => looked?,
         };

@@ -1,4 +1,5 @@
-//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+//! The system calls that have no safe wrapper elsewhere. All `unsafe` code of this crate outside
+//! tests is here.
 
 use std::io;
 use std::ops::Range;
@@ -12,36 +13,39 @@ use aquifer_page::PAGE_SIZE;
 pub(crate) use linux_raw_sys::general::page_region;
 use linux_raw_sys::general::pm_scan_arg;
 
-/// Some pages of a mapped file, as bytes that do not change.
+/// Returns pages of a mapped file as bytes that do not change.
 ///
-/// Only for pages that nobody can write to meanwhile: those that are in the file, and in no page table but ours.
+/// Only for pages that no thread can write to meanwhile. They are in the file, and in no page table
+/// but the engine's own.
 pub(crate) fn frozen(map: &FileMap, first: u64, count: u64) -> &[u8] {
     let (start, length) = (first as usize * PAGE_SIZE, count as usize * PAGE_SIZE);
     let bytes = &map.bytes()[start..start + length];
-    // SAFETY: the same bytes, borrowed for as long. The engine hands out pages only while it has them taken out of the
-    // programs' page tables and serves no fault on them.
+    // SAFETY: the same bytes, borrowed for as long. The engine hands out pages only while they are
+    // out of the programs' page tables, and it serves no fault on them.
     unsafe { slice::from_raw_parts(bytes.as_ptr().cast(), length) }
 }
 
-/// Bits of `linux/fs.h`: the kernel marks writes to the page; a write came since the mark was armed;
-/// the page is in the page table; its entry there holds something else than a page.
+/// Page categories of `linux/fs.h`: the kernel tracks writes to the page; a write came since the
+/// mark was armed. The page is in the page table; its entry holds no page but a swap entry or a
+/// marker.
 const PAGE_IS_WPALLOWED: u64 = 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 
-/// `PM_SCAN_WP_MATCHING` of `linux/fs.h`: the next write is to be noticed.
+/// `PM_SCAN_WP_MATCHING` of `linux/fs.h`: arms the marks of the matching pages.
 const PM_SCAN_WP_MATCHING: u64 = 1;
 
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 const _: () = assert!(size_of::<pm_scan_arg>() == 96);
 
-/// Finds parts of a process's addresses whose marks say that no write came since they were armed; as
-/// many parts as there is room for. Says how many, and how far the kernel has looked.
+/// Finds ranges of a process's addresses with marks that prove no write since they were armed.
+/// Fills `into` as far as it has room. Returns the number of ranges, and the address at which the
+/// scan ended.
 ///
-/// The mark stands in the page's entry, also when the page is not in the page table. An empty entry
-/// is no mark, nor is that of a poisoned page or of one that the kernel is just moving. In a mapping
-/// without write tracking there are none.
+/// A mark stands in the page table entry, even if the page itself is not there. An empty entry is
+/// no mark, nor is the entry of a poisoned page or of a page under migration. A mapping without
+/// write tracking has no marks.
 pub(crate) fn scan_unwritten(
     pagemap: impl AsFd,
     addresses: Range<u64>,
@@ -60,7 +64,8 @@ pub(crate) fn scan_unwritten(
     unsafe { scan(pagemap, argument) }
 }
 
-/// Finds parts of a process's addresses that are in its page table, as [`scan_unwritten`] finds others.
+/// Finds ranges of a process's addresses that are in its page table, as [`scan_unwritten`] finds
+/// others.
 pub(crate) fn scan_present(
     pagemap: impl AsFd,
     addresses: Range<u64>,
@@ -77,8 +82,8 @@ pub(crate) fn scan_present(
     unsafe { scan(pagemap, argument) }
 }
 
-/// Arms the marks of these pages, whether they are in the page table or not. Mappings without write
-/// tracking stay as they are. Says how far the kernel came.
+/// Arms the marks of these addresses, whether the pages are in the page table or not. Mappings
+/// without write tracking stay unchanged. Returns the address that the kernel reached.
 pub(crate) fn notice_writes(pagemap: impl AsFd, addresses: Range<u64>) -> io::Result<u64> {
     let argument = pm_scan_arg { flags: PM_SCAN_WP_MATCHING, ..scan_of(addresses) };
     // SAFETY: there is no vector.
@@ -103,7 +108,7 @@ fn scan_of(Range { start, end }: Range<u64>) -> pm_scan_arg {
 }
 
 /// # Safety
-/// The vector that is named must be as long as is said, and the caller's to have filled.
+/// The vector must be as long as the argument says, and the caller's to be written.
 unsafe fn scan(pagemap: impl AsFd, mut argument: pm_scan_arg) -> io::Result<(usize, u64)> {
     // SAFETY: the request takes this structure; the rest is the caller's promise.
     let found = unsafe {
@@ -116,8 +121,8 @@ unsafe fn scan(pagemap: impl AsFd, mut argument: pm_scan_arg) -> io::Result<(usi
     }
 }
 
-/// Tells the scheduler that this thread runs for a moment at a time, so that it need not wait for who runs for longer (Linux 6.12; before,
-/// nothing changes).
+/// Asks the scheduler for short time slices for this thread. It then waits less for threads that
+/// run longer (Linux 6.12; older kernels ignore it).
 pub(crate) fn be_short() {
     const SLICE: u64 = 100_000;
     let attributes = libc::sched_attr {
@@ -130,11 +135,12 @@ pub(crate) fn be_short() {
         sched_deadline: 0,
         sched_period: 0,
     };
-    // SAFETY: the structure is one that the kernel only reads, and says how long it is. Where it is refused, all is as it was.
+    // SAFETY: the kernel only reads the structure, which states its size. A refusal changes
+    // nothing.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// Mappings of programs that tests play.
+/// Mappings for the programs that tests play.
 #[cfg(test)]
 pub(crate) mod test {
     use std::ops::Range;
@@ -145,10 +151,12 @@ pub(crate) mod test {
     use aquifer_page::PAGE_SIZE;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-    /// A file in the memory of a program that can end before its process does: nothing else is mapped there then.
+    /// A file in the memory of a program that can end before its process. Its addresses stay
+    /// reserved then.
     #[derive(Debug)]
     pub(crate) struct Mapping {
-        /// With a page before the file, which keeps what is left there from looking like it.
+        /// The start of the reservation: one page before the file, which separates it from mappings
+        /// below.
         start: usize,
         length: usize,
     }
@@ -156,13 +164,13 @@ pub(crate) mod test {
     impl Mapping {
         pub(crate) fn new(file: impl AsFd, length: usize) -> io::Result<Self> {
             let none = ProtFlags::empty();
-            // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+            // SAFETY: the kernel chooses the address, so the mapping replaces nothing.
             let start = unsafe {
                 mmap_anonymous(ptr::null_mut(), length + PAGE_SIZE, none, MapFlags::PRIVATE)
             }?;
             let mapping = Self { start: start.expose_provenance(), length };
             let (at, both) = (mapping.pointer(), ProtFlags::READ | ProtFlags::WRITE);
-            // SAFETY: what is replaced was mapped just now.
+            // SAFETY: this replaces only the reservation made above.
             unsafe { mmap(at, length, both, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
             Ok(mapping)
         }
@@ -176,7 +184,7 @@ pub(crate) mod test {
         }
 
         pub(crate) fn words(&self) -> &[AtomicU64] {
-            // SAFETY: it is mapped until this ends, and atomics may be changed by others.
+            // SAFETY: it is mapped until this is dropped, and atomics may be changed by others.
             unsafe { slice::from_raw_parts(self.pointer().cast(), self.length / size_of::<u64>()) }
         }
 
@@ -191,8 +199,8 @@ pub(crate) mod test {
             dropped.expect("the pages are mapped");
         }
 
-        /// Maps pages of a file in the place of these, from this page of it on, and brings private ones
-        /// into the page table.
+        /// Maps pages of a file in the place of these, from page `first` of the file on. Brings
+        /// private pages into the page table.
         pub(crate) fn replace(
             &self,
             pages: Range<u64>,
@@ -204,7 +212,7 @@ pub(crate) mod test {
             let length = (pages.end - pages.start) as usize * PAGE_SIZE;
             let (at, both) =
                 (ptr::with_exposed_provenance_mut(start), ProtFlags::READ | ProtFlags::WRITE);
-            // SAFETY: what is replaced is of this mapping, and what is there is read as atomics only.
+            // SAFETY: this replaces part of this mapping, and its memory is read as atomics only.
             unsafe {
                 mmap(at, length, both, kind | MapFlags::FIXED, file, first * PAGE_SIZE as u64)
             }?;
@@ -216,16 +224,16 @@ pub(crate) mod test {
             Ok(())
         }
 
-        /// Unmaps the file.
+        /// Unmaps the file, and keeps its addresses reserved.
         pub(crate) fn end(self) -> io::Result<Ended> {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-            // SAFETY: this is the end of what gives access to it.
+            // SAFETY: this consumes the only handle to the memory.
             unsafe { mmap_anonymous(self.pointer(), self.length, ProtFlags::empty(), flags) }?;
             Ok(Ended { _mapping: self })
         }
     }
 
-    /// The addresses at which a file was mapped. Nothing is there.
+    /// The reserved addresses of a file that is no longer mapped.
     #[derive(Debug)]
     pub(crate) struct Ended {
         _mapping: Mapping,

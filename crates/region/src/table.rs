@@ -1,4 +1,4 @@
-//! What is known of each page of a region: a byte a page, in a file that outlives the engine.
+//! The state of each page of a region: one byte a page, in a file that outlives the engine.
 
 use std::fs::File;
 use std::io;
@@ -8,40 +8,42 @@ use aquifer_mapping::FileMap;
 
 use crate::effect;
 
-/// Where a page is.
+/// The place of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Place {
-    /// Nowhere: it reads as zeroes, and was never written or has been discarded.
+    /// Nowhere: it reads as zeroes, as it was never written or was discarded.
     Zero,
     /// In the volume only.
     Remote,
-    /// In the file, and the program may have it in its page table.
+    /// In the file, and perhaps in a program's page table.
     Resident,
-    /// In the file, and in no page table: whoever touches it says so by a fault.
+    /// In the file, and in no page table: each touch faults.
     Unmapped,
-    /// Being put into the file or the page table.
+    /// On its way into the file or the page table.
     Filling,
-    /// Being taken out of the page table, written to the volume, or taken out of the file.
+    /// On its way out of the page table, to the volume, or out of the file.
     Leaving,
-    /// Kept once for several regions of the group, and in the file no more; the volume may have it, too.
+    /// Kept once for several regions of the group, and not in the file. The volume may have it,
+    /// too.
     Shared,
-    /// Nowhere any more, though it was not discarded. It is not shown as anything.
+    /// Nowhere, though it was not discarded. Programs that touch it wait.
     Lost,
 }
 
-/// What is known of a page.
+/// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     pub(crate) place: Place,
-    /// The volume has it, as it is or as it once was.
+    /// The volume has the page, perhaps an older version.
     pub(crate) stored: bool,
-    /// It is known to differ from what the volume has, if that has it at all. (A page that is in the program's page table may have been
-    /// written to without this.)
+    /// The page is known to differ from the volume's, if the volume has it at all. A page in a
+    /// program's page table may be dirty without this flag.
     pub(crate) dirty: bool,
-    /// Somebody waits for it who must be woken when it has arrived at its place.
+    /// A thread waits for the page, and must be woken when the page has arrived at its place.
     pub(crate) wanted: bool,
-    /// What it is is with the engine before this one, on another host, and comes from there: what the volume has is old.
+    /// The page is still with the engine on the source host, and comes from there. The volume has
+    /// an older version.
     pub(crate) coming: bool,
 }
 
@@ -80,29 +82,29 @@ impl Page {
         Self { place, ..self }
     }
 
-    /// Whether it is not on its way.
+    /// Returns whether the page is not on its way.
     pub(crate) fn is_settled(self) -> bool {
         !matches!(self.place, Place::Filling | Place::Leaving)
     }
 
-    /// Whether a frame of the local cache is taken by it.
+    /// Returns whether the page takes a frame of the local cache.
     pub(crate) fn has_frame(self) -> bool {
         !matches!(self.place, Place::Zero | Place::Remote | Place::Shared | Place::Lost)
     }
 
-    /// Where it is once it is not in the file.
+    /// Returns the state of the page after its removal from the file.
     pub(crate) fn without_frame(self) -> Self {
         let place = if self.stored { Place::Remote } else { Place::Zero };
         Self { stored: self.stored, coming: self.coming, ..Self::new(place) }
     }
 }
 
-/// All pages of a region. Changes are made under the lock of the engine's cache.
+/// The states of all pages of a region. Changes are made under the lock of the engine's cache.
 #[derive(Debug)]
 pub(crate) struct Table(FileMap);
 
 impl Table {
-    /// That of a region of so many pages; a new file says that all are zero.
+    /// Maps the table of a region of so many pages; in a new file, all pages are [`Place::Zero`].
     pub(crate) fn new(file: &File, pages: u64) -> io::Result<Self> {
         FileMap::new(file, pages as usize).map(Self)
     }
@@ -111,7 +113,7 @@ impl Table {
         self.0.bytes().len() as u64
     }
 
-    /// Whether nothing was ever noted there.
+    /// Returns whether the table is as in a new file.
     pub(crate) fn is_new(&self) -> bool {
         self.0.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0)
     }

@@ -1,4 +1,5 @@
-//! Pages that a device may write to at any time. In a program of its own, as what a process has pinned counts for all regions that it maps.
+//! Pinned pages, which a device may write to at any time. This test is a program of its own, as
+//! pinned memory of a process counts for all regions that it maps.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -22,7 +23,7 @@ fn word(region: &Region, page: u64) -> u64 {
     region.words()[page as usize * WORDS].load(Ordering::Relaxed)
 }
 
-/// Has the kernel read zeroes into the ring's first buffer, all of it, by no page table.
+/// Makes the kernel read zeroes into the ring's first buffer, without the page table.
 fn read_zeroes(ring: &mut IoUring, into: *mut u8) {
     let zeroes = File::open("/dev/zero").unwrap();
     let read = opcode::ReadFixed::new(types::Fd(zeroes.as_raw_fd()), into, PAGE_SIZE as u32, 0);
@@ -46,10 +47,10 @@ fn what_a_device_writes_to_pinned_pages_is_kept() {
     // SAFETY: the buffer is a page of the region, which stays mapped.
     unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
 
-    // Nothing leaves, and it is said why.
+    // No page leaves, and the error says why.
     let refused = serving.engine.resize_cache(Bytes(64 * PAGE)).unwrap_err().to_string();
     assert!(refused.contains("pinned") && refused.contains("io_uring"), "{refused}");
-    // What the device writes after this is no program's write.
+    // The device's later write is no write of the program.
     serving.engine.persist().unwrap();
     read_zeroes(&mut ring, first);
     assert_eq!(word(&region, 0), 0);

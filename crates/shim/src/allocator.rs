@@ -1,8 +1,9 @@
 //! Memory for this library itself.
 //!
-//! In a program whose heap is in a region, the C library's allocator gives memory that may have left. What an order of the engine is
-//! carried out with must be here: the engine waits for that before it can bring another page. So there this library has memory of its
-//! own; in any other program it uses the C library's, like everybody.
+//! In a program with its heap in a region, memory from the C library's allocator may have been
+//! evicted. Memory that serves an order of the engine must be present, as the engine waits for the
+//! order before it fetches another page. There this library uses memory of its own. In any other
+//! program it uses the C library's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ops::Range;
@@ -13,26 +14,26 @@ use dlmalloc::Dlmalloc;
 
 use crate::sys;
 
-/// Address space set aside for it; what is not used costs nothing.
+/// Address space reserved for the library, in bytes; unused pages cost nothing.
 const SPACE: usize = 1 << 30;
 
 #[global_allocator]
 static ALLOCATOR: Ours =
     Ours { from: AtomicUsize::new(0), own: Mutex::new(Dlmalloc::new_with_allocator(Pages)) };
 
-/// Where the next pages are.
+/// The address of the next unused page.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 struct Ours {
-    /// Where its space begins; 0 as long as the C library's will do.
+    /// The start of the library's space; 0 while it uses the C library's allocator.
     from: AtomicUsize,
     own: Mutex<Dlmalloc<Pages>>,
 }
 
-/// From now on this library allocates nothing that others could take away.
+/// Switches this library to memory of its own, which the engine never evicts.
 ///
 /// # Errors
-/// Where there is no such address space.
+/// The kernel has no such address space.
 pub(crate) fn stand_alone() -> std::io::Result<()> {
     let (protection, flags) = (
         libc::PROT_READ | libc::PROT_WRITE,
@@ -56,7 +57,7 @@ impl Ours {
     }
 }
 
-// SAFETY: both allocators are such, and each gets back what it gave.
+// SAFETY: both allocators meet the contract, and each frees only memory that it allocated.
 unsafe impl GlobalAlloc for Ours {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if self.space().is_empty() {
@@ -69,16 +70,16 @@ unsafe impl GlobalAlloc for Ours {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         if self.space().contains(&pointer.addr()) {
-            // SAFETY: it was allocated there.
+            // SAFETY: this allocator allocated it.
             unsafe { self.own().free(pointer, layout.size(), layout.align()) };
         } else {
-            // SAFETY: it was not allocated there.
+            // SAFETY: the C library's allocator allocated it.
             unsafe { System.dealloc(pointer, layout) };
         }
     }
 }
 
-/// The pages of its space, one after the other.
+/// The pages of the library's space, given out in ascending order.
 struct Pages;
 
 // SAFETY: no two calls are given the same pages.
@@ -86,7 +87,7 @@ unsafe impl dlmalloc::Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let none = (std::ptr::null_mut(), 0, 0);
         let end = ALLOCATOR.space().end;
-        // Only the one who holds the lock of the allocator is here.
+        // The caller holds the allocator's lock, so no other thread is here.
         let at = NEXT.load(Ordering::Relaxed);
         if size > end.saturating_sub(at) {
             return none;

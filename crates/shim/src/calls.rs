@@ -1,4 +1,4 @@
-//! The calls that a program makes of the C library, as far as they are ours.
+//! The C library's functions that this library replaces.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
@@ -31,6 +31,9 @@ fn range(address: *const c_void, length: usize) -> Range<usize> {
     start..start.saturating_add(length)
 }
 
+/// Maps as mmap(2). Anonymous memory may come from the heap, and a region's file goes to its
+/// engine.
+///
 /// # Safety
 /// As mmap(2).
 #[unsafe(no_mangle)]
@@ -46,7 +49,7 @@ pub unsafe extern "C" fn mmap(
         return pointer(taken);
     }
     let at = address.expose_provenance();
-    // Only these have the kernel read a file later.
+    // An anonymous mapping has no file, whatever its descriptor.
     let file = if flags & libc::MAP_ANONYMOUS == 0 { regions::region(fd) } else { None };
     let map = || match file {
         // SAFETY: the caller's promise.
@@ -65,6 +68,8 @@ pub unsafe extern "C" fn mmap(
     pointer(if replaces { regions::release(&range(address, length), map) } else { map() })
 }
 
+/// Maps as [`mmap`].
+///
 /// # Safety
 /// As mmap(2).
 #[unsafe(no_mangle)]
@@ -80,6 +85,9 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, protection, flags, fd, offset) }
 }
 
+/// Unmaps as munmap(2), and releases the parts of regions in the range first. Frees the part that
+/// is in the heap.
+///
 /// # Safety
 /// As munmap(2).
 #[unsafe(no_mangle)]
@@ -95,6 +103,8 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
     result(done.and_then(|()| heap::unmap(part)))
 }
 
+/// Remaps as mremap(2); fails with `EINVAL` if the old range overlaps a region.
+///
 /// # Safety
 /// As mremap(2).
 #[unsafe(no_mangle)]
@@ -106,7 +116,7 @@ pub unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     if regions::touches(&range(address, old)) {
-        // The kernel would serve faults at the new place without the engine: with zeroes.
+        // At the new place the kernel would resolve faults without the engine, with zeroes.
         sys::set_errno(libc::EINVAL);
         return libc::MAP_FAILED;
     }
@@ -118,13 +128,16 @@ pub unsafe extern "C" fn mremap(
     pointer(if fixed { regions::release(&range(to, new), map) } else { map() })
 }
 
+/// Advises as madvise(2), adapted to regions and to the heap.
+///
 /// # Safety
 /// As madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     let range = range(address, length);
     match advice {
-        // Of the heap, as anonymous memory does; the rest of the range is the kernel's.
+        // In the heap it discards, as for anonymous memory. A range that is only partly in the heap
+        // goes to the kernel.
         libc::MADV_DONTNEED if heap::part_of(&range).is_some_and(|part| part == range) => {
             return result(regions::discard(&range).map(drop));
         }
@@ -134,8 +147,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
             Ok(false) => {}
             Err(error) => return result(Err(error)),
         },
-        // What comes and goes by single pages is better off without huge ones; what children must not see, they must not see; and
-        // the engine brings pages when they are touched, not before.
+        // Ignored in a region. Pages that move singly do not profit from huge pages. Children must
+        // not get the mapping. The engine brings pages on touch, and not in advance.
         libc::MADV_HUGEPAGE
         | libc::MADV_DOFORK
         | libc::MADV_WILLNEED
@@ -151,7 +164,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
     result(unsafe { sys::madvise(range.start, length, advice) })
 }
 
-/// As fallocate(2).
+/// Allocates as fallocate(2); a hole or zeroed range in a region is discarded.
 #[unsafe(no_mangle)]
 pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
     let Some(region) = regions::region(fd) else {
@@ -165,17 +178,17 @@ pub extern "C" fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) ->
         sys::set_errno(libc::EOPNOTSUPP);
         return -1;
     }
-    // All of a region is there for who wants to write to it.
+    // A region is already allocated as a whole.
     0
 }
 
-/// As fallocate(2).
+/// Allocates as [`fallocate`].
 #[unsafe(no_mangle)]
 pub extern "C" fn fallocate64(fd: c_int, mode: c_int, offset: i64, length: i64) -> c_int {
     fallocate(fd, mode, offset, length)
 }
 
-/// As posix_fallocate(3).
+/// Allocates as posix_fallocate(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int {
     if fallocate(fd, 0, offset, length) == 0 {
@@ -184,13 +197,13 @@ pub extern "C" fn posix_fallocate(fd: c_int, offset: i64, length: i64) -> c_int 
     io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// As posix_fallocate(3).
+/// Allocates as posix_fallocate(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn posix_fallocate64(fd: c_int, offset: i64, length: i64) -> c_int {
     posix_fallocate(fd, offset, length)
 }
 
-/// As ftruncate(2).
+/// Truncates as ftruncate(2); a region keeps its size, and any other length fails with `EINVAL`.
 #[unsafe(no_mangle)]
 pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
     if regions::region(fd).is_none() {
@@ -204,15 +217,17 @@ pub extern "C" fn ftruncate(fd: c_int, length: i64) -> c_int {
     -1
 }
 
-/// As ftruncate(2).
+/// Truncates as [`ftruncate`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ftruncate64(fd: c_int, length: i64) -> c_int {
     ftruncate(fd, length)
 }
 
-/// As openat(2), but what is opened is not for direct I/O: the kernel would hand the page that is there now to a device, which would
-/// then read into a page that has left the region meanwhile. Through the page cache it copies, and a copy has faults like any other
-/// touch. (Without a mode in the call there is something else in its place, which the kernel does not look at.)
+/// Opens as openat(2), but never for direct I/O. For direct I/O, the kernel hands the current page
+/// to a device, which may then read into a page that has left the region. Through the page cache
+/// the kernel copies, and a copy faults like any other touch.
+///
+/// If the caller passes no mode, `mode` holds an undefined value, which the kernel ignores.
 ///
 /// # Safety
 /// As openat(2).
@@ -227,6 +242,8 @@ pub unsafe extern "C" fn openat(
     unsafe { sys::openat(directory, path, flags & !libc::O_DIRECT, mode) }
 }
 
+/// Opens as [`openat`].
+///
 /// # Safety
 /// As openat(2).
 #[unsafe(no_mangle)]
@@ -240,6 +257,8 @@ pub unsafe extern "C" fn openat64(
     unsafe { openat(directory, path, flags, mode) }
 }
 
+/// Opens as open(2), without direct I/O, as [`openat`].
+///
 /// # Safety
 /// As open(2).
 #[unsafe(no_mangle)]
@@ -248,6 +267,8 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mod
     unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
 }
 
+/// Opens as [`open`].
+///
 /// # Safety
 /// As open(2).
 #[unsafe(no_mangle)]
@@ -256,7 +277,7 @@ pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::m
     unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
 }
 
-/// `open` without a mode, as programs call it that are built with `_FORTIFY_SOURCE`.
+/// Opens without a mode. Programs built with `_FORTIFY_SOURCE` call this in place of `open`.
 ///
 /// # Safety
 /// As open(2).
@@ -266,7 +287,7 @@ pub unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
     unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
 }
 
-/// As [`__open_2`].
+/// Opens as [`__open_2`].
 ///
 /// # Safety
 /// As open(2).
@@ -276,7 +297,7 @@ pub unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int 
     unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
 }
 
-/// As [`__open_2`].
+/// Opens as [`__open_2`], relative to a directory.
 ///
 /// # Safety
 /// As openat(2).
@@ -286,7 +307,7 @@ pub unsafe extern "C" fn __openat_2(directory: c_int, path: *const c_char, flags
     unsafe { openat(directory, path, flags, 0) }
 }
 
-/// As [`__open_2`].
+/// Opens as [`__openat_2`].
 ///
 /// # Safety
 /// As openat(2).
@@ -300,7 +321,7 @@ pub unsafe extern "C" fn __openat64_2(
     unsafe { openat(directory, path, flags, 0) }
 }
 
-/// As fcntl(2), but a file that is open does not come to be for direct I/O either: see [`openat`].
+/// Controls as fcntl(2), but `F_SETFL` never sets `O_DIRECT`: see [`openat`].
 ///
 /// # Safety
 /// As fcntl(2).
@@ -312,6 +333,8 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     unsafe { sys::fcntl(fd, command, argument) }
 }
 
+/// Controls as [`fcntl`].
+///
 /// # Safety
 /// As fcntl(2).
 #[unsafe(no_mangle)]
@@ -320,7 +343,8 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// As fork(2), where there is no heap in a region: the child would not have it.
+/// Forks as fork(2). Fails with `ENOMEM` if the heap is in a region, as the child would not have
+/// it.
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> libc::pid_t {
     if heap::is_there() {

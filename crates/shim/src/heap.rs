@@ -1,8 +1,9 @@
-//! A program whose heap is in a region.
+//! A program with its heap in a region.
 //!
-//! Where `aquifer region exec --heap` says so, what the program asks the kernel for as anonymous memory is taken from a region that is
-//! mapped as a whole before the program begins. An allocator that gets its memory by `mmap` does the rest (jemalloc; the C library's own
-//! cannot be seen asking).
+//! With `aquifer region exec --heap`, anonymous memory that the program maps comes from a region
+//! that is mapped whole before the program begins. This needs an allocator that calls `mmap`, such
+//! as jemalloc. The C library's own allocator calls the kernel without a function that this library
+//! can replace.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -16,10 +17,11 @@ use aquifer_page::PAGE_SIZE;
 use crate::regions::{self, tell};
 use crate::{allocator, sys};
 
-/// The environment variable that says `FD:PROCESS`: the open file of the region, which is locked for as long as it is a heap, and whose heap.
+/// The environment variable with the value `FD:PROCESS`: the region's open file, locked while it is
+/// a heap, and the process that owns the heap.
 const VARIABLE: &str = "AQUIFER_HEAP";
 
-/// The size of a huge page, and what jemalloc's own blocks are aligned to.
+/// The size of a huge page in bytes, to which jemalloc aligns its blocks.
 const HUGE: usize = 2 << 20;
 
 static HEAP: OnceLock<Heap> = OnceLock::new();
@@ -27,11 +29,11 @@ static HEAP: OnceLock<Heap> = OnceLock::new();
 #[derive(Debug)]
 struct Heap {
     all: Range<usize>,
-    /// What nobody has, all of it zeroes: start and end.
+    /// The free ranges, which read as zeroes, as start and end.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// Runs before the program does.
+/// Makes the loader call [`begin`] before the program's own code.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
@@ -45,16 +47,17 @@ extern "C" fn begin() {
         return;
     };
     if process != std::process::id() {
-        // What a program with such a heap runs has memory of its own. (A program that another one becomes by exec has the heap.)
+        // A child program of a program with such a heap has memory of its own. A program that
+        // replaces itself by exec keeps the process id, and so the heap.
         sys::close(fd);
-        // SAFETY: no other thread is there yet.
+        // SAFETY: no other thread runs yet.
         unsafe { env::remove_var(VARIABLE) };
         return;
     }
     let begun = set_up(fd);
     if let Err(error) = begun {
         tell(&format!("the heap of this program cannot be in a region: {error}"));
-        // Rather than in memory that nobody wanted it to have.
+        // Exits, as the operator did not want a heap in other memory.
         sys::exit(125);
     }
 }
@@ -70,22 +73,23 @@ fn set_up(fd: c_int) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping replaces nothing.
     let start = unsafe { regions::map(0, length, protection, libc::MAP_SHARED, (fd, 0), region) }?;
-    // Not in the heap: a thread whose arena has no room there would not get ENOMEM, but end the program (jemalloc 5.3).
+    // Arenas are made outside the heap. A thread with no room for its arena would abort the
+    // program, without `ENOMEM` (jemalloc 5.3).
     sys::make_arenas();
     let all = start..start + length;
-    // What a program before this one left is not for this one.
+    // Pages of an earlier program must not be visible to this one.
     regions::discard(&all)?;
     let free = Mutex::new(BTreeMap::from([(all.start, all.end)]));
     HEAP.set(Heap { all, free }).expect("this runs once");
     Ok(())
 }
 
-/// Whether the heap of this program is in a region.
+/// Returns whether the heap of this program is in a region.
 pub(crate) fn is_there() -> bool {
     HEAP.get().is_some()
 }
 
-/// Memory for who asked the kernel for it like this. None where that is the kernel's business.
+/// Serves an anonymous mapping from the heap. Returns `None` if the kernel must serve the call.
 pub(crate) fn map(length: usize, protection: c_int, flags: c_int) -> Option<io::Result<usize>> {
     let heap = HEAP.get()?;
     let of_its_own = libc::MAP_FIXED
@@ -105,19 +109,19 @@ pub(crate) fn map(length: usize, protection: c_int, flags: c_int) -> Option<io::
     })
 }
 
-/// The part of these addresses that is of the heap.
+/// Returns the part of these addresses that is in the heap.
 pub(crate) fn part_of(range: &Range<usize>) -> Option<Range<usize>> {
     let all = &HEAP.get()?.all;
     let part = range.start.max(all.start)..range.end.min(all.end);
     (part.start < part.end).then_some(part)
 }
 
-/// Takes back a part of the heap, which somebody had from [`map`].
+/// Frees a part of the heap that came from [`map`].
 pub(crate) fn unmap(part: Range<usize>) -> io::Result<()> {
     let Some(heap) = HEAP.get() else { return Ok(()) };
     let part = part.start..part.end.next_multiple_of(PAGE_SIZE);
     regions::discard(&part)?;
-    // SAFETY: it is this library's mapping, and its user needs it no more.
+    // SAFETY: the mapping is this library's, and its user no longer needs it.
     unsafe { sys::open_up(part.start, part.end - part.start, libc::PROT_READ | libc::PROT_WRITE) }?;
     heap.give_back(part);
     Ok(())
@@ -128,8 +132,9 @@ impl Heap {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first place where so much is free; of what is made of whole huge pages, the first that begins as one, if any does: jemalloc
-    /// would ask for twice as much to find one, and there may be no room for that.
+    /// Takes the first free range of this length. For whole huge pages, it prefers a range that
+    /// begins at one. Otherwise jemalloc would ask for twice as much to align it, for which there
+    /// may be no room.
     fn take(&self, length: usize) -> Option<usize> {
         let mut free = self.free();
         let first = |align: usize| {
@@ -151,7 +156,8 @@ impl Heap {
 
     fn give_back(&self, Range { mut start, mut end }: Range<usize>) {
         let mut free = self.free();
-        // All that it touches or overlaps becomes one with it: who gives back twice gets it once.
+        // All ranges that this range touches or overlaps merge with it, so a double free is
+        // harmless.
         while let Some((other, other_end)) =
             free.range(..=end).next_back().map(|(from, to)| (*from, *to))
         {
@@ -196,7 +202,7 @@ mod tests {
             [Some(HUGE), Some(100), Some(2 * HUGE)]
         );
         assert_eq!(*heap.free(), BTreeMap::from([(150, HUGE)]));
-        // Better so than not at all.
+        // An unaligned range is better than none.
         heap.give_back(HUGE..2 * HUGE - 10);
         assert_eq!([heap.take(HUGE), heap.take(HUGE)], [Some(150), None]);
     }

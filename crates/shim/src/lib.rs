@@ -1,8 +1,9 @@
-//! Lends a region to a program that knows nothing of regions.
+//! A region for an unmodified program.
 //!
-//! Preloaded (`LD_PRELOAD`), it stands between the program and the C library in the few calls that matter: a mapping of a
-//! region's file is put under the care of the region's engine before the program sees it, and what the program discards is discarded.
-//! Every other call goes to the kernel as it is. If told to, it also has what the program asks for as anonymous memory be in a region.
+//! `LD_PRELOAD` puts this library between the program and the C library for a few calls. A mapping
+//! of a region's file goes under the care of the region's engine before the program sees it. Pages
+//! that the program discards are discarded in the region. All other calls go to the kernel
+//! unchanged. On request, the library also serves the program's anonymous memory from a region.
 
 mod allocator;
 mod calls;

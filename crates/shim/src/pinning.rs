@@ -1,16 +1,16 @@
-//! Keeps the program from pinning memory.
+//! Refusal of calls that pin the program's memory.
 //!
-//! A device writes to pinned memory without a mark in the page table, and goes on when the page has
-//! left the region's cache. So the engine keeps every page while its program has some pinned. Most
-//! programs can do without; they hear that pinning is not supported.
+//! A device writes to pinned memory without a mark in the page table. It continues after the page
+//! has left the region's cache. So the engine keeps every page while its program has memory pinned.
+//! Most programs work without pinning, so this library reports pinning as unsupported.
 
 use std::sync::Once;
 
 use crate::regions::tell;
 use crate::sys;
 
-/// From now on calls that pin memory for long fail with `EOPNOTSUPP`, in this program and in its
-/// children.
+/// Makes calls that pin memory for long fail with `EOPNOTSUPP`, in this program and its children.
+/// Only the first call acts.
 pub(crate) fn refuse() {
     static REFUSED: Once = Once::new();
     REFUSED.call_once(|| {
@@ -36,7 +36,7 @@ mod tests {
         if result < 0 { io::Error::last_os_error().raw_os_error() } else { None }
     }
 
-    /// What the kernel says to this, for a descriptor that is none.
+    /// Returns the kernel's error for this operation on an invalid descriptor.
     fn register(operation: u32) -> Option<i32> {
         // SAFETY: there is no such descriptor, so nothing is registered.
         error_of(unsafe { libc::syscall(libc::SYS_io_uring_register, -1, operation, 0, 0) })
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn what_pins_memory_is_refused_and_the_rest_is_not() {
-        // A thread of its own, as it stays refused there.
+        // A thread of its own, as the refusal stays in that thread.
         let refused = thread::spawn(|| {
             sys::refuse_pinning(0).unwrap();
             let registers = [0, 15, 16, 30, 1 << 31].map(register);

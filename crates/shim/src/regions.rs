@@ -15,11 +15,14 @@ use crate::{pinning, sys};
 
 static MAPPINGS: RwLock<Vec<Mapping>> = RwLock::new(Vec::new());
 
-/// The process whose mappings they are; 0 as long as there are none.
+/// The id of the process that owns the mappings; 0 while there are none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Those that have some of these addresses. Allocates nothing where there are none: allocators map and unmap, too. A child has none, and
-/// does not look: who held the lock when it was forked is not there to let go of it.
+/// Returns the mappings that overlap these addresses. Allocates nothing if there are none, as
+/// allocators call this too.
+///
+/// A forked child has no mappings and skips the lock. Another thread may have held the lock during
+/// the fork, and that thread is absent in the child.
 fn mappings(range: &Range<usize>) -> Vec<Mapping> {
     let owner = OWNER.load(Ordering::Relaxed);
     if owner == 0 || owner != process::id() {
@@ -29,7 +32,7 @@ fn mappings(range: &Range<usize>) -> Vec<Mapping> {
     all.iter().filter(|mapping| mapping.has_part_of(range)).cloned().collect()
 }
 
-/// The region that the open file is, or has a part of.
+/// Returns the region behind the open file, with the file's offset in it.
 pub(crate) fn region(fd: c_int) -> Option<Opened> {
     if fd < 0 {
         return None;
@@ -37,10 +40,10 @@ pub(crate) fn region(fd: c_int) -> Option<Opened> {
     Opened::of(&fs::read_link(format!("/proc/self/fd/{fd}")).ok()?)
 }
 
-/// Maps a part of a region. What anybody touches meanwhile is nobody's yet.
+/// Maps a part of a region. The mapping is inaccessible until the engine has adopted it.
 ///
 /// # Safety
-/// As mmap.
+/// As mmap(2).
 pub(crate) unsafe fn map(
     address: usize,
     length: usize,
@@ -57,21 +60,23 @@ pub(crate) unsafe fn map(
     let offset = offset + first as i64;
     let whole = length.next_multiple_of(PAGE_SIZE);
     let flags = flags & !(libc::MAP_POPULATE | libc::MAP_LOCKED);
-    // SAFETY: the caller's promise. Without protection not even a program that locks all its memory touches a page.
+    // SAFETY: the caller's promise. With `PROT_NONE` not even a program that locks all its memory
+    // touches a page.
     let mapped = unsafe { sys::mmap(address, length, libc::PROT_NONE, flags, fd, offset) }?;
-    // SAFETY: it is a new shared mapping of the region, of all that was asked for, and unmapped by way of this module only.
+    // SAFETY: it is a new shared mapping of the region, of the whole length. Only this module
+    // unmaps it.
     let adopted =
         unsafe { Mapping::adopt(mapped, whole, offset as u64 / PAGE_SIZE as u64, &socket, false) };
     match adopted {
         Ok(mapping) => {
             take_in(mapping);
-            // SAFETY: it is this program's.
+            // SAFETY: the mapping belongs to this program.
             unsafe { sys::open_up(mapped, whole, protection) }?;
             Ok(mapped)
         }
         Err(error) => {
             tell(&error.to_string());
-            // SAFETY: it was mapped just now.
+            // SAFETY: this function mapped it above.
             let _ = unsafe { sys::munmap(mapped, whole) };
             Err(io::Error::from_raw_os_error(libc::EIO))
         }
@@ -80,13 +85,14 @@ pub(crate) unsafe fn map(
 
 fn take_in(mapping: Mapping) {
     let mut all = MAPPINGS.write().unwrap_or_else(PoisonError::into_inner);
-    // In a child, those of the process that forked it are nobody's.
+    // In a forked child, the parent's mappings do not exist.
     all.retain(Mapping::is_mine);
     all.push(mapping);
     OWNER.store(process::id(), Ordering::Relaxed);
 }
 
-/// Has `unmap` unmap or replace these addresses, whoever's they are.
+/// Runs `unmap`, which unmaps or replaces these addresses, after the engines have released their
+/// parts.
 pub(crate) fn release<T>(
     range: &Range<usize>,
     unmap: impl FnOnce() -> io::Result<T>,
@@ -111,12 +117,12 @@ fn nested<T>(
     }
 }
 
-/// Whether any of these addresses is of a region.
+/// Returns whether any of these addresses belongs to a region.
 pub(crate) fn touches(range: &Range<usize>) -> bool {
     !mappings(range).is_empty()
 }
 
-/// Discards what of these addresses is of regions. False where nothing is.
+/// Discards the parts of these addresses that belong to regions. Returns false if there are none.
 pub(crate) fn discard(range: &Range<usize>) -> io::Result<bool> {
     let mut any = false;
     for mapping in mappings(range) {
@@ -128,7 +134,10 @@ pub(crate) fn discard(range: &Range<usize>) -> io::Result<bool> {
     Ok(any)
 }
 
-/// Discards whole pages within these bytes of a region.
+/// Discards the whole pages within these bytes of a region's file.
+///
+/// # Errors
+/// `EOPNOTSUPP` if this program does not have the region mapped.
 pub(crate) fn discard_in_file(region: &Opened, offset: i64, length: i64) -> io::Result<()> {
     let page = PAGE_SIZE as u64;
     let offset = region.offset + offset as u64;
@@ -141,7 +150,7 @@ pub(crate) fn discard_in_file(region: &Opened, offset: i64, length: i64) -> io::
     if first >= end { Ok(()) } else { mapping.discard(Run { first, count: end - first }) }
 }
 
-/// Says something where the program's operator may see it.
+/// Prints a message for the program's operator to stderr.
 pub(crate) fn tell(message: &str) {
     eprintln!("aquifer: {message}");
 }

@@ -1,5 +1,5 @@
-//! The kernel's calls themselves, as the C library's would be ours again. The only module of this crate, beside the exported functions,
-//! with `unsafe`.
+//! The kernel's calls without the C library's wrappers, which this library replaces.
+//! `libc::syscall` reaches the kernel directly.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::io;
@@ -9,16 +9,16 @@ fn check(result: c_long) -> io::Result<c_long> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sets `errno`.
+/// Sets this thread's `errno`.
 pub(crate) fn set_errno(error: c_int) {
-    // SAFETY: the C library says where this thread's is.
+    // SAFETY: the C library returns the address of this thread's `errno`.
     unsafe { *libc::__errno_location() = error };
 }
 
-/// `mmap(2)`.
+/// Calls mmap(2).
 ///
 /// # Safety
-/// As mmap.
+/// As mmap(2).
 pub(crate) unsafe fn mmap(
     address: usize,
     length: usize,
@@ -33,19 +33,19 @@ pub(crate) unsafe fn mmap(
     check(mapped).map(|address| address as usize)
 }
 
-/// `munmap(2)`.
+/// Calls munmap(2).
 ///
 /// # Safety
-/// As munmap.
+/// As munmap(2).
 pub(crate) unsafe fn munmap(address: usize, length: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
     check(unsafe { libc::syscall(libc::SYS_munmap, address, length) }).map(|_| ())
 }
 
-/// `mremap(2)`.
+/// Calls mremap(2).
 ///
 /// # Safety
-/// As mremap.
+/// As mremap(2).
 pub(crate) unsafe fn mremap(
     from: usize,
     old: usize,
@@ -58,31 +58,31 @@ pub(crate) unsafe fn mremap(
         .map(|address| address as usize)
 }
 
-/// `madvise(2)`.
+/// Calls madvise(2).
 ///
 /// # Safety
-/// As madvise.
+/// As madvise(2).
 pub(crate) unsafe fn madvise(address: usize, length: usize, advice: c_int) -> io::Result<()> {
     // SAFETY: the caller's promise.
     check(unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) }).map(|_| ())
 }
 
-/// `fallocate(2)`.
+/// Calls fallocate(2).
 pub(crate) fn fallocate(fd: c_int, mode: c_int, offset: i64, length: i64) -> io::Result<()> {
     // SAFETY: numbers only.
     check(unsafe { libc::syscall(libc::SYS_fallocate, fd, mode, offset, length) }).map(|_| ())
 }
 
-/// `ftruncate(2)`.
+/// Calls ftruncate(2).
 pub(crate) fn ftruncate(fd: c_int, length: i64) -> io::Result<()> {
     // SAFETY: numbers only.
     check(unsafe { libc::syscall(libc::SYS_ftruncate, fd, length) }).map(|_| ())
 }
 
-/// `openat(2)`: a descriptor, or -1 and `errno`.
+/// Calls openat(2). Returns a descriptor, or -1 with `errno` set.
 ///
 /// # Safety
-/// As openat.
+/// As openat(2).
 pub(crate) unsafe fn openat(
     directory: c_int,
     path: *const c_char,
@@ -93,13 +93,13 @@ pub(crate) unsafe fn openat(
     unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) as c_int }
 }
 
-/// Where a function is that comes after this library's of the same name, as a number.
+/// Returns the address of the next function of this name in load order after this library's.
 fn next(name: &CStr) -> *mut c_void {
     // SAFETY: the name ends with a zero.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// Whether any library of the program has this.
+/// Returns whether a library of the program defines this symbol.
 pub(crate) fn has(name: &CStr) -> bool {
     !next(name).is_null()
 }
@@ -107,21 +107,22 @@ pub(crate) fn has(name: &CStr) -> bool {
 type Mallctl =
     unsafe extern "C" fn(*const c_char, *mut c_void, *mut usize, *mut c_void, usize) -> c_int;
 
-/// Has jemalloc make all its arenas now, and not each when the first thread wants it.
+/// Makes jemalloc create all its arenas now, and not at the first use by a thread.
 pub(crate) fn make_arenas() {
-    // SAFETY: a function's address or none, and jemalloc's function of this name is of this type.
+    // SAFETY: the value is a function's address or null, and jemalloc's `mallctl` has this type.
     let mallctl = unsafe { std::mem::transmute::<*mut c_void, Option<Mallctl>>(next(c"mallctl")) };
     let Some(mallctl) = mallctl else { return };
     let read = |name: &CStr| {
         let (mut value, mut size) = (0_u32, size_of::<u32>());
-        // SAFETY: both names that are read are of unsigned numbers, and it writes no more than the size.
+        // SAFETY: both names hold unsigned numbers, and `mallctl` writes no more than the size.
         let done = unsafe {
             mallctl(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0)
         };
         (done == 0).then_some(value)
     };
     let (Some(count), Some(mine)) = (read(c"opt.narenas"), read(c"thread.arena")) else { return };
-    // A thread that goes to an arena has it made.
+    // jemalloc creates an arena when a thread switches to it. The last step returns this thread to
+    // its own.
     for mut arena in (0..count).chain([mine]) {
         let (null, size) = (std::ptr::null_mut(), size_of::<u32>());
         // SAFETY: it reads an unsigned number.
@@ -133,13 +134,13 @@ pub(crate) fn make_arenas() {
 
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 
-/// `fcntl(2)`, by the C library, which knows which answers are errors.
+/// Calls fcntl(2) through the C library, which knows which results are errors.
 ///
 /// # Safety
-/// As fcntl.
+/// As fcntl(2).
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     static NEXT: OnceLock<Option<Fcntl>> = OnceLock::new();
-    // SAFETY: a function's address or none, and the C library's function of this name is of this type.
+    // SAFETY: the value is a function's address or null, and the C library's `fcntl` has this type.
     let next = NEXT.get_or_init(|| unsafe {
         std::mem::transmute::<*mut c_void, Option<Fcntl>>(next(c"fcntl"))
     });
@@ -155,9 +156,9 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int 
 
 type Fork = extern "C" fn() -> libc::pid_t;
 
-/// `fork(2)`, by the C library, which has others prepare for it.
+/// Calls fork(2) through the C library, which runs the handlers of pthread_atfork(3).
 pub(crate) fn fork() -> libc::pid_t {
-    // SAFETY: a function's address or none, and the C library's function of this name is of this type.
+    // SAFETY: the value is a function's address or null, and the C library's `fork` has this type.
     let next = unsafe { std::mem::transmute::<*mut c_void, Option<Fork>>(next(c"fork")) };
     next.map_or_else(
         || {
@@ -168,19 +169,20 @@ pub(crate) fn fork() -> libc::pid_t {
     )
 }
 
-/// Ends the program at once.
+/// Ends the program at once, without exit handlers.
 pub(crate) fn exit(code: c_int) -> ! {
     // SAFETY: it does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Lets go of an open file that this process has and does not use.
+/// Closes a descriptor that this process inherited and does not use.
 pub(crate) fn close(fd: c_int) {
     // SAFETY: numbers only.
     unsafe { libc::close(fd) };
 }
 
-/// Makes a mapping that nobody may touch one that may be: not locked, for locked pages cannot leave, and with this protection.
+/// Makes an inaccessible mapping accessible with this protection. Also unlocks it, as locked pages
+/// cannot leave.
 ///
 /// # Safety
 /// The range must be a mapping of the caller's.
@@ -194,26 +196,32 @@ pub(crate) unsafe fn open_up(address: usize, length: usize, protection: c_int) -
     Ok(())
 }
 
-/// The size of an open file.
+/// Returns the size of an open file in bytes.
 pub(crate) fn size(fd: c_int) -> Option<i64> {
     let mut is = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the kernel fills it when it says so.
+    // SAFETY: `fstat` fills the structure if it returns 0.
     unsafe { (libc::fstat(fd, is.as_mut_ptr()) == 0).then(|| is.assume_init().st_size) }
 }
 
-/// For [`refuse_pinning`]: all threads of the process, not only this one.
+/// A flag for [`refuse_pinning`]: the filter applies to all threads of the process.
 pub(crate) const ALL_THREADS: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_TSYNC;
 
-/// Makes these calls fail with `EOPNOTSUPP`, which have the kernel or a device use memory of the
-/// program for long, whatever its page table says: `io_uring_register` of buffers (`linux/io_uring.h`:
-/// `IORING_REGISTER_BUFFERS`, `BUFFERS2`, `BUFFERS_UPDATE` and `CLONE_BUFFERS`), and the `ioctl`s
+/// Makes calls fail with `EOPNOTSUPP` that let the kernel or a device use memory for long,
+/// regardless of the page table.
+///
+/// These are `io_uring_register` of buffers (`linux/io_uring.h`: `IORING_REGISTER_BUFFERS`,
+/// `BUFFERS2`, `BUFFERS_UPDATE` and `CLONE_BUFFERS`), and two `ioctl`s. The latter are
 /// `VFIO_IOMMU_MAP_DMA` (`linux/vfio.h`) and `IOMMU_IOAS_MAP` (`linux/iommufd.h`).
+///
+/// # Errors
+/// The kernel refuses the filter, or a thread has a filter of its own.
 pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
     const IS: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    // Offsets in `struct seccomp_data`: the call's number, and the lower half of its second argument.
+    // Offsets in `struct seccomp_data`: the call's number, and the lower half of its second
+    // argument.
     const NUMBER: u32 = 0;
     const SECOND: u32 = 24 + if cfg!(target_endian = "big") { 4 } else { 0 };
     const REFUSE: u32 = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;
@@ -224,7 +232,7 @@ pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
         is(libc::SYS_io_uring_register as u32, 1, 0),
         is(libc::SYS_ioctl as u32, 6, 9),
         step(LOAD, SECOND),
-        // The highest bit says how the ring is named.
+        // Bit 31 only says how the caller names the ring (`IORING_REGISTER_USE_REGISTERED_RING`).
         step(AND, 0x7fff_ffff),
         is(0, 7, 0),
         is(15, 6, 0),
@@ -238,7 +246,7 @@ pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let set = || {
-        // SAFETY: the kernel reads the program, which is as long as it says.
+        // SAFETY: the kernel only reads the program, and its length field is right.
         let set = unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
@@ -255,7 +263,8 @@ pub(crate) fn refuse_pinning(flags: libc::c_ulong) -> io::Result<()> {
     };
     match set() {
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
-            // SAFETY: numbers only. What it gives up are rights that programs could gain by execve.
+            // SAFETY: numbers only. The process gives up only privileges that programs gain by
+            // execve(2).
             check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
             set()
         }

@@ -1,3 +1,5 @@
+//! The store's directory: its lock, and the names of its files.
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -10,31 +12,31 @@ use rustix::io::Errno;
 
 use crate::{StoreError, guarded, tmpfs};
 
-/// The store's directory, which is ours alone as long as this lives.
+/// The store's directory, locked against other processes while this value lives.
 #[derive(Debug)]
 pub(crate) struct Dir {
     path: PathBuf,
-    /// Holds the lock.
+    /// Holds the `flock` on the directory's `lock` file.
     _lock: File,
 }
 
 /// A file of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// The pages of a lease that shares none.
+    /// The pages of a lease that does not share.
     Pages(LeaseId),
-    /// The page table of a lease that shares with its group. The group is in the name too, so that it is known whose
-    /// frames the table refers to where the record cannot be understood.
+    /// The page table of a lease that shares with its group. The name contains the group, so that
+    /// the store knows which group's frames the table refers to even if it cannot parse the record.
     Table(LeaseId, Group),
     /// The frames of a group.
     Frames(Group),
     Record(LeaseId),
-    /// A record that was being written when its writer died.
+    /// A record whose writer died before it replaced the old record.
     Draft(LeaseId),
 }
 
 impl Entry {
-    /// What a file of this name is; nothing if it is none of our business.
+    /// Parses a file name; returns `None` for a file that is not the store's.
     fn parse(name: &str) -> Option<Self> {
         if let Some(group) = name.strip_suffix(".frames") {
             return Some(Self::Frames(group.parse().ok()?));
@@ -51,7 +53,8 @@ impl Entry {
 }
 
 impl Dir {
-    /// Makes the directory if need be (its parents too), checks that it is RAM, and locks it.
+    /// Makes the directory and its parents if necessary, checks that it is on a tmpfs, and locks
+    /// it.
     pub(crate) fn lock(path: &Path) -> Result<Self, StoreError> {
         tmpfs::for_store(path)?;
         let directory = guarded::open(path)?;
@@ -67,7 +70,6 @@ impl Dir {
         &self.path
     }
 
-    /// The path of a file.
     pub(crate) fn file(&self, entry: &Entry) -> PathBuf {
         self.path.join(match entry {
             Entry::Pages(id) => format!("{id}.pages"),
@@ -78,7 +80,7 @@ impl Dir {
         })
     }
 
-    /// All files of the store in the directory.
+    /// Lists the store's files; ignores others.
     pub(crate) fn list(&self) -> Result<Vec<Entry>, StoreError> {
         let fail = || StoreError::file("list", &self.path);
         let mut found = Vec::new();
@@ -89,7 +91,7 @@ impl Dir {
         Ok(found)
     }
 
-    /// Makes a new file of `length` bytes, all hole.
+    /// Creates a new sparse file of `length` bytes.
     pub(crate) fn create(&self, entry: &Entry, length: u64) -> Result<File, StoreError> {
         let path = self.file(entry);
         let mut options = OpenOptions::new();
@@ -99,7 +101,7 @@ impl Dir {
         Ok(file)
     }
 
-    /// Opens a file that is there; says how long it is.
+    /// Opens an existing file; returns it and its length in bytes.
     pub(crate) fn open(&self, entry: &Entry) -> Result<(File, u64), StoreError> {
         let path = self.file(entry);
         let mut options = OpenOptions::new();
@@ -109,7 +111,7 @@ impl Dir {
         Ok((file, length))
     }
 
-    /// Deletes a file; one that is not there is as good as deleted.
+    /// Deletes a file; a missing file is no error.
     pub(crate) fn delete(&self, entry: &Entry) -> Result<(), StoreError> {
         let path = self.file(entry);
         match fs::remove_file(&path) {
@@ -127,7 +129,7 @@ fn check_tmpfs(directory: &OwnedFd, path: &Path) -> Result<(), StoreError> {
     if tmpfs::is_tmpfs(&statfs) { Ok(()) } else { Err(StoreError::NotTmpfs(path.to_owned())) }
 }
 
-/// Takes the lock and writes our process id into it, for the next one's error.
+/// Takes the lock and writes this process's id into the file, for the error of the next process.
 fn lock_file(directory: &OwnedFd, dir: &Path) -> Result<File, StoreError> {
     let path = dir.join("lock");
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -138,7 +140,7 @@ fn lock_file(directory: &OwnedFd, dir: &Path) -> Result<File, StoreError> {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut pid = String::new();
-            // An unreadable pid only makes the error poorer.
+            // Without the pid the error only says less.
             let _ = file.read_to_string(&mut pid);
             return Err(StoreError::Busy { dir: dir.to_owned(), pid: pid.trim().to_owned() });
         }

@@ -1,20 +1,22 @@
+//! The errors of the store.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 
-/// Why the store could not do what it was asked.
+/// A reason why the store cannot carry out a request.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Pages on a disk would be neither fast nor given back.
+    /// The directory is not on a tmpfs: pages on a disk would be slow and would free no RAM.
     #[error("{} is not on a tmpfs, so what is stored there would not be RAM; choose a directory under /dev/shm, or mount a tmpfs with mode=700 there", .0.display())]
     NotTmpfs(PathBuf),
-    /// Somebody else could put files there, or exchange those that are there.
+    /// Another user could create or replace files in the directory.
     #[error("{} {why}: others could exchange what is stored there; choose another directory, or remove this one and make it anew, for its owner only", .at.display())]
     Unguarded {
-        /// The directory, or one on the way to it.
+        /// The directory, or one of its parents.
         at: PathBuf,
-        /// What is wrong with it.
+        /// The check that failed.
         why: String,
     },
     /// Another process serves this directory.
@@ -22,36 +24,36 @@ pub enum StoreError {
     Busy {
         /// The store's directory.
         dir: PathBuf,
-        /// The holder's process id, as it wrote it.
+        /// The process id in the lock file; empty if this process cannot read it.
         pid: String,
     },
-    /// The system refused something about a file.
+    /// A system call on a file failed.
     #[error("cannot {what} {}: {source}", .path.display())]
     File {
-        /// What was tried.
+        /// The attempted operation, a verb.
         what: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is a lease with this id already.
+    /// A lease with this id exists.
     #[error("lease {0} exists already")]
     Exists(LeaseId),
-    /// There is no lease with this id.
+    /// No lease has this id.
     #[error("there is no lease {0} here")]
     Unknown(LeaseId),
-    /// Pages cannot be cut.
+    /// The capacity is zero or not a multiple of the page size.
     #[error(
         "lease {lease}: a capacity of {capacity} is not a positive multiple of {PAGE_SIZE} bytes"
     )]
     Capacity {
         /// The lease.
         lease: LeaseId,
-        /// What was asked for.
+        /// The requested capacity.
         capacity: Bytes,
     },
-    /// The lease stores as much as it may.
+    /// The lease stores as much as its quota allows.
     #[error(
         "lease {lease} is full: it stores all of the {quota} it may; discard something or ask for a larger lease"
     )]
@@ -61,35 +63,35 @@ pub enum StoreError {
         /// Its quota.
         quota: Bytes,
     },
-    /// The lender has no page left to give.
+    /// The tmpfs or the process's memory limit is full.
     #[error(
         "no memory for lease {lease}: the tmpfs or the memory limit of this process is full ({source})"
     )]
     NoMemory {
         /// The lease.
         lease: LeaseId,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
-    /// The request leaves the lease.
+    /// The request extends beyond the lease.
     #[error("{length} bytes at {offset} are not inside lease {lease} of {capacity}")]
     Range {
         /// The lease.
         lease: LeaseId,
-        /// First byte asked for.
+        /// First requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// Number of requested bytes.
         length: u64,
         /// The size of the lease.
         capacity: Bytes,
     },
-    /// The lease was removed while it was in use.
+    /// The lease has been removed while a caller still holds it.
     #[error("lease {0} has been removed")]
     Gone(LeaseId),
 }
 
 impl StoreError {
-    /// Makes the [`StoreError::File`] for a failed `what` on `path`.
+    /// Returns a function that wraps an I/O error of the operation `what` on `path`.
     pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { what, path, source }

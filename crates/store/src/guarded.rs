@@ -1,4 +1,4 @@
-//! Directories in which nobody but root and this user can have put anything, or can exchange anything.
+//! Directories in which only root and this user can create or replace files.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,14 +11,15 @@ use crate::StoreError;
 
 const GROUP_OR_OTHERS_WRITE: u32 = 0o022;
 
-/// In a directory with this bit each entry belongs to its owner.
+/// In a directory with this bit only an entry's owner, or the directory's, may rename or delete it.
 const STICKY: u32 = 0o1000;
 
-/// Opens a directory and makes it if need be, its parents too, for this user only. No symbolic link is
-/// followed.
+/// Opens a directory and makes it and its parents, for this user only, if they are missing. Follows
+/// no symbolic link.
 ///
 /// # Errors
-/// [`StoreError::Unguarded`] with the first directory on the way that others could change.
+/// [`StoreError::Unguarded`] with the first directory on the path that other users could change;
+/// [`StoreError::File`] if the system refuses to find, make or open one.
 pub(crate) fn open(path: &Path) -> Result<OwnedFd, StoreError> {
     let path = std::path::absolute(path).map_err(StoreError::file("find", path))?;
     let mut names = path.components().peekable();
@@ -34,7 +35,7 @@ pub(crate) fn open(path: &Path) -> Result<OwnedFd, StoreError> {
     opened.ok_or_else(|| StoreError::file("find", &path)(std::io::ErrorKind::NotFound.into()))
 }
 
-/// Opens the directory `name` in `parent`, whose path is `at`; makes it where it is not there.
+/// Opens the directory `name` in `parent`, or makes it; its path is `at`.
 fn enter(parent: BorrowedFd<'_>, name: Component<'_>, at: &Path) -> Result<OwnedFd, StoreError> {
     let name: &OsStr = name.as_os_str();
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,33 +1,38 @@
-//! A lender's RAM: sparse, elastic, accounted, and shared by those of one group who store the same.
+//! A lender's RAM: sparse, elastic and accounted; leases of one group can share equal pages.
 //!
-//! A [`Store`] is a directory on a tmpfs, a [`Lease`] one sparse file in it, beside a small record. A page takes RAM
-//! at its first non-zero write and gives it back when it is discarded or written with zeroes, so what a lease costs is
-//! what the borrower keeps in it. The files outlive the process that serves them: after a crash or an upgrade the
-//! next [`Store::open`] finds every page again, as the file itself says which pages are there.
+//! A [`Store`] is a directory on a tmpfs, a [`Lease`] one sparse file in it, beside a small record.
+//! A page takes RAM at its first non-zero write and frees it when the borrower discards it or
+//! writes zeroes. So a lease costs as much as the borrower keeps in it. The files outlive the
+//! process that serves them. After a crash or an upgrade the next [`Store::open`] finds every page
+//! again, as the file itself says which pages exist.
 //!
 //! # Leases that share
 //!
-//! A lease whose record says [`shared`](LeaseRecord::shared) keeps equal pages once, its own and those of all leases of its
-//! [group](LeaseRecord::group) that share, whoever borrows them. Who writes such a page gets another (copy-on-write). Each
-//! page still counts for the [quota](LeaseRecord::quota) of each lease that stores it, so what a borrower may store depends
-//! on nobody else; what is saved is the lender's ([`Usage`]). What is not shared has a file of its own as before and costs
-//! nothing more.
+//! A lease whose record says [`shared`](LeaseRecord::shared) keeps equal pages once. It shares them
+//! with all sharing leases of its [group](LeaseRecord::group), of any borrower. A write to such a
+//! page moves it to another frame (copy-on-write). Each page counts for the
+//! [quota](LeaseRecord::quota) of each lease that stores it, so a borrower's limit does not depend
+//! on other leases. The lender keeps the savings ([`Usage`]). A lease that does not share has a
+//! file of its own and no extra cost.
 //!
-//! Equal pages are found by a fingerprint with a random key, and compared byte by byte before they are taken for equal. A
-//! stored page that is shared by nobody costs 0.8 % beside itself: an entry and a lock of 4 bytes each in the lease, and 22
-//! to 27 bytes for its frame. A group can have 16 TiB of different pages.
+//! The store finds equal pages by a fingerprint with a random key, and compares them byte by byte
+//! before it shares them. A stored page without sharers costs 0.8 % overhead: an entry and a lock
+//! of 4 bytes each in the lease, and 22 to 27 bytes for its frame. A group can have 16 TiB of
+//! different pages.
 //!
-//! ## What it tells
+//! ## Side channels
 //!
-//! *Inside a group:* writing what some member has stored already is several times faster than writing what nobody has, and
-//! so is discarding it. Who can time his own writes can so find out, one guess at a time, whether a certain page (4 KiB, all
-//! of it guessed) is stored by another member on the same lender. A group is for those who may know that of each other;
-//! others are to be given leases of another group, or leases that do not share.
+//! *Inside a group:* a write of a page that some member stores already is several times faster than
+//! a write of a new page, and so is a discard of such a page. A borrower that times its own writes
+//! can find out whether another member stores a certain page on the same lender. Each guess must
+//! match a whole page (4 KiB). Put borrowers in one group only if they may learn that about each
+//! other. Give others leases of another group, or leases that do not share.
 //!
-//! *Between groups:* nothing. Each has a file, an index, locks, free frames and a key of its own, and no page of one is ever
-//! looked at for another. What is left is what all who use one machine have in common, whether they share or not: its load,
-//! and the room on the tmpfs, of which a group keeps up to 2 MiB free for its next writes. The figures of [`Usage`] are for
-//! the lender alone: those of a group say how much of it is equal, and the store's say how much all save together.
+//! *Between groups:* nothing. Each group has its own file, index, locks, free frames and key, and
+//! the store never compares pages of two groups. All users of one machine share its load and the
+//! room on the tmpfs, with or without sharing; a group keeps up to 2 MiB of that room for its next
+//! writes. The figures of [`Usage`] are for the lender alone. A group's figures say how much of its
+//! data is equal; the store's say how much all groups save.
 
 mod dir;
 mod error;

@@ -1,52 +1,55 @@
+//! A lock and a stored bit for each page, in four bytes.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::futex;
 
-/// The page is in the file and holds data; without it the page is a hole and reads as zeroes.
+/// The page is stored; without this bit it is a hole and reads as zeroes.
 const STORED: u32 = 1 << 31;
-/// Somebody writes the page or changes [`STORED`].
+/// A thread holds the page for writing and may change [`STORED`].
 const WRITER: u32 = 1 << 30;
-/// Somebody sleeps until the page is free. Only ever set while the page is held.
+/// A thread sleeps until the page is free. Set only while the page is held.
 const WAITING: u32 = 1 << 29;
-/// How many read the page.
+/// Number of readers.
 const READERS: u32 = WAITING - 1;
 
-/// How often to look again before going to sleep: about as long as copying a page takes.
+/// Polls before sleeping: about as long as the copy of a page takes.
 const SPINS: u32 = 100;
 
-/// Four bytes a page: whether it is stored, and a readers-writer lock over that and its contents.
+/// The state of a page, 4 bytes: whether it is stored, and a readers-writer lock over that bit and
+/// the contents.
 ///
-/// A reader that comes while somebody waits queues behind, so a page that is read all the time can still be written.
-/// For that reason, who holds one page MUST only wait for pages with a higher number, and otherwise use
-/// [`try_read`](Self::try_read).
+/// A reader that arrives while a thread waits queues behind that thread, so constant readers cannot
+/// starve a writer. For that reason a thread that holds a page MUST only wait for pages with higher
+/// numbers, and otherwise use [`try_read`](Self::try_read).
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(crate) struct PageState(AtomicU32);
 
 impl PageState {
-    /// Whether the page is stored; meaningful to who holds it.
+    /// Returns whether the page is stored; stable only while the caller holds the page.
     pub(crate) fn stored(&self) -> bool {
         self.0.load(Ordering::Relaxed) & STORED != 0
     }
 
-    /// Whether at this moment the page is a hole that nobody holds. Sequentially consistent, see
+    /// Returns whether the page is a hole that no thread holds. Sequentially consistent, see
     /// [`Lease::retire`](crate::lease::Lease::retire).
     pub(crate) fn is_idle_hole(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
     }
 
-    /// Takes the page for reading if that needs no waiting.
+    /// Locks the page for reading if it need not wait.
     pub(crate) fn try_read(&self) -> bool {
         let free = |state| (state & (WRITER | WAITING) == 0).then_some(state + 1);
         self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, free).is_ok()
     }
 
-    /// Takes the page for reading.
+    /// Locks the page for reading.
     pub(crate) fn read(&self) {
         self.acquire(WRITER | WAITING, 1);
     }
 
-    /// Takes the page for writing.
+    /// Locks the page for writing.
     pub(crate) fn write(&self) {
         self.acquire(WRITER | READERS, WRITER);
     }
@@ -74,11 +77,11 @@ impl PageState {
         }
     }
 
-    /// Sleeps until the page is free, or not at all if its state is no longer `seen`.
+    /// Sleeps until the page is free, or returns at once if the state is no longer `seen`.
     fn sleep(&self, seen: u32) {
         let waiting = seen | WAITING;
         if self.0.compare_exchange(seen, waiting, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            // Spurious returns and a state that has moved on are the same to the caller: it looks again.
+            // A spurious return and a changed state need no distinction: the caller polls again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, waiting, None);
         }
     }
@@ -96,7 +99,7 @@ impl PageState {
         }
     }
 
-    /// Changes whether the page is stored, by who holds it for writing.
+    /// Sets whether the page is stored; the caller holds it for writing.
     pub(crate) fn set_stored(&self, stored: bool) {
         if stored {
             self.0.fetch_or(STORED, Ordering::Relaxed);
@@ -115,7 +118,8 @@ impl PageState {
 
     #[cold]
     fn wake(&self) {
-        // All of them: readers can go on together, and who loses the race sleeps again.
+        // Wakes all of them: readers can proceed together, and a thread that loses the race sleeps
+        // again.
         let _ = futex::wake(&self.0, futex::Flags::PRIVATE, i32::MAX.cast_unsigned());
     }
 }

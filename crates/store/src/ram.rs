@@ -1,8 +1,10 @@
+//! Whether the kernel lets this process lock pages in RAM.
+
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the kernel lets this process lock stored pages in RAM.
+/// Whether the kernel refuses to lock stored pages in RAM.
 #[derive(Debug)]
 pub(crate) struct RamLock {
     dir: PathBuf,
@@ -10,17 +12,17 @@ pub(crate) struct RamLock {
 }
 
 impl RamLock {
-    /// As far as is known, it does.
+    /// Starts without a refusal.
     pub(crate) fn new(dir: PathBuf) -> Self {
         Self { dir, refused: AtomicBool::new(false) }
     }
 
-    /// Whether it has refused.
+    /// Returns whether the kernel has refused.
     pub(crate) fn was_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Notes how locking something went; if it was refused, says so the first time.
+    /// Notes the result of a lock operation; warns of the first refusal only.
     pub(crate) fn note(&self, locked: io::Result<()>) {
         if let Err(error) = locked
             && !self.refused.swap(true, Ordering::Relaxed)

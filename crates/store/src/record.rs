@@ -1,3 +1,5 @@
+//! The record of a lease, a JSON file beside its pages.
+
 use std::fs;
 use std::path::Path;
 
@@ -6,37 +8,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Claim, StoreError};
 
-/// What is known of a lease besides its pages; kept beside them as `LEASE.json`.
+/// The metadata of a lease; kept beside its pages as `LEASE.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseRecord {
     /// The lease.
     pub id: LeaseId,
-    /// Who may use it.
+    /// The host that may use it.
     pub borrower: HostName,
-    /// The tenant it is accounted to.
+    /// The tenant to which it is accounted.
     pub group: Group,
     /// Its size as an address space: a multiple of the page size.
     pub capacity: Bytes,
-    /// The most it may store.
+    /// The most it may store, in bytes.
     pub quota: Bytes,
-    /// Whether its pages are kept once with equal ones of all leases of the group that share.
-    // Left out where it is not so, for an older store to understand the record.
+    /// Whether it keeps equal pages once, with all sharing leases of the group.
+    // Omitted if false, so that an older store understands the record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
-    /// Whose pages it holds, where that is to outlive the connections.
+    /// The owner of the pages, if its claim outlives the connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
-    /// Owners that were taken over, and are not let in again.
+    /// Owners that another owner has replaced by force; the store does not admit them again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ousted: Vec<OwnerId>,
-    /// Whatever the owner of the store wants to remember with the lease.
+    /// Free for the program that uses the store.
     #[serde(default)]
     pub note: serde_json::Value,
 }
 
 impl LeaseRecord {
-    /// A new lease of no tenant's, all of which may be used, and which shares nothing.
+    /// Makes the record of a new lease of the default group, with a quota as large as its capacity
+    /// and without sharing.
     pub fn new(borrower: HostName, capacity: Bytes) -> Self {
         Self {
             id: LeaseId::random(),
@@ -51,7 +54,7 @@ impl LeaseRecord {
         }
     }
 
-    /// Writes the record so that a crash leaves either the old one or the new one.
+    /// Writes the record atomically: a crash leaves either the old record or the new one.
     ///
     /// No fsync: a tmpfs outlives the process, and nothing on it outlives the kernel.
     pub(crate) fn save(&self, path: &Path) -> Result<(), StoreError> {
@@ -60,7 +63,6 @@ impl LeaseRecord {
         file::replace(path, &text).map_err(StoreError::file("write", path))
     }
 
-    /// Reads a record.
     pub(crate) fn load(path: &Path) -> Result<Self, StoreError> {
         let text = fs::read(path).map_err(StoreError::file("read", path))?;
         serde_json::from_slice(&text)

@@ -1,12 +1,14 @@
+//! Byte ranges of a lease, and their pages.
+
 use std::ops::Range;
 
 use aquifer_page::PAGE_SIZE;
 
-/// Pages that are locked at once: long enough that punching and copying are done in large pieces, short enough that
-/// who waits for one of them does not wait long (1 MiB).
+/// Pages locked at once, 1 MiB: enough to punch and copy in large pieces, few enough that a thread
+/// that waits for one of them waits shortly.
 pub(crate) const CHUNK_PAGES: usize = 256;
 
-/// A range of bytes in a lease, and how it falls on pages.
+/// A range of bytes in a lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     start: usize,
@@ -14,13 +16,14 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `length` bytes at `offset`, which the caller has checked to be inside the lease.
+    /// Makes a span of `length` bytes at `offset`; the caller has checked that it is inside the
+    /// lease.
     pub(crate) fn new(offset: u64, length: u64) -> Self {
         let start = offset as usize;
         Self { start, end: start + length as usize }
     }
 
-    /// All pages that the span touches.
+    /// Returns all pages that the span touches.
     pub(crate) fn pages(&self) -> Range<usize> {
         if self.start == self.end {
             return 0..0;
@@ -28,26 +31,27 @@ impl Span {
         self.start / PAGE_SIZE..self.end.div_ceil(PAGE_SIZE)
     }
 
-    /// The pages in pieces of at most [`CHUNK_PAGES`].
+    /// Returns the pages in pieces of at most [`CHUNK_PAGES`].
     pub(crate) fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let pages = self.pages();
         pages.clone().step_by(CHUNK_PAGES).map(move |at| at..pages.end.min(at + CHUNK_PAGES))
     }
 
-    /// The part of `pages` that belongs to the span, counted from the span's start.
+    /// Returns the part of `pages` that belongs to the span, relative to the span's start.
     pub(crate) fn of_span(&self, pages: &Range<usize>) -> Range<usize> {
         let (from, to) = self.clip(pages);
         from - self.start..to - self.start
     }
 
-    /// The part of `pages` that belongs to the span, counted from the start of the first of them.
+    /// Returns the part of `pages` that belongs to the span, relative to the start of the first
+    /// page.
     pub(crate) fn of_pages(&self, pages: &Range<usize>) -> Range<usize> {
         let (from, to) = self.clip(pages);
         let base = pages.start * PAGE_SIZE;
         from - base..to - base
     }
 
-    /// Whether the span covers only a part of this page.
+    /// Returns whether the span covers only a part of this page.
     pub(crate) fn cuts(&self, page: usize) -> bool {
         self.of_pages(&(page..page + 1)).len() < PAGE_SIZE
     }
@@ -57,7 +61,7 @@ impl Span {
     }
 }
 
-/// Cuts `pages` into runs of pages that agree in `key`.
+/// Splits `pages` into runs of pages with equal `key`.
 pub(crate) fn runs<K: PartialEq>(
     pages: Range<usize>,
     key: impl Fn(usize) -> K,

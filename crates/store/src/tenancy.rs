@@ -1,7 +1,9 @@
-//! Who may be connected to a lease: one owner at a time, and of each of its processes the newest connections only.
+//! Admission to a lease: one owner at a time, and only the newest connections of each of its
+//! processes.
 //!
-//! A client numbers its connections by an epoch, and raises that when one of them breaks. Before a connection of a newer
-//! epoch is let in, those of older ones are ended and waited for: no write that came over them can follow a newer one.
+//! A client numbers its connections by an epoch, and raises the epoch when a connection breaks.
+//! Before the lease admits a connection of a newer epoch, it ends those of older epochs and waits
+//! for them. So no write of an older connection can follow a write of a newer one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -11,32 +13,34 @@ use std::time::{Duration, Instant};
 use aquifer_page::{ClientId, OwnerId};
 use serde::{Deserialize, Serialize};
 
-/// How long the end of older connections is waited for. They only finish requests that have arrived.
+/// Timeout for the end of older connections. They only finish requests that have arrived.
 const LONGEST_END: Duration = Duration::from_secs(10);
-/// How long a lease's present owner may take to leave before the next one is refused: whoever has just let go of it has
-/// connections that the server has yet to see the end of.
+/// How long a new owner waits for the present one to leave before it is refused. The server may not
+/// yet have seen the end of connections that the owner has closed.
 const GRACE: Duration = Duration::from_secs(1);
-/// Clients and owners of the past that are remembered.
+/// Former clients and owners to remember.
 const PAST: usize = 64;
 
-/// Who wants to be connected to a lease, as it says itself.
+/// A client that asks to be connected to a lease, as it describes itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visitor {
-    /// Whose pages the lease holds, or is to hold.
+    /// The owner of the pages that the lease holds, or will hold.
     pub owner: OwnerId,
-    /// What operators call the owner.
+    /// The owner's name for operators.
     pub name: String,
-    /// How often the owner has moved to another host. One client of each generation can be connected.
+    /// How often the owner has moved to another host. One client of each generation can be
+    /// connected.
     pub generation: u32,
-    /// Whether the owner has moved for good: clients of earlier generations are ended, and let in no more.
+    /// Whether the owner has moved for good: the lease ends clients of earlier generations and
+    /// admits no more of them.
     pub ends_older: bool,
-    /// The process.
+    /// The client's process.
     pub client: ClientId,
-    /// Grows when a connection of the client breaks.
+    /// The client's epoch; it grows when one of its connections breaks.
     pub epoch: u64,
     /// Whether the claim outlives the connections, for as long as the lease stores anything.
     pub keeps: bool,
-    /// Whether to take the lease from its present owner, whose pages are lost then.
+    /// Whether to take the lease from its present owner, who then loses its pages.
     pub takes_over: bool,
 }
 
@@ -45,26 +49,26 @@ pub struct Visitor {
 pub struct Claim {
     /// The owner.
     pub owner: OwnerId,
-    /// What operators call it.
+    /// The owner's name for operators.
     pub name: String,
-    /// Its lowest generation that is let in.
+    /// The owner's lowest admitted generation.
     #[serde(default)]
     pub from_generation: u32,
 }
 
-/// What must be remembered when all connections and the process are gone.
+/// The state that outlives all connections and the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// Of an owner that stays.
+    /// The owner, if its claim outlives its connections.
     pub(crate) claim: Option<Claim>,
-    /// Owners whose pages others may have overwritten since: they are not let in again.
+    /// Owners whose pages another owner may have overwritten; they are not admitted again.
     pub(crate) ousted: Vec<OwnerId>,
 }
 
-/// Why a visitor is not let in.
+/// A reason why a visitor is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// The lease is another owner's.
+    /// The lease belongs to another owner.
     #[error(
         "it belongs to {0}: use another export, remove that one first, or take it over by force"
     )]
@@ -72,15 +76,15 @@ pub enum Denied {
     /// A newer connection or process of the same owner has taken over.
     #[error("a newer connection of {0} has taken over")]
     Late(String),
-    /// Connections of before did not end.
+    /// Older connections did not end within the timeout.
     #[error("older connections of {0} have not ended yet")]
     Busy(String),
-    /// The claim could not be kept.
+    /// The claim could not be recorded.
     #[error("the claim cannot be recorded: {0}")]
     Unrecorded(String),
 }
 
-/// Ends a connection: whoever serves it wakes up and leaves.
+/// A function that ends a connection: it wakes the connection's server, which then leaves.
 pub type End = Box<dyn Fn() + Send + Sync>;
 
 struct Guest {
@@ -91,11 +95,11 @@ struct Guest {
     end: End,
 }
 
-/// Who is connected to one lease.
+/// The connections of one lease.
 #[derive(Default)]
 pub(crate) struct Tenancy {
     book: Mutex<Book>,
-    /// Rung when a guest has left.
+    /// Notified when a guest leaves.
     left: Condvar,
 }
 
@@ -109,11 +113,11 @@ struct Book {
     past: VecDeque<(OwnerId, ClientId)>,
     /// See [`Memory`].
     ousted: VecDeque<OwnerId>,
-    /// The lowest generation of the present owner that is let in.
+    /// The present owner's lowest admitted generation.
     from_generation: u32,
 }
 
-/// A visitor's time with a lease, over when dropped.
+/// A visitor's connection to a lease; it ends when dropped.
 pub struct Stay {
     tenancy: Arc<Tenancy>,
     id: u64,
@@ -143,7 +147,7 @@ impl Drop for Stay {
 }
 
 impl Tenancy {
-    /// That of a lease of which this is on record.
+    /// Makes the tenancy of a lease with this recorded state.
     pub(crate) fn new(memory: Memory) -> Arc<Self> {
         let from_generation = memory.claim.as_ref().map_or(0, |claim| claim.from_generation);
         let claim = memory.claim.map(|claim| (claim, true));
@@ -151,7 +155,8 @@ impl Tenancy {
         Arc::new(Self { book: Mutex::new(book), left: Condvar::new() })
     }
 
-    /// Lets a visitor in when all that must end for it has ended. `record` keeps what is to outlive this process.
+    /// Admits a visitor once all connections that it replaces have ended. `record` saves the state
+    /// that outlives this process.
     pub(crate) fn admit(
         self: &Arc<Self>,
         visitor: &Visitor,
@@ -191,13 +196,15 @@ impl Tenancy {
     }
 
     fn locked(&self) -> MutexGuard<'_, Book> {
-        // Guests come and go whole, so a panic elsewhere cannot have left the book half written.
+        // Guests are inserted and removed whole, so a panic in another thread cannot leave the book
+        // half written.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Book {
-    /// Says which guests must leave before the visitor can come in; from now on none that is older comes in.
+    /// Returns the guests that must leave before the visitor can enter; blocks older ones from here
+    /// on.
     fn make_way(
         &mut self,
         visitor: &Visitor,
@@ -378,7 +385,7 @@ mod tests {
             drop((left, beside));
             admitted.join().unwrap().unwrap();
         });
-        // Also at a server that was started anew.
+        // A restarted server remembers it too.
         for tenancy in [tenancy, Tenancy::new(memory.into_inner().unwrap())] {
             let refused = admit(&tenancy, &visitor(1, 1, 9)).unwrap_err();
             assert_eq!(refused, Denied::Late("owner 1".to_owned()));

@@ -1,4 +1,4 @@
-//! File systems in RAM of our own, of which the kernel swaps nothing out.
+//! Our own tmpfs mounts, from which the kernel swaps nothing out.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,26 +13,27 @@ use crate::{StoreError, guarded};
 /// `TMPFS_MAGIC` of `linux/magic.h`.
 const MAGIC: u32 = 0x0102_1994;
 
-/// Where stores are if nobody says otherwise.
+/// Default directory of stores.
 const STORES: &str = "/dev/shm/aquifer";
 
-/// Whether something is mounted at a directory.
+/// Returns whether a file system is mounted at a directory.
 ///
 /// # Errors
-/// If it cannot be examined.
+/// If the directory or its parent cannot be examined.
 pub fn is_mounted(directory: &Path) -> io::Result<bool> {
     let parent = directory.parent().unwrap_or(Path::new("/"));
     Ok(fs::metadata(directory)?.dev() != fs::metadata(parent)?.dev())
 }
 
-/// Whether a file system is a tmpfs.
+/// Returns whether a file system is a tmpfs.
 pub fn is_tmpfs(statfs: &rustix::fs::StatFs) -> bool {
     // The type of `f_type` differs between architectures; the number fits all of them.
     statfs.f_type as u32 == MAGIC
 }
 
-/// Mounts a tmpfs for root only, of this size (`size=` in tmpfs(5)). It has no huge pages, as single
-/// pages come and go. From Linux 6.4 on the kernel swaps nothing of it out (`noswap`).
+/// Mounts a tmpfs for root only, of this size (`size=` in tmpfs(5)). It has no huge pages, as
+/// leases take and free single pages. From Linux 6.4 on the kernel swaps nothing of it out
+/// (`noswap`).
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -58,14 +59,14 @@ pub fn mount(name: &str, directory: &Path, size: &str) -> io::Result<()> {
     }
 }
 
-/// Where stores can be: `/dev/shm/aquifer`, a tmpfs of its own, which this mounts if none is there.
-/// A user other than root has no such place, and gets `/dev/shm`.
+/// Returns the directory for stores: `/dev/shm/aquifer`, a tmpfs of its own, which this mounts if
+/// none is there. For a user other than root it is `/dev/shm`.
 ///
-/// While no process serves a lease nothing locks its pages in RAM. On `/dev/shm` the kernel can
-/// swap them out then, even to the borrower's own device, which waits for this very lender.
+/// While no process serves a lease, nothing locks its pages in RAM. On `/dev/shm` the kernel can
+/// then swap them out, even to the borrower's own device, which waits for this very lender.
 ///
 /// # Errors
-/// If the directory is another user's, or the kernel refuses.
+/// If another user could change the directory, or the kernel refuses.
 pub fn stores() -> Result<&'static Path, StoreError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Path::new("/dev/shm"));
@@ -74,7 +75,7 @@ pub fn stores() -> Result<&'static Path, StoreError> {
     Ok(Path::new(STORES))
 }
 
-/// Mounts a tmpfs where stores are, if this one is to be there.
+/// Mounts a tmpfs at the default directory if `path` is in it.
 pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
     if path.starts_with(STORES) {
         stores()?;
@@ -82,8 +83,8 @@ pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Warns root, which can choose another directory, if the kernel can swap out what is in this one.
-/// It is on a tmpfs. Of `/dev/shm/aquifer` the mount itself warns.
+/// Warns root, who can choose another directory, if the kernel can swap out this tmpfs. For
+/// `/dev/shm/aquifer` the mount itself warns.
 pub(crate) fn warn_of_swap(directory: &Path) {
     let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);
     if chosen && fs::metadata(directory).is_ok_and(|it| can_be_swapped_out(it.dev())) {
@@ -95,8 +96,8 @@ pub(crate) fn warn_of_swap(directory: &Path) {
     }
 }
 
-/// Whether the kernel can swap out the tmpfs with this device number: its options in mountinfo say
-/// no.
+/// Returns whether the kernel can swap out the tmpfs with this device number, by its options in
+/// mountinfo.
 fn can_be_swapped_out(device: u64) -> bool {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -109,7 +110,7 @@ fn mount_once(stores: &Path) -> Result<(), StoreError> {
     guarded::open(stores)?;
     let what = || StoreError::file("mount a tmpfs at", stores);
     let held = File::open(stores).map_err(what())?;
-    // One process mounts it, also when several come at once.
+    // The lock lets only one of several processes mount it.
     held.lock().map_err(what())?;
     if is_mounted(stores).map_err(what())? {
         return Ok(());
@@ -142,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// The options of all that is mounted at a directory.
+    /// Returns the options of all mounts at a directory.
     fn mounts(directory: &Path) -> Vec<String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let at = directory.to_str().unwrap();

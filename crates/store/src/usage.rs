@@ -1,3 +1,5 @@
+//! The figures of a store: stored, taken, promised and shared bytes.
+
 use std::collections::BTreeMap;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId};
@@ -5,15 +7,15 @@ use serde::Serialize;
 
 use crate::Lease;
 
-/// What a store holds, in all and for whom. Read from counters: the figures are exact where nobody writes, and else may be
-/// a page apart.
+/// A store's figures: in total, by group and by lease. Read from counters: exact while no thread
+/// writes, otherwise perhaps a page apart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
-    /// What is stored, each page of each lease counted.
+    /// Stored bytes, each page of each lease counted.
     pub stored: Bytes,
-    /// RAM that pages really take.
+    /// RAM that the pages really take.
     pub taken: Bytes,
-    /// What all leases together may store.
+    /// The most that all leases together may store.
     pub promised: Bytes,
     /// The same for each group.
     pub groups: BTreeMap<Group, GroupUsage>,
@@ -21,57 +23,58 @@ pub struct Usage {
     pub leases: Vec<LeaseUsage>,
 }
 
-/// What the leases of one group hold.
+/// The figures of one group's leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GroupUsage {
-    /// What is stored, each page of each lease counted.
+    /// Stored bytes, each page of each lease counted.
     pub stored: Bytes,
     /// RAM that the group's pages really take.
     pub taken: Bytes,
-    /// What the group's leases together may store.
+    /// The most that the group's leases together may store.
     pub promised: Bytes,
-    /// The part of those leases that share.
+    /// The figures of the group's sharing leases.
     pub shared: SharedUsage,
 }
 
-/// What the sharing leases of one group hold.
+/// The figures of one group's sharing leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SharedUsage {
-    /// What is stored, each page of each lease counted, also of leases that were
-    /// [left alone](crate::Finding::Unusable).
+    /// Stored bytes, each page of each lease counted, with leases that were [left
+    /// alone](crate::Finding::Unusable).
     pub stored: Bytes,
-    /// RAM that the group's frames really take, with those (about 2 MiB at most) that are kept for the next writes.
+    /// RAM that the group's frames really take, with frames (about 2 MiB at most) that are kept for
+    /// the next writes.
     pub taken: Bytes,
     /// RAM saved: `stored` less the frames that hold it.
     pub saved: Bytes,
     /// Frames to which more than one page refers.
     pub shared_frames: u64,
-    /// Copy-on-write breaks since the store was opened: writes that gave a page a frame other than the one it had, to
-    /// which others go on referring. Pages that become holes are not counted.
+    /// Copy-on-write breaks since the store was opened: writes that moved a page to another frame
+    /// while other pages still refer to the old one. Pages that become holes do not count.
     pub breaks: u64,
 }
 
-/// What one lease holds.
+/// The figures of one lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeaseUsage {
     /// The lease.
     pub id: LeaseId,
-    /// Who uses it.
+    /// The host that uses it.
     pub borrower: HostName,
-    /// Whom it is accounted to.
+    /// The tenant to which it is accounted.
     pub group: Group,
     /// Whether it shares with its group.
     pub shared: bool,
-    /// What it stores, whoever else stores the same.
+    /// Stored bytes, even if other leases share the frames.
     pub stored: Bytes,
-    /// What it may store.
+    /// The most it may store, in bytes.
     pub quota: Bytes,
     /// Its size as an address space.
     pub capacity: Bytes,
 }
 
 impl Usage {
-    /// Adds up `leases`, of which those that share have what is in `shared`.
+    /// Adds up `leases`; `shared` has the figures of those that share, by group.
     pub(crate) fn of<'a>(
         leases: impl Iterator<Item = &'a Lease>,
         shared: impl Iterator<Item = (Group, SharedUsage)>,

@@ -1,7 +1,9 @@
-//! Random I/O on a block device that reads as zeros, past the page cache, from several threads, with every byte checked.
+//! Random direct I/O by several threads on a block device that reads as zeros, with every byte
+//! checked.
 //!
-//! `checked-io DEVICE OPERATIONS [SEED]` does so many writes, reads and discards in each thread and then reads all of
-//! the device. It exits with 1 at the first byte that is not what it must be.
+//! `checked-io DEVICE OPERATIONS [SEED]` performs OPERATIONS writes, reads and discards in each
+//! thread, then reads the threads' shares of the device. The program exits with 1 at the first
+//! wrong byte.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -13,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use aquifer_page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
-/// Threads, each with parts of the device that no other touches.
+/// Number of threads; each has parts of the device that no other thread touches.
 const THREADS: u64 = 4;
 
 /// Pages in a part; no operation crosses a part's border.
@@ -50,11 +52,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What one thread knows about the parts of the device that belong to it.
+/// One thread's share of the device, with its expected content.
 struct Share {
     device: File,
     index: u64,
-    /// How often each of the share's pages was written; 0 for one that must be zeros.
+    /// How often each page of the share was written since its last discard; 0 means zeros.
     generations: Vec<u64>,
     random: u64,
     buffer: Aligned,
@@ -131,14 +133,14 @@ impl Share {
         Ok(())
     }
 
-    /// Reads the whole share; returns how many pages that were.
+    /// Checks the whole share; returns its number of pages.
     fn verify(&mut self) -> Result<u64> {
         let pages = self.generations.len() as u64;
         (0..pages / PART).try_for_each(|part| self.check(part * PART, PART))?;
         Ok(pages)
     }
 
-    /// Where page `page` of the share lies on the device: the shares' parts take turns.
+    /// Returns the device offset of a page of the share; the parts of the shares alternate.
     fn offset(&self, page: u64) -> u64 {
         ((page / PART * THREADS + self.index) * PART + page % PART) * PAGE_SIZE as u64
     }
@@ -156,10 +158,10 @@ impl Share {
     }
 }
 
-/// What a page must hold.
+/// The expected content of a page.
 enum Content {
     Zeros,
-    /// Words that follow from the first one.
+    /// Consecutive words from this first one.
     Words(u64),
 }
 
@@ -176,7 +178,7 @@ impl Content {
         words.for_each(|(index, word)| word.copy_from_slice(&self.word(index).to_ne_bytes()));
     }
 
-    /// The first word that is not what it must be.
+    /// Returns the index of the first wrong word.
     fn difference(&self, page: &[u8]) -> Option<usize> {
         page.chunks_exact(8)
             .enumerate()
@@ -184,7 +186,7 @@ impl Content {
     }
 }
 
-/// A good enough hash of a number (the finaliser of splitmix64).
+/// Hashes a number well enough (the finaliser of splitmix64).
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -192,7 +194,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A buffer that begins at a page's border, as direct I/O wants it.
+/// A buffer that begins at a page's border, as direct I/O requires.
 struct Aligned {
     data: Vec<u8>,
     start: usize,

@@ -1,4 +1,4 @@
-//! The kernel inside a bzImage (Documentation/arch/x86/boot.rst).
+//! Extraction of the kernel from a bzImage (Documentation/arch/x86/boot.rst).
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -33,8 +33,9 @@ pub(super) fn unpack(image: &Path, vmlinux: &Path) -> Result<()> {
     unpacked
 }
 
-/// The compressed kernel: `payload_offset` counts from the end of the boot sectors, of which there are `setup_sects` and one;
-/// the last four bytes of `payload_length` are its unpacked size, which only gzip counts as its own.
+/// Returns the compressed kernel. `payload_offset` counts from the end of the boot sectors, of
+/// which there are `setup_sects` plus one. The last four bytes of `payload_length` are the unpacked
+/// size, which only gzip counts as its own.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let integer =
         |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);

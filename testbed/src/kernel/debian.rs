@@ -1,4 +1,4 @@
-//! Kernel packages from Debian's mirror, with the machine's own apt.
+//! Kernel packages from Debian's mirror, fetched with this machine's apt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 
-/// Names another mirror than the one of the machine's apt.
+/// Environment variable that names a mirror other than the one of the machine's apt.
 const MIRROR: &str = "DEBIAN_MIRROR";
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Downloads the newest kernel image of `suite` into `dir`; returns the package's path.
 ///
-/// apt is given sources and state of its own: the machine's may lack the suite, and stay as they are.
+/// apt gets sources and state of its own: the machine's may lack the suite, and must not change.
 pub(super) fn download(suite: &str, dir: &Path) -> Result<PathBuf> {
     let mirror = mirror()?;
     for inner in ["lists/partial", "archives/partial", "tmp"] {
@@ -62,7 +62,7 @@ fn private(dir: &Path, tool: &str) -> Command {
     command
 }
 
-/// The mirror that this machine's apt takes Debian from.
+/// Returns the mirror from [`MIRROR`] or else from this machine's apt.
 fn mirror() -> Result<String> {
     if let Ok(mirror) = std::env::var(MIRROR) {
         return Ok(mirror);
@@ -80,7 +80,8 @@ fn mirror() -> Result<String> {
     }
 }
 
-/// The repository that is labelled as Debian's; before apt's first update nothing has a label, but a usual path.
+/// Chooses the repository with Debian's label. Before apt's first update no repository has a label,
+/// so the usual path decides.
 fn choose(targets: &str) -> Option<&str> {
     let labelled = targets.lines().find_map(|line| line.strip_prefix("Debian "));
     let is_usual = |uri: &&str| uri.trim_end_matches('/').ends_with("/debian");

@@ -18,17 +18,17 @@ use crate::command;
 /// A stock kernel of Debian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// 6.1, of bookworm.
+    /// 6.1, from bookworm.
     V6_1,
-    /// 6.12, of bookworm-backports.
+    /// 6.12, from bookworm-backports.
     V6_12,
 }
 
 impl Kernel {
-    /// All of them, the oldest first.
+    /// All kernels, the oldest first.
     pub const ALL: [Self; 2] = [Self::V6_1, Self::V6_12];
 
-    /// Debian's suite that has it.
+    /// Returns the suite of Debian with this kernel.
     fn suite(self) -> &'static str {
         match self {
             Self::V6_1 => "bookworm",
@@ -36,18 +36,18 @@ impl Kernel {
         }
     }
 
-    /// Makes the kernel ready to boot: downloads and unpacks it when that was not done before. Safe to be called by any number
-    /// of processes at a time.
+    /// Makes the kernel ready to boot: downloads and unpacks it on first use. Any number of
+    /// processes may call it at a time.
     ///
     /// # Errors
-    /// If it cannot be downloaded or unpacked.
+    /// If the kernel cannot be downloaded or unpacked.
     pub fn prepare(self) -> Result<Prepared> {
         let cache = crate::cache_dir()?;
         let dir = cache.join(format!("kernel-{self}"));
         let _lock = lock(&cache.join(format!("kernel-{self}.lock")))?;
         if !dir.join("release").exists() {
             let work = cache.join(format!("kernel-{self}.new"));
-            // What a build that was killed has left.
+            // A killed build may have left its directory.
             let _ = fs::remove_dir_all(&work);
             let built = self.build(&work).and_then(|()| Ok(fs::rename(&work, &dir)?));
             let _ = fs::remove_dir_all(&work);
@@ -105,23 +105,24 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The kernel, uncompressed: QEMU starts it directly (PVH), seconds faster than it unpacks itself under emulation.
+    /// Returns the path of the uncompressed kernel. QEMU starts it directly (PVH), seconds faster
+    /// than a kernel that unpacks itself under emulation.
     pub fn vmlinux(&self) -> PathBuf {
         self.dir.join("vmlinux")
     }
 
-    /// What `uname -r` says in a guest.
+    /// Returns the release, as `uname -r` prints it in a guest.
     pub fn release(&self) -> &str {
         &self.release
     }
 
-    /// Its modules.
+    /// Returns the kernel's modules.
     pub fn modules(&self) -> Modules {
         Modules::new(&self.dir, &self.release)
     }
 }
 
-/// Holds a file's lock until what it returns is dropped.
+/// Locks a file until the caller drops the result.
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
     flock(&file, FlockOperation::LockExclusive)

@@ -1,5 +1,6 @@
-//! Every backend of Debian's kernels becomes a block device that keeps what is written to it, and a volume process over the
-//! best of them can be taken away, in order and after it was killed: the tests of `device`, where the kernels have the modules.
+//! Tests of `device` in guests with the kernel modules. Every backend of Debian's kernels becomes a
+//! block device that keeps its data. The tests also remove a volume process over the best backend,
+//! in order and after a kill.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ fn of_kernel_6_12_ublk_nbd_and_fuse_loop() -> Result<()> {
 /// Runs the tests of `device` in a host that must have these backends, the best first.
 fn backends_pass(spec: Spec, backends: &str) -> Result<()> {
     let mut spec = spec.memory(Bytes::gib(1)).modules(["fuse", "loop", "nbd"]);
-    // Where the tests look for them: a folder of tests beside one of examples.
+    // The tests look for the examples in a directory beside their own.
     spec = spec.file(test("device", "device"), "/tests/deps/device");
     for (room, name) in [("device", "volume_process"), ("fabric", "nbd_memory")] {
         spec = spec.file(example(room, name), &format!("/tests/examples/{name}"));

@@ -1,6 +1,7 @@
-//! A VM that has its disks through the cache of its group, on this machine, which borrows from another one.
+//! A VM on this machine with its disks behind its group's cache, which borrows from another host's
+//! cache.
 //!
-//! Needs root here, and `qemu-img`.
+//! Needs root and `qemu-img` on this machine.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use crate::support::{Here, PATIENCE, aquifer, step};
 
-/// What the guest copies from one disk to the other.
+/// Size of the disk that the guest copies.
 const DISK: Bytes = Bytes::mib(32);
 
 #[test]
@@ -50,7 +51,7 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
     let refused = host.start("one", &local, &[]).err().context("it has no group")?.to_string();
     ensure!(refused.contains("only a VM in the pool is in one"), "{refused}");
 
-    // Another host, of which there is only this.
+    // This machine also plays the other host.
     let other = tempfile::tempdir()?;
     let (mut lending, at) = start_lender(other.path(), groups, "127.0.0.1:0")?;
     let borrows = format!("nbd://{at}/");
@@ -107,7 +108,7 @@ fn start_cache(host: &Here, groups: &str, lender: &str) -> Result<Child> {
     Ok(start(host.dir.path(), &words)?.0)
 }
 
-/// A cache on another host, and where it lends.
+/// Starts a cache as on another host; returns it, and the address at which it lends.
 fn start_lender(run_dir: &Path, groups: &str, address: &str) -> Result<(Child, String)> {
     let words = ["--groups", groups, "--size", "64M", "--lend", address];
     let (child, status) = start(run_dir, &words)?;

@@ -1,4 +1,5 @@
-//! A host swaps to another one by the kernel's own NVMe over Fabrics at both ends, with no process of ours on the way.
+//! Swap to another host through the kernels' own NVMe over Fabrics at both ends, without a process
+//! of Aquifer on the way.
 
 use anyhow::{Context as _, Result};
 use aquifer_page::Bytes;
@@ -62,7 +63,7 @@ fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
 fn hosts(kernel: Kernel) -> [Spec; 2] {
     let host = |name| Spec::new(name).kernel(kernel).file(aquifer(), "/bin/aquifer");
     let small = host("small").memory(Bytes::mib(224));
-    // Without a device of its own: what there is was made by the export.
+    // zram starts without devices: the export makes its own.
     let lender = host("lender").memory(Bytes::mib(512)).module("zram num_devices=0");
     [small.file(example("device", "touch"), "/bin/checked-memory"), lender]
 }
@@ -91,7 +92,7 @@ impl<'a> Export<'a> {
         uris.into_iter().find(|uri| uri.starts_with(&scheme)).context("it is not served so")
     }
 
-    /// What is in it, and what RAM that takes.
+    /// Returns the amount of stored data, and the RAM that it takes.
     fn stored(&self) -> Result<[Bytes; 2]> {
         let device = self.ready["device"].as_str().unwrap_or_default().trim_start_matches("/dev/");
         let text =
@@ -100,7 +101,7 @@ impl<'a> Export<'a> {
         Ok([Bytes(data.parse()?), Bytes(ram.parse()?)])
     }
 
-    /// Ends it by ctrl-C; nothing is left.
+    /// Ends the export by ctrl-C, and checks that nothing is left.
     fn ends(self) -> Result<()> {
         step("the export ends");
         self.process.signal(Signal::INT);
@@ -138,10 +139,10 @@ fn refused(host: &Host, what: &str, host_nqn: &str, part: &str) -> Result<()> {
     Ok(())
 }
 
-/// Attaches what is lent, has a program fill more memory than there is, checks it, and detaches.
+/// Attaches the export, fills more memory than the host has, checks the memory, and detaches.
 fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     step(&format!("{host} attaches {uri}"));
-    // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+    // Checking reads memory in order; 32 pages a request keep that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     let attach = format!(
         "aquifer attach --direct --swap --patience forever --json --host-nqn {SMALL} {uri}"

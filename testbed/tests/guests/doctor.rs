@@ -1,5 +1,5 @@
-//! What `aquifer doctor` says of a host is so: each check is compared with what the host itself tells or does, and what it advises is
-//! done and helps.
+//! Tests that `aquifer doctor` is right: they compare each check with the host itself, and follow
+//! the advice, which must help.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::{PATIENCE, aquifer, step, tool};
 
-/// What can be loaded in the host, and is not.
+/// Modules that the host can load; none is loaded at first.
 const MODULES: [&str; 9] = [
     "fuse",
     "loop",
@@ -23,7 +23,7 @@ const MODULES: [&str; 9] = [
     "nvmet-rdma",
 ];
 
-/// A device of a backend, made and taken away.
+/// First and last part of a command that attaches a device of a backend and detaches it.
 const ATTACH: &str = "d=$(aquifer attach 'nbd+unix:///?socket=/run/export.sock'";
 const DETACH: &str = ") && test -b $d && aquifer detach $d";
 
@@ -39,7 +39,8 @@ fn of_kernel_6_12_is_right() -> Result<()> {
     is_right(Kernel::V6_12, &[&MODULES[..], &["ublk_drv"]].concat(), "ublk")
 }
 
-/// Begins with a host that has no driver loaded and ends with one that has all of `modules`, where volumes use `backend`.
+/// Begins with a host without drivers and ends with all of `modules` loaded, where volumes use
+/// `backend`.
 fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     let spec = Spec::new("host").kernel(kernel).memory(Bytes::mib(512));
     let hosts = Testbed::start([spec
@@ -71,7 +72,7 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     assert!(report.able());
     assert_eq!(report.check("block device")?["found"], format!("{backend} would be used"));
     let left: Vec<_> = report.advice().filter(|advice| advice.contains("modprobe")).collect();
-    // No card has RDMA, which for once may take more than a module.
+    // No card has RDMA, so that advice stays: it takes more than a module.
     assert_eq!(left.len(), 1, "{left:?}");
 
     for (spoil, name) in [
@@ -127,10 +128,10 @@ fn install(host: &Host, kernel: Kernel, modules: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What doctor says.
+/// The report of `aquifer doctor`.
 struct Report<'a> {
     host: &'a Host,
-    /// The command under which it ran, which may do less.
+    /// The command under which doctor ran, which may take privileges away.
     under: &'a str,
     said: Value,
 }
@@ -161,14 +162,14 @@ impl<'a> Report<'a> {
         self.checks().filter_map(|check| check["help"].as_str())
     }
 
-    /// Does what is advised, first of all.
+    /// Follows the first advice of the check `name`.
     fn follow(&self, name: &str) -> Result<()> {
         let advice =
             self.check(name)?["help"].as_str().with_context(|| format!("no advice on {name}"))?;
         self.host.sh(advice.split(", or").next().unwrap_or(advice)).map(drop)
     }
 
-    /// How many of these are not as they should be.
+    /// Counts the checks among `names` that are not ok.
     fn not_ok_of(&self, names: &[&str]) -> usize {
         self.checks()
             .filter(|check| {
@@ -191,7 +192,7 @@ impl<'a> Report<'a> {
     }
 }
 
-/// A command that succeeds where the thing called `name` is as it should be.
+/// Returns a command that succeeds if the check `name` should be ok.
 fn truth(name: &str) -> Result<String> {
     let is_loaded = |module: &str| format!("test -d /sys/module/{}", module.replace('-', "_"));
     Ok(match name {
@@ -210,7 +211,7 @@ fn truth(name: &str) -> Result<String> {
                 .to_owned()
         }
         "locked memory" => format!("test $(ulimit -l) = unlimited || test $(($({CAPABLE}) >> 14 & 1)) = 1"),
-        // What a region needs came with Linux 6.7.
+        // Regions need Linux 6.7.
         "regions" => "test $(id -u) = 0 && uname -r | grep -E '^6[.]12[.]'".to_owned(),
         "overcommit" => "test $(cat /proc/sys/vm/overcommit_memory) != 2".to_owned(),
         "swap" => "test -e /proc/swaps".to_owned(),

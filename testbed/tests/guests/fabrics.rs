@@ -1,5 +1,6 @@
-//! Agents that lend and borrow over NVMe over Fabrics, between machines with kernels of their own: the paper's experiment
-//! (Sharing, Fig. 10) over TCP and RDMA, by processes of ours and by the kernels themselves, and with a third host.
+//! Agents that lend and borrow over NVMe over Fabrics, between machines with kernels of their own.
+//! The tests repeat the experiment of \[Ge23\], Fig. 10, over TCP and RDMA, through Aquifer's
+//! processes or the kernels themselves, and with three hosts.
 
 use anyhow::Result;
 use aquifer_api::status::Role;
@@ -9,7 +10,7 @@ use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, wait_until};
 use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
 use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, SOFT_ROCE, member, step, tool};
 
-/// Lends over NVMe, from the store of the agent or from a zram device of the kernel's.
+/// Lends over NVMe, from the agent's store or, with `FROM_KERNEL`, from the kernel's zram devices.
 const FROM_STORE: &str = "lend.nvme = '{address}:4420'";
 const FROM_KERNEL: [&str; 2] = [FROM_STORE, "lend.backend = 'kernel'"];
 
@@ -45,7 +46,7 @@ fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
     let settings = with(&FROM_KERNEL);
     let settings = [&settings[..], &["lend.secrets = false"], &by_kernel("nvme-tcp")].concat();
     let [a, b, c] = ["a", "b", "c"].map(|name| kernel_member(name, Kernel::V6_1));
-    // Whoever needs memory finds most of it at a.
+    // A borrower finds most of its memory at a.
     let hosts = [a.memory(Bytes::mib(512)), b, c];
     let cluster = Cluster::of(hosts).settings(settings);
     cluster
@@ -56,9 +57,9 @@ fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
         })
 }
 
-/// What all of them have, and these.
+/// Returns the common settings, followed by `more`.
 fn with(more: &[&'static str]) -> Vec<&'static str> {
-    // No I/O fails because the machine had other things to do.
+    // A long timeout, so that no I/O fails on a busy machine.
     [&SETTINGS[..], &["borrow.patience = '10m'"], more].concat()
 }
 
@@ -70,7 +71,7 @@ fn by_kernel(protocol: &'static str) -> [&'static str; 2] {
     ["borrow.attach = 'direct'", protocol]
 }
 
-/// A host whose kernel is to lend and to borrow.
+/// Describes a host that lends and borrows through its kernel.
 fn kernel_member(name: &str, kernel: Kernel) -> Spec {
     member(name)
         .kernel(kernel)
@@ -81,8 +82,9 @@ fn kernel_member(name: &str, kernel: Kernel) -> Spec {
 
 fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     step("one host borrows from two");
-    // More than one lease holds; emulated hosts fill memory faster than they borrow, so the rest comes when there is room
-    // for it. A borrower asks for more when three quarters of what it has are in use.
+    // The borrower needs more than one lease holds. Emulated hosts fill memory faster than they
+    // borrow, so the third load waits for room. A borrower asks for more once it uses three
+    // quarters of its leases.
     let (first, second) = overloaded(borrower, &lenders, Bytes::mib(44), 300)?;
     wait_until("it has a second lease", PATIENCE, || {
         Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2)

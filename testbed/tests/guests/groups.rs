@@ -1,6 +1,7 @@
-//! VMs of two groups on this machine: what those of one group have in common is kept once, whatever the guests do meanwhile.
+//! VMs of two groups on this machine: the host keeps equal pages of a group once, while guests read
+//! and write and engines die.
 //!
-//! Needs root here.
+//! Needs root on this machine.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
 
-/// What every guest has, with the same content.
+/// Memory that every guest fills with the same content.
 const LOAD: Bytes = Bytes::mib(48);
 
 #[test]
@@ -53,7 +54,7 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     let before = host_bytes("resident")?;
     let mut red = Scanner::start(&host, "red", groups)?;
     let mut blue = Scanner::start(&host, "blue", groups)?;
-    // Two thousand pages of each were written anew, by chance, and may differ.
+    // Each guest rewrote two thousand random pages, which may differ.
     let most = LOAD.0 - 4096 * 4000;
     let shared = blue.until("what is alike is kept once", |report| {
         report["saved_bytes"].as_u64() > Some(most)
@@ -62,7 +63,8 @@ fn guests_of_a_group_have_equal_pages_once_and_go_on_while_engines_die() -> Resu
     let alone =
         red.until("it was looked at twice", |report| report["passes"].as_u64() >= Some(2))?;
     step(&format!("red: {alone}"));
-    // A guest has some pages twice itself, but has none with those of the other group, with which it has all in common.
+    // A guest has some equal pages itself. The guest shares none with the other group, although all
+    // pages are equal.
     ensure!(alone["saved_bytes"].as_u64() < Some(most / 2), "{alone}");
     ensure!(before - host_bytes("resident")? > most, "{before}");
 
@@ -150,7 +152,7 @@ fn the_demo_gives_the_guest_in_need_what_its_group_saves_and_leaves_nothing() ->
     Ok(())
 }
 
-/// The scanner of a group, that tells how it does. Dropping it ends it.
+/// A group's scanner with its reports. Dropping the handle ends the scanner.
 struct Scanner {
     child: Child,
     reports: Lines<BufReader<ChildStdout>>,

@@ -1,4 +1,4 @@
-//! The testbed itself: kernels boot, commands run, links are cut, plugs are pulled.
+//! Tests of the testbed itself: kernels boot, commands run, links are cut, plugs are pulled.
 
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,7 @@ fn commands_and_files(hosts: &Testbed) -> Result<()> {
     echo.signal(Signal::TERM);
     assert_eq!(echo.output(SOON)?.code, 128 + Signal::TERM.as_raw());
 
-    // Every byte, and more than fits into any pipe on the way.
+    // Every byte, and more bytes than any pipe on the way holds.
     let content: Vec<u8> =
         (0..1_000_000_u32).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
     a.write("/tmp/deep/down/it's here", &content)?;
@@ -107,11 +107,11 @@ fn plugs(hosts: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// The last step: it leaves a host that has crashed.
+/// The last step, because it crashes a host.
 fn consoles(hosts: &Testbed) -> Result<()> {
     let a = &hosts["a"];
     let hangs = a.run_within("sleep 1000", Duration::from_millis(500)).unwrap_err().to_string();
-    // What the kernel was asked for when patience ended.
+    // The kernel's answer to `Console::ask` after the timeout.
     assert!(
         hangs.contains("has not ended within 500ms") && hangs.contains("Mem-Info"),
         "{}",

@@ -10,10 +10,10 @@ use aquifer_testbed::{Host, Shell as _};
 use crate::sharing::{MEMORY, SETTINGS, SURPLUS, overloaded};
 use crate::support::{Aquifer as _, Cluster, member, step};
 
-/// Longer than a client waits for an answer before it connects anew, several times.
+/// Several times as long as a client waits for an answer before it reconnects.
 const OUTAGE: Duration = Duration::from_secs(30);
 
-/// More accesses than a load gets to make.
+/// More accesses than a load can finish.
 const FOR_EVER: u64 = 10_000_000;
 
 #[test]
@@ -27,7 +27,7 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
             step("b's plug is pulled");
             b.pull_plug()?;
 
-            // What it needs is gone for good, and so is it: SIGBUS.
+            // The page that the load needs is lost for good, so the kernel kills the load: SIGBUS.
             assert_eq!(second.killed()?.code, 128 + 7);
             let volume = a.status()?.borrowed.remove(0);
             let error = volume.last_error.unwrap_or_default();
@@ -50,7 +50,7 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
             let (first, second) = overloaded(a, &[b], SURPLUS, 5_000)?;
             step("b's link is cut for a while");
             b.cut();
-            // Nothing can be asked of a meanwhile: whatever takes memory there waits.
+            // Host a answers nothing meanwhile: every process that takes memory there waits.
             thread::sleep(OUTAGE);
             assert!(first.is_running() && second.is_running(), "who waits has not failed");
             step("b's link is mended");
@@ -69,7 +69,7 @@ fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> 
     )
 }
 
-/// No task has waited for longer than the kernel finds right (two minutes).
+/// Checks that no task was blocked for longer than the kernel's limit (two minutes).
 fn nothing_hangs(host: &Host) -> Result<()> {
     let hung = host.run("dmesg | grep 'blocked for more than'")?;
     assert!(!hung.success(), "{}", hung.stdout);

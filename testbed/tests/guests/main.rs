@@ -1,6 +1,7 @@
-//! Tests that boot guests: each starts the hosts that it needs, says what they do, and looks at what they have become.
+//! Tests that boot guests: each starts its hosts, gives them commands, and checks the results.
 //!
-//! They take minutes, so `cargo test` leaves them out unless they are named: `scripts/test` runs them in a step of its own (testbed/README.md).
+//! The tests take minutes, so `cargo test` leaves them out unless they are named. `scripts/test`
+//! runs them in a step of its own (testbed/README.md).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,7 +1,8 @@
-//! VMs that move between two hosts on this machine, each with an agent and a network of its own, by `aquifer vm migrate`.
+//! VMs that `aquifer vm migrate` moves between two hosts on this machine, each with an agent and a
+//! network of its own.
 //!
-//! Needs root here, and userfaultfd. `AQUIFER_MOVES` says how often the VM moves (6 unless told), `AQUIFER_MATRIX=all` has everything die at every
-//! step, `left` what is needed until all of a VM's memory has come.
+//! Needs root and userfaultfd on this machine. `AQUIFER_MOVES` sets how often the VM moves (default
+//! 6). `AQUIFER_MATRIX=all` tests every failure in every phase, `left` only those of post-copy.
 
 mod hosts;
 
@@ -32,7 +33,7 @@ fn lacks_root() -> bool {
     lacks
 }
 
-/// Hosts with a VM `one` on host a that is busy with its memory.
+/// Starts two hosts, with a VM `one` on host a that is busy with its memory; `None` without root.
 fn with_a_vm() -> Result<Option<Hosts>> {
     if lacks_root() {
         return Ok(None);
@@ -61,7 +62,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         wait_until("nothing is left of it where it was", PATIENCE, || hosts.is_empty(from))?;
     }
     let here = if moves.is_multiple_of(2) { "a" } else { "b" };
-    // What it had grown by went with it.
+    // The memory that the VM had grown by moved with it.
     let share = hosts.done(here, &["vm", "show", "one"])?["share"].clone();
     ensure!(share["pool"] == (hosts::MEMORY.0 + Hosts::MORE.0), "{share}");
     hosts.resize(here, "one", Bytes::ZERO)?;
@@ -115,14 +116,14 @@ fn the_demo_moves_a_guest_there_and_back_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Only the cache needs room where a VM goes: host b may use less memory, for all that runs there, than the VM has.
+/// The destination needs room for the cache only: host b may use less memory than the VM has.
 #[test]
 fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
     let limits = Limits { memory: SMALL, swap: Swap::Forbidden };
     let name = format!("aquifer-small-{}", std::process::id());
     let small = Cgroup::create(&Hierarchy::find()?, &name, limits)?;
-    // What its agent starts is in it, too.
+    // The limit covers the processes that the agent starts, too.
     small.add(hosts.agent("b")?)?;
     let moved = hosts.done(
         "a",
@@ -137,7 +138,7 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     ensure!(wrong == 0 && used <= SMALL && hosts::MEMORY > SMALL);
     let region = &hosts.done("b", &["vm", "show", "one"])?["region"];
     ensure!(region["usage"]["cache"] == Bytes::mib(48).0, "{region}");
-    // And back, to where it has more room.
+    // And back, to the host with more room.
     hosts.done(
         "b",
         &["vm", "migrate", "one", "--to", "a", "--cache", "128M", "--max-downtime", "1s"],
@@ -149,14 +150,15 @@ fn a_vm_moves_to_a_host_with_less_memory_than_it_has() -> Result<()> {
     Ok(())
 }
 
-/// What host b has for its agent, a QEMU that emulates, an engine and its cache.
+/// Memory of host b for its agent, an emulating QEMU, an engine and its cache.
 const SMALL: Bytes = Bytes::mib(192);
 
-/// A move that is to be stopped is not made, and one that is to be slow is slow.
+/// Checks that refused and cancelled moves do not happen, and that the downtime limit decides the
+/// mode.
 #[test]
 fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() -> Result<()> {
     let Some(hosts) = with_a_vm()? else { return Ok(()) };
-    // The other host's agreement of its group has no room for it.
+    // The other host's agreement of its group has no room for the VM.
     hosts.done("b", &["group", "create", "default", "--max-memory", "64M"])?;
     let refused = hosts.ask("a", &["vm", "migrate", "one", "--to", "b"])?;
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -180,7 +182,7 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     let too_late = hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?;
     ensure!(String::from_utf8_lossy(&too_late.stderr).contains("is not being moved"));
 
-    // A millisecond is never enough: it is moved as far as it can be, or not at all.
+    // A millisecond is never enough: the move fails, or leaves pages behind (post-copy).
     let strict = ["vm", "migrate", "one", "--to", "b", "--max-downtime", "1ms"];
     let refused = hosts.ask("a", &[&strict[..], &["--no-postcopy"]].concat())?;
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -196,7 +198,7 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     Ok(())
 }
 
-/// Who dies, or falls silent, while a VM moves.
+/// The process or link that fails while a VM moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     AgentHere,
@@ -207,9 +209,9 @@ enum Who {
     EngineThere,
     KeeperThere,
     QemuThere,
-    /// It stops answering for three seconds.
+    /// The lender stops answering for three seconds.
     Lender,
-    /// For three seconds.
+    /// The link is down for three seconds.
     Link,
 }
 
@@ -228,15 +230,15 @@ const ALL: [Who; 10] = [
     Link,
 ];
 
-/// What a move is at when those die that can only then: the VM runs, but has not all of its memory yet.
+/// The phase of post-copy: the VM runs, but part of its memory is still at the source.
 const LEFT: &str = "sending what was left behind";
 
-/// Who is needed then, or seems to be; and with a test that is to be short.
+/// The parties that post-copy needs, or seems to need; in a short test only the first [`FEW`] fail.
 const NEEDED: [Who; 7] =
     [KeeperThere, EngineHere, KeeperHere, EngineThere, AgentHere, AgentThere, Link];
 const FEW: usize = 2;
 
-/// What a move is at when they do.
+/// The phases in which one of [`ALL`] fails.
 const STEPS: [&str; 4] = ["writing back to the pool", "stopping", "handing over", "giving away"];
 
 #[test]
@@ -262,22 +264,22 @@ fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
         hosts.start_agent("a")?;
         hosts.start_agent("b")?;
     }
-    // A processor of its waits for ever then.
+    // Without the lender, a processor of the VM waits forever; `vm stop` must still work.
     kill(hosts.lending()?, Signal::KILL)?;
     hosts.done(here, &["vm", "stop", "one", "--force"])?;
     ensure!(hosts.is_empty("a")? && hosts.is_empty("b")?);
     Ok(())
 }
 
-/// Moves the VM, and has who dies die at a step; says where the VM is then.
+/// Moves the VM, makes `who` fail in the phase `when`, and returns the VM's host after that.
 fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'static str> {
     let there = if here == "a" { "b" } else { "a" };
     let mut order = awaited(hosts, here, there)?;
     if when == LEFT {
-        // It is to take its time.
+        // The limit makes this phase last.
         (order.how.mode, order.how.bandwidth) = (Mode::PostCopy, Some(Bytes::mib(16)));
     }
-    // Looked for before, as a step may be over soon.
+    // Find the victim first, as a phase may be over soon.
     let victim = match who {
         AgentHere => hosts.agent(here)?,
         EngineHere => engine(hosts, here)?,
@@ -295,7 +297,7 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
             return true;
         }
         done = Some(strike(hosts, who, victim));
-        // It goes on without who asked, where it must.
+        // The move must go on without the client that asked for it.
         who != Asker && when != LEFT
     });
     done.with_context(|| format!("it never came to '{when}'"))??;
@@ -308,7 +310,7 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
     let other = if is == "a" { "b" } else { "a" };
     if when == LEFT {
         ensure!(is == there, "it was given away");
-        // One whose keeper was killed is kept again, and what it has left is sent, or fetched.
+        // `vm resume` starts a killed supervisor again, which sends or fetches the remaining pages.
         let _ = hosts.ask(there, &["vm", "resume", "one"])?;
         let _ = hosts.ask(here, &["vm", "resume", "one"])?;
         wait_until("all of it has come", Duration::from_secs(60), || hosts.is_empty(here))?;
@@ -317,13 +319,13 @@ fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'sta
     let [_, _, wrong] = hosts.goes_on(is, "one")?;
     ensure!(wrong == 0, "{wrong} pages are wrong");
     if !hosts.is_empty(other)? {
-        // What is left there says what there is to do; where its keeper died, that is to clear it away.
+        // If the supervisor died there, `vm stop` clears away the rest.
         let _ = hosts.ask(other, &["vm", "stop", "one", "--force"])?;
         wait_until("nothing is left where it is not", Duration::from_secs(60), || {
             hosts.is_empty(other)
         })?;
     }
-    // One whose keeper was killed is kept again, so that it can be moved.
+    // A killed supervisor must run again, so that the VM can move.
     hosts.done(is, &["vm", "resume", "one"])?;
     Ok(is)
 }
@@ -352,7 +354,7 @@ struct Moving {
     how: Order,
 }
 
-/// Has the VM be waited for there, as `aquifer vm migrate` does first.
+/// Makes the destination wait for the VM, as `aquifer vm migrate` does first.
 fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
     let vm: RegionName = "one".parse()?;
     let agent = Client::local(&hosts.run_dir(here).join("agent.sock"))
@@ -378,8 +380,8 @@ fn awaited(hosts: &Hosts, here: &str, there: &str) -> Result<Moving> {
     })
 }
 
-/// Waits until the VM runs on one side. Where it stands still, what it says there is to do is done: not to be forced, unless the other side
-/// says that it is not its own.
+/// Waits until the VM runs on one side. While the VM is paused, this function resumes it, by force
+/// only if the other side says that it does not own the VM.
 fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Result<&'static str> {
     let deadline = Instant::now() + Duration::from_secs(90);
     loop {
@@ -396,7 +398,8 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
         for (host, other) in [(here, there), (there, here)] {
             let resumed = hosts.ask(host, &["vm", "resume", "one"])?;
             let why = String::from_utf8_lossy(&resumed.stderr).into_owned();
-            // It waits for the word of the other host, which has none, or has given the VM away; or it was given to that, which does not have it.
+            // The VM waits for the word of the other host, which has no VM or has given it away. Or
+            // this host gave the VM away, and the other one does not have it.
             let word = hosts.ask(other, &["vm", "resume", "one"])?;
             let word = String::from_utf8_lossy(&word.stderr).into_owned();
             let is_here =
@@ -412,7 +415,7 @@ fn where_it_runs(hosts: &Hosts, here: &'static str, there: &'static str) -> Resu
     }
 }
 
-/// How the VM is on a host, `none` where it is not.
+/// Returns the VM's state on a host; `none` if the VM is not there.
 fn state(hosts: &Hosts, host: &str) -> String {
     let state = hosts.done(host, &["vm", "show", "one"]).map(|status| status["state"].clone());
     match state {
@@ -427,7 +430,7 @@ fn engine(hosts: &Hosts, host: &str) -> Result<u32> {
     Ok(u32::try_from(pid.context("no engine")?)?)
 }
 
-/// The process whose command line is like that.
+/// Returns the first process with a command line that matches `like`.
 fn process(like: &str) -> Result<u32> {
     let found = Command::new("pgrep").args(["-f", like]).output()?;
     let text = String::from_utf8(found.stdout)?;

@@ -1,4 +1,4 @@
-//! Our initiator and Linux's own target find each other as they should be: what they do stands in `nvme_initiator.sh`.
+//! Aquifer's initiator against Linux's own target; `nvme_initiator.sh` has the steps.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn the_target_of_kernel_6_1_serves_our_initiator() -> Result<()> {
-    // Debian built this one without authentication.
+    // Debian built this kernel without NVMe authentication.
     serves(Spec::new("old").kernel(Kernel::V6_1), "no")
 }
 

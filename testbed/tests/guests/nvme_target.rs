@@ -1,5 +1,4 @@
-//! Linux's own initiator and nvme-cli use our target and find everything as it should be: what they do stands in
-//! `nvme_target.sh`.
+//! Linux's own initiator and nvme-cli against Aquifer's target; `nvme_target.sh` has the steps.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn kernel_6_1_is_content() -> Result<()> {
-    // Debian built this one without authentication.
+    // Debian built this kernel without NVMe authentication.
     is_content(Spec::new("old").kernel(Kernel::V6_1), "no")
 }
 

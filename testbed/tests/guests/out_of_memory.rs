@@ -1,5 +1,6 @@
-//! A whole machine runs out of memory, with swap on a volume whose lender is another one: nothing hangs, nothing is killed,
-//! nothing is lost. (Not a control group: the process on the swap path must itself find memory when there is none.)
+//! Tests in which a whole machine runs out of memory, with its swap on a volume of another host.
+//! Nothing may hang, be killed or be lost. A memory cgroup would not do: the process on the swap
+//! path must itself find memory when there is none.
 
 use anyhow::{Context as _, Result, ensure};
 use aquifer_page::{Bytes, PAGE_SIZE};
@@ -23,7 +24,7 @@ fn kernel_6_12_swaps_over_fuse_and_loop_until_all_is_verified() -> Result<()> {
 }
 
 fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
-    // Little, but enough to unpack what is to run there, of which there are two copies for a moment: a debug build is large.
+    // Little, but enough to unpack two copies of the programs for a moment: a debug build is large.
     let mut small = member("small").kernel(kernel).memory(Bytes::mib(192)).cpus(2);
     if backend == "ublk" {
         small = small.module("ublk_drv");
@@ -37,9 +38,9 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
             Ok(lender.run("netstat -ltn | grep :7071")?.success())
         })?;
 
-        // A task that waits for so long hangs.
+        // A task that is blocked for so long hangs.
         small.sh("echo 60 >/proc/sys/kernel/hung_task_timeout_secs")?;
-        // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+        // Checking reads memory in order; 32 pages a request keep that short.
         small.sh("echo 5 >/proc/sys/vm/page-cluster")?;
         let attach = format!(
             "aquifer attach --swap --backend {backend} --json --tls /etc/aquifer/tls \
@@ -47,7 +48,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         );
         let volume: serde_json::Value = serde_json::from_str(&small.sh(&attach)?)?;
 
-        // Two processes that together write and read three times as much as there is.
+        // Two processes together write and read three times the available memory.
         let available = small.available()?;
         let half = Bytes(available.pages() * 3 / 2 * PAGE_SIZE as u64);
         let loads = [Load::start(small, half, 300)?, Load::start(small, half, 300)?];
@@ -59,7 +60,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
         assert!(swapped > available, "too little for a test: {swapped}");
         assert_eq!(number(small, "awk '$1 == \"oom_kill\" { print $2 }' /proc/vmstat")?, 0);
         small.sh(&format!("kill -0 {}", volume["pid"]))?;
-        // While the volume's log is there.
+        // Check while the volume's log is there.
         nothing_failed(small)?;
         small.sh("aquifer detach --all")?;
         assert_eq!(small.sh("cat /proc/swaps")?.lines().count(), 1);
@@ -73,7 +74,7 @@ fn runs_out_of_memory(kernel: Kernel, backend: &str) -> Result<()> {
     })
 }
 
-/// The kernel complains of no task that hangs, of no want of memory and of no I/O.
+/// Checks that the kernel complains of no hung task, no lack of memory and no I/O error.
 fn nothing_failed(host: &Host) -> Result<()> {
     let words = "blocked for more|Out of memory|I/O error|swap-device";
     let complaints = host.run(&format!("dmesg | grep -E '{words}'"))?;

@@ -1,6 +1,7 @@
-//! VMs whose memory grows and shrinks while they run, on this machine; whatever goes wrong, what is set aside for guests is what they have and what is free.
+//! VMs on this machine that grow and shrink while they run. Even after failures, the memory set
+//! aside for guests equals the memory that they have plus the free memory.
 //!
-//! Needs root here.
+//! Needs root on this machine.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,7 @@ use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
 const BOOT: Bytes = Bytes::mib(256);
 const MOST: Bytes = Bytes::mib(1024);
 
-/// A guest's kernel that adds and removes memory, with the agent.
+/// Describes a guest with the modules for memory hot-plug, and with Aquifer's agent.
 fn spec() -> Spec {
     let agent = aquifer().with_file_name("aquifer-guest");
     let spec = Spec::new("guest").file(example("device", "touch"), "/bin/checked-memory");
@@ -43,7 +44,7 @@ fn start(host: &Here, name: &str, words: &[&str]) -> Result<Guest> {
     Ok(guest)
 }
 
-/// What `vm resize --json` says, also where the VM got only a part of the way.
+/// Returns the JSON of `vm resize --json`, also if the VM got only part of the way.
 fn resize(host: &Here, words: &[&str]) -> Result<Value> {
     let output = Command::new(aquifer())
         .args(["--json", "vm", "resize"])
@@ -55,7 +56,7 @@ fn resize(host: &Here, words: &[&str]) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{words:?}: {text}"))
 }
 
-/// That nothing of what is set aside is lost, and that this VM has so much of it.
+/// Checks that the reserved memory equals the used plus the free, and that `vm` has `size` of it.
 fn accounts(host: &Here, vm: &str, size: Bytes) -> Result<()> {
     let accounts = host.done(&["vm", "budget"])?;
     for of in ["local", "pool"] {
@@ -151,8 +152,7 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     Ok(())
 }
 
-/// Kills a process of a VM.
-/// Kills a process; waits until nothing of it listens any more.
+/// Kills a process, and waits until it is dead.
 fn kill(pid: u32) -> Result<()> {
     kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?;
     let status = format!("/proc/{pid}/stat");
@@ -167,7 +167,8 @@ fn keeper(host: &Here, vm: &str) -> Result<u32> {
     Ok(String::from_utf8(found.stdout)?.trim().parse()?)
 }
 
-/// Begins to have a VM give up more than it can, which goes on for long, and waits until it has given something.
+/// Starts a shrink that the guest cannot finish, with long retries; waits until the guest has given
+/// up some memory.
 fn begin(host: &Here, guest: &Guest) -> Result<Child> {
     let before = total(guest)?;
     let child = Command::new(aquifer())
@@ -222,7 +223,7 @@ fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> 
     wait_until("what it had is free", PATIENCE, || {
         Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
     })?;
-    // If its keeper could not tell how it has ended.
+    // In case the supervisor could not tell how QEMU ended.
     let _ = host.done(&["vm", "stop", "one"]);
     Ok(())
 }
@@ -267,7 +268,7 @@ fn a_guest_grows_into_the_pool_on_a_host_with_little_to_spare() -> Result<()> {
     Ok(())
 }
 
-/// A QEMU of somebody else's.
+/// A QEMU that Aquifer did not start.
 struct Foreign(Child);
 
 impl Foreign {

@@ -1,4 +1,5 @@
-//! The paper's experiment between machines (Sharing, Fig. 10): one overloaded, helped by the other, then the roles switched.
+//! The experiment of \[Ge23\], Fig. 10, between machines: one is overloaded and the other helps,
+//! then they switch roles.
 
 use anyhow::Result;
 use aquifer_api::status::Role;
@@ -7,14 +8,15 @@ use aquifer_testbed::{Host, Shell as _, Testbed, wait_until};
 
 use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, member, step};
 
-/// Of each host; the kernel and the initramfs leave about 250 MiB of it.
+/// RAM of each host; the kernel and the initramfs leave about 250 MiB of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(384);
 
-/// What a host keeps free for the process of a volume, which locks its memory, and for what else borrowing takes.
+/// Memory that a host keeps free for the process of a volume, which locks its memory, and for other
+/// costs of borrowing.
 const ROOM: Bytes = Bytes::mib(100);
 
-/// What an overloaded host needs more than it has: a good deal less than it borrows, for pages on their way out, and those
-/// that are back in memory, take swap too.
+/// Memory that an overloaded host needs beyond its own. The surplus is well below the borrowed
+/// amount: pages in write-out, and pages back in memory, take swap, too.
 pub(crate) const SURPLUS: Bytes = Bytes::mib(28);
 
 pub(crate) const SETTINGS: [&str; 4] = [
@@ -26,21 +28,21 @@ pub(crate) const SETTINGS: [&str; 4] = [
 
 #[test]
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
-    // No I/O fails because the machine had other things to do.
+    // A long timeout, so that no I/O fails on a busy machine.
     let settings = [&SETTINGS[..], &["borrow.patience = '10m'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY)))
         .settings(settings)
         .play(one_then_the_other)
 }
 
-/// Overloads `a`, which is helped by `b`, then the other way round.
+/// Overloads `a`, which `b` helps, then the other way round.
 pub(crate) fn one_then_the_other(hosts: &Testbed) -> Result<()> {
     let (a, b) = (&hosts["a"], &hosts["b"]);
     overload(a, b)?;
     overload(b, a)
 }
 
-/// Overloads `borrower`, which is helped by `lender`, until all is as before.
+/// Overloads `borrower`, which `lender` helps, until neither lends nor borrows.
 fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     let before = borrower.pages_swapped_out()?;
     let (first, second) = overloaded(borrower, &[lender], SURPLUS, 300)?;
@@ -59,15 +61,16 @@ fn overload(borrower: &Host, lender: &Host) -> Result<()> {
     lender.wait_until_it_is_free()
 }
 
-/// Two programs that together need more than `borrower` has, which one of `lenders` helps: the first lifts it over its threshold, the second, which makes
-/// so many accesses, fills what is left and then swaps a surplus.
+/// Starts two loads that together need more memory than `borrower` has; at least one of `lenders`
+/// must help. The first load lifts the host over its threshold. The second fills the rest, swaps
+/// `surplus`, and makes `accesses` random accesses.
 pub(crate) fn overloaded(
     borrower: &Host,
     lenders: &[&Host],
     surplus: Bytes,
     accesses: u64,
 ) -> Result<(Load, Load)> {
-    // Checking reads memory from its beginning to its end; one request for 32 pages keeps that short.
+    // Checking reads memory in order; 32 pages a request keep that short.
     borrower.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     step(&format!("{borrower} is overloaded"));
     let first = Load::start(borrower, borrower.available()?.saturating_sub(ROOM), 0)?;

@@ -1,6 +1,8 @@
-//! A VM of `aquifer vm start`, on this machine: its memory is in the pool, and four times as large as its local cache.
+//! A VM of `aquifer vm start` on this machine, with its memory in the pool and four times as large
+//! as its local cache.
 //!
-//! Needs root here, and userfaultfd. `AQUIFER_SECONDS` says how long the guest works (20 unless told).
+//! Needs root and userfaultfd on this machine. `AQUIFER_SECONDS` sets how long the guest works
+//! (default 20).
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -17,10 +19,10 @@ use crate::support::{Here, Load, PATIENCE, example, step};
 const MEMORY: Bytes = Bytes::mib(512);
 const CACHE: Bytes = Bytes::mib(128);
 
-/// What the guest's programs have for themselves; most of it is in the pool at any time.
+/// Memory of the guest's programs; most of it is in the pool at any time.
 const LOAD: Bytes = Bytes::mib(240);
 
-/// What the guest reads from one disk and writes to another.
+/// Size of each disk of the guest.
 const DISK: Bytes = Bytes::mib(48);
 
 #[test]
@@ -75,7 +77,7 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
         "{status}"
     );
 
-    // What the guest's kernel gives back is given back.
+    // Memory that the guest's kernel gives back returns to the pool.
     load.end()?;
     guest.sh("echo 3 >/proc/sys/vm/drop_caches; echo 1 >/proc/sys/vm/compact_memory")?;
     wait_until("what the load had is free in the pool", PATIENCE, || {
@@ -106,7 +108,7 @@ fn disk(here: &Here, name: &str, full: bool) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What is told of a VM's region.
+/// Returns the status of a VM's region.
 fn engine(host: &Here, name: &str) -> Result<Value> {
     host.done(&["region", "show", name])
 }
@@ -120,7 +122,7 @@ fn kill_engine(host: &Here, name: &str) -> Result<()> {
     })
 }
 
-/// Has the guest's balloon leave it so much.
+/// Inflates or deflates the guest's balloon so that the guest has `bytes`.
 fn balloon(host: &Here, name: &str, bytes: u64) -> Result<()> {
     let status = host.done(&["vm", "show", name])?;
     let qmp = Path::new(status["qmp"].as_str().context("it has no monitor")?);

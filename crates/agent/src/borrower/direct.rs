@@ -1,4 +1,4 @@
-//! Volumes without a process: the kernel's own initiator, straight to one lease.
+//! Volumes without a process: the kernel's own initiator attaches one lease directly.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::reach::NvmeHost;
 use crate::config::BorrowConfig;
 
-/// Those of this agent: what there is of them is on record in the state directory.
+/// The agent's direct volumes; the state directory holds their records.
 #[derive(Debug)]
 pub(super) struct DirectVolumes {
     root: Root,
@@ -23,7 +23,7 @@ pub(super) struct DirectVolumes {
     exe: PathBuf,
 }
 
-/// What is kept with one for the agent after this one.
+/// The agent's data in a volume's record, for the next agent.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     group: Group,
@@ -32,7 +32,7 @@ struct Note {
     lender: HostName,
 }
 
-/// One that came far enough to have a device.
+/// A volume with a device in its record.
 struct Volume {
     record: Record,
     note: Note,
@@ -40,7 +40,7 @@ struct Volume {
 }
 
 impl DirectVolumes {
-    /// Takes up those that an agent before this one left, and removes what came to nothing.
+    /// Takes over the volumes of the previous agent, and detaches those that never got a device.
     pub(super) fn open(state: &std::path::Path, exe: PathBuf) -> Result<Self, String> {
         let volumes = Self { root: Root::default(), state: state.to_owned(), exe };
         for record in Record::all(state).map_err(|error| error.to_string())? {
@@ -103,7 +103,7 @@ impl DirectVolumes {
         Ok(())
     }
 
-    /// Swaps off and detaches a volume. One that is not there is no error.
+    /// Swaps off and detaches a volume; a missing volume is no error.
     pub(super) fn detach(&self, volume: VolumeId) -> Result<(), String> {
         let records = Record::all(&self.state).map_err(|error| error.to_string())?;
         if records.iter().all(|record| record.id != volume) {
@@ -114,7 +114,7 @@ impl DirectVolumes {
             .map_err(|error| error.to_string())
     }
 
-    /// As the controller knows them.
+    /// Returns the volumes in the controller's form.
     pub(super) fn live(&self) -> Vec<LiveVolume> {
         let live = |Volume { record, note, .. }: Volume| LiveVolume {
             volume: record.id,
@@ -131,26 +131,26 @@ impl DirectVolumes {
         self.all().into_iter().map(live).collect()
     }
 
-    /// The device of each.
+    /// Returns the device of each volume.
     pub(super) fn devices(&self) -> Vec<(VolumeId, PathBuf)> {
         self.all().into_iter().map(|volume| (volume.record.id, volume.device)).collect()
     }
 
-    /// The priority of the swap on a volume.
+    /// Returns the priority of the swap on a volume; `None` if the kernel does not swap to it.
     pub(super) fn priority(&self, volume: VolumeId) -> Option<u16> {
         let (_, device) = self.devices().into_iter().find(|(id, _)| *id == volume)?;
         let swap = swap::swaps().ok()?.into_iter().find(|swap| swap.path == device)?;
         swap.priority.try_into().ok()
     }
 
-    /// Those whose connection is gone for good: somebody took it away.
+    /// Returns the volumes that have lost their connection for good, as another process removed it.
     pub(super) fn dead(&self) -> Vec<VolumeId> {
         let is_dead =
             |volume: &Volume| volume.record.state(&self.root).is_ok_and(|state| state == "gone");
         self.all().into_iter().filter(is_dead).map(|volume| volume.record.id).collect()
     }
 
-    /// For the status.
+    /// Returns the volumes for the status.
     pub(super) fn status(&self) -> Vec<status::Volume> {
         let swaps = swap::swaps().unwrap_or_default();
         let shown = |Volume { record, note, device }: Volume| {
@@ -183,7 +183,7 @@ impl DirectVolumes {
     }
 }
 
-/// The kernel takes no less than a second and no fractions.
+/// Rounds a timeout up: the kernel takes whole seconds, at least one.
 fn whole_seconds(patience: Duration) -> Duration {
     Duration::from_secs(patience.as_secs() + u64::from(patience.subsec_nanos() > 0))
 }

@@ -1,7 +1,9 @@
-//! The borrowing half: volumes over leases of others. A volume is pooled, served by a process of its own over any number of
-//! leases, or direct, by the kernel's own initiator over one.
+//! The borrowing half: volumes over leases of other hosts.
 //!
-//! - `reach`: how to get at a lease, of what its lender offers and the configuration wants.
+//! A pooled volume spans any number of leases and has a process of its own. A direct volume uses
+//! one lease through the kernel's own initiator.
+//!
+//! - `reach`: chooses how to reach a lease, from the lender's offer and the configuration.
 //! - `direct`: volumes without a process.
 
 mod direct;
@@ -27,18 +29,18 @@ use self::reach::{Reach, Way};
 use crate::config::{Attach, Config};
 use crate::peers::Peers;
 
-/// What this host has borrowed. Its calls take as long as swapping off or moving takes.
+/// The memory that this host has borrowed. Calls block for as long as a swapoff or a move takes.
 #[derive(Debug)]
 pub struct Borrower {
     config: Config,
     exe: PathBuf,
     reach: Reach,
-    /// Those that are pooled.
+    /// The pooled volumes.
     volumes: Mutex<BTreeMap<VolumeId, VolumeRecord>>,
     direct: DirectVolumes,
 }
 
-/// What is kept with a volume for the agent after this one.
+/// The agent's data in a volume's record, for the next agent.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     group: Group,
@@ -46,17 +48,18 @@ struct Note {
 }
 
 impl Borrower {
-    /// Finds the volumes that an agent before this one left, and removes what is left of dead ones.
+    /// Finds the volumes of the previous agent, and cleans up after dead ones.
     ///
     /// # Errors
-    /// If the state directory or a volume's record cannot be read.
+    /// If the state directory or a volume's record cannot be read, or an unfinished direct volume
+    /// cannot be detached.
     pub fn open(config: &Config, exe: PathBuf, peers: Peers) -> Result<Self, String> {
         let mut volumes = BTreeMap::new();
         let state = &config.state;
         for volume in client::list(state).map_err(|error| error.to_string())? {
             if client::is_alive(state, volume) {
                 let record = client::record(state, volume).map_err(|error| error.to_string())?;
-                // One that was attached by hand is nobody's business here.
+                // A volume attached by hand is not the agent's.
                 if live(&record).is_some() {
                     volumes.insert(volume, record);
                 }
@@ -84,11 +87,11 @@ impl Borrower {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The volumes that an agent before this one left.
+    /// Returns all volumes; at the start these are the previous agent's.
     pub fn restored(&self) -> Vec<LiveVolume> {
         let mut all: Vec<_> = self.volumes().values().filter_map(live).collect();
         for direct in self.direct.live() {
-            // One that is both was about to become pooled, and stands on the leases of both.
+            // A volume in both lists was becoming pooled: it uses the leases of both.
             match all.iter_mut().find(|pooled| pooled.volume == direct.volume) {
                 Some(pooled) => pooled.leases.extend(direct.leases),
                 None => all.push(direct),
@@ -97,10 +100,10 @@ impl Borrower {
         all
     }
 
-    /// Makes a volume and swaps to it, at this priority or else the configured one.
+    /// Creates a volume and swaps to it, at `priority` or else at the configured one.
     ///
     /// # Errors
-    /// Why it cannot be made; nothing is left of it then.
+    /// Says why the volume cannot be created; no part of the volume remains then.
     pub fn activate(&self, volume: &LiveVolume, priority: Option<u16>) -> Result<(), String> {
         if self.config.borrow.attach == Attach::Direct
             && let [lease] = &*volume.leases
@@ -120,7 +123,8 @@ impl Borrower {
         done
     }
 
-    /// Starts the process of a pooled volume, whose swap has this priority or else the configured one.
+    /// Starts the process of a pooled volume, with swap at `priority` or else at the configured
+    /// one.
     fn serve(
         &self,
         volume: &LiveVolume,
@@ -153,10 +157,10 @@ impl Borrower {
         Ok(())
     }
 
-    /// Swaps off and removes a volume. One that is gone already is no error.
+    /// Swaps off and removes a volume; a missing volume is no error.
     ///
     /// # Errors
-    /// Why it is still on.
+    /// Says why the volume is still on.
     pub fn deactivate(&self, volume: VolumeId) -> Result<(), String> {
         self.direct.detach(volume)?;
         let state = &self.config.state;
@@ -174,8 +178,9 @@ impl Borrower {
         Ok(())
     }
 
-    /// Adds the leases `onto` to the volume, then moves all that is in `lease` elsewhere while I/O goes on. A direct volume
-    /// becomes a pooled one before. Answers which leases could not be added, and what became of the move.
+    /// Adds the leases `onto` to the volume, then moves all pages out of `lease` while I/O
+    /// continues. A direct volume first becomes a pooled one. Returns the leases that could not be
+    /// added, and the result of the move.
     pub fn evacuate(
         &self,
         volume: VolumeId,
@@ -195,7 +200,7 @@ impl Borrower {
             }
         });
         self.refresh(volume);
-        // An agent before this one may have begun the move, and the volume's process has ended it.
+        // The previous agent may have begun this move, and the volume's process has finished it.
         let moved = if direct.is_none() && self.stands_on(volume, lease) == Some(false) {
             Ok(())
         } else {
@@ -205,22 +210,22 @@ impl Borrower {
         (unused, moved)
     }
 
-    /// Reads again what a pooled volume stands on.
+    /// Reads the record of a pooled volume again, which lists its leases.
     fn refresh(&self, volume: VolumeId) {
         if let Ok(record) = client::record(&self.config.state, volume) {
             self.volumes().insert(volume, record);
         }
     }
 
-    /// Whether a pooled volume stands on this lease; nothing where there is no such volume.
+    /// Tells whether a pooled volume uses this lease; `None` if there is no such volume.
     fn stands_on(&self, volume: VolumeId, lease: LeaseId) -> Option<bool> {
         let volumes = self.volumes();
         let record = volumes.get(&volume)?;
         Some(record.spec.leases.iter().any(|target| target.lease == lease))
     }
 
-    /// Whether a volume has left this lease without having been told to by this agent: an agent before it has, and the
-    /// volume's process was not done then.
+    /// Tells whether a volume has left this lease without an order of this agent: the previous
+    /// agent ordered it, and the volume's process finished later.
     pub fn has_left(&self, volume: VolumeId, lease: LeaseId) -> bool {
         if self.direct.live().iter().any(|direct| direct.volume == volume) {
             return false;
@@ -231,7 +236,7 @@ impl Borrower {
         self.stands_on(volume, lease) == Some(false)
     }
 
-    /// Lays a pooled volume over more leases; answers which could not be added.
+    /// Adds leases to a pooled volume; returns those that could not be added.
     fn add(&self, volume: VolumeId, leases: &[BorrowedLease]) -> Vec<LeaseId> {
         let state = &self.config.state;
         let add =
@@ -246,7 +251,9 @@ impl Borrower {
         leases.iter().filter(|lease| !added(lease)).map(|lease| lease.lease).collect()
     }
 
-    /// Starts a pooled volume beside a direct one of the same name, to which the kernel can move all that it has swapped out.
+    /// Starts a pooled volume with the id of a direct one, so that swapoff can move the direct
+    /// one's pages there. Returns the leases that could not be added, and whether the volume is
+    /// ready.
     fn become_pooled(
         &self,
         direct: &LiveVolume,
@@ -269,26 +276,26 @@ impl Borrower {
         (unused, ready.map_err(|error| format!("there is nothing to move to: {error}")))
     }
 
-    /// The volumes whose processes have died.
+    /// Returns the pooled volumes without a process and the direct volumes without a connection.
     pub fn dead(&self) -> Vec<VolumeId> {
         let dead = |volume: &VolumeId| !client::is_alive(&self.config.state, *volume);
         let pooled: Vec<_> = self.volumes().keys().copied().filter(dead).collect();
         pooled.into_iter().chain(self.direct.dead()).collect()
     }
 
-    /// Whether there is a volume to swap to.
+    /// Tells whether any volume is there to swap to.
     pub fn is_active(&self) -> bool {
         !self.devices().is_empty()
     }
 
-    /// The device of each volume. One that is moving has two.
+    /// Returns the device of each volume; a volume that becomes pooled has two.
     fn devices(&self) -> Vec<(VolumeId, PathBuf)> {
         let pooled = self.volumes();
         let pooled = pooled.iter().map(|(id, record)| (*id, record.device.clone()));
         pooled.chain(self.direct.devices()).collect()
     }
 
-    /// What the swap on all volumes holds.
+    /// Returns the amount swapped out to all volumes.
     pub fn swap_used(&self) -> Bytes {
         let devices = self.devices();
         if devices.is_empty() {
@@ -299,11 +306,11 @@ impl Borrower {
         swaps.iter().filter(|swap| ours(&swap.path)).map(|swap| swap.used).sum()
     }
 
-    /// What would have to come back into memory if these volumes went: what is swapped to them, less what the others have
-    /// room for.
+    /// Returns how much must come back into memory if the volumes `leaving` go: the data swapped to
+    /// them, less the free space of the others.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// If `/proc/swaps` cannot be read.
     pub fn comes_back(&self, leaving: &BTreeSet<VolumeId>) -> Result<Bytes, String> {
         let swaps = swap::swaps().map_err(|error| format!("cannot read /proc/swaps: {error}"))?;
         let (mut held, mut room) = (Bytes::ZERO, Bytes::ZERO);
@@ -317,7 +324,7 @@ impl Borrower {
         Ok(held.saturating_sub(room))
     }
 
-    /// Whose leases the volumes stand on.
+    /// Returns the leases of all volumes, by lender.
     pub fn leases_by_lender(&self) -> BTreeMap<HostName, Vec<LeaseId>> {
         let mut lenders: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for target in self.volumes().values().flat_map(|record| &record.spec.leases) {
@@ -329,10 +336,10 @@ impl Borrower {
         lenders
     }
 
-    /// A volume as the answer to an order.
+    /// Describes a volume as the answer to an order.
     ///
     /// # Errors
-    /// It is gone.
+    /// If the volume is gone.
     pub fn borrowed(&self, volume: VolumeId) -> Result<order::Borrowed, Problem> {
         let gone = || Problem { error: format!("volume {volume} is gone again"), help: None };
         let live =
@@ -348,7 +355,7 @@ impl Borrower {
         })
     }
 
-    /// Asks every volume how it is.
+    /// Asks every volume for its status.
     pub fn status(&self) -> Vec<status::Volume> {
         let records: Vec<_> = self.volumes().values().cloned().collect();
         let pooled = records.into_iter().map(|record| self.volume_status(&record));
@@ -409,7 +416,7 @@ fn health(state: &LeaseState) -> LeaseHealth {
     }
 }
 
-/// A volume as the controller knows it; `None` for one that is not the agent's.
+/// Converts a record to the controller's form; `None` if no agent created the volume.
 fn live(record: &VolumeRecord) -> Option<LiveVolume> {
     let Note { group, cause } = serde_json::from_value(record.spec.note.clone()).ok()?;
     let lease = |target: &LeaseTarget| BorrowedLease {

@@ -1,5 +1,5 @@
-//! How to get at a lease: the lender offers URIs, the configuration says which is wanted, and over NVMe the lender tells the host
-//! that has the lease by what to prove that it is that host.
+//! The way to a lease. The lender offers URIs and the configuration says which it wants. Over NVMe
+//! the lender also tells the borrower its host name and secrets.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -19,47 +19,48 @@ use tokio::runtime::Handle;
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};
 use crate::peers::Peers;
 
-/// Gets at leases. Its calls may wait for a lender, and are for threads of their own.
+/// The choice of the way to each lease. Calls may wait for a lender, so they need threads of their
+/// own.
 #[derive(Debug)]
 pub(super) struct Reach {
     config: BorrowConfig,
     peers: Peers,
     runtime: Handle,
-    /// Of the files from which volumes read their secrets, each named by its lease.
+    /// Directory of the files from which volumes read their secrets; a lease's id names each file.
     secrets: PathBuf,
 }
 
-/// One way of several.
+/// A way to reach a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By the pool, over NBD.
+    /// Through the pool, over NBD.
     Nbd(Uri),
-    /// By the pool, over NVMe/TCP.
+    /// Through the pool, over NVMe/TCP.
     Nvme(NvmeUri),
-    /// By the kernel.
+    /// Through the kernel's own initiator.
     Direct(SubsystemUri),
 }
 
-/// As whom this host uses a lease over NVMe.
+/// The host name and secrets with which this host uses a lease over NVMe.
 #[derive(Debug)]
 pub(super) struct NvmeHost {
     pub(super) name: Nqn,
     pub(super) access: Access,
 }
 
-/// What is said of a lease that the lender keeps for this host alone.
+/// Returns the claim to a lease that the lender keeps for this host alone.
 fn claim(lease: LeaseId) -> Claim {
     Claim { owner: OwnerId(lease.0), ..Claim::new(format!("a volume on lease {lease}"), false) }
 }
 
 impl Reach {
-    /// To be made within the runtime in which lenders are called.
+    /// Creates a `Reach` inside the runtime that calls lenders; elsewhere `Handle::current` panics.
     pub(super) fn new(config: &Config, peers: Peers) -> Self {
         let secrets = config.state.join("secrets");
         Self { config: config.borrow.clone(), peers, runtime: Handle::current(), secrets }
     }
 
-    /// The way that is wanted, or, where its lender has no such, one that is no less safe.
+    /// Returns the configured way or, if the lender does not offer it, NBD over TLS.
     pub(super) fn way(&self, lease: &BorrowedLease, attach: Attach) -> Result<Way, String> {
         let way = choose(lease, attach, self.config.protocol)?;
         if !is_wanted(&way, attach, self.config.protocol) {
@@ -69,7 +70,7 @@ impl Reach {
         Ok(way)
     }
 
-    /// As whom to use a lease: asks the lender.
+    /// Asks the lender for the host name and secrets of a lease.
     pub(super) fn host(&self, lease: &BorrowedLease) -> Result<NvmeHost, String> {
         let access = self.runtime.block_on(self.peers.access(&lease.lender, lease.lease))?;
         let name = access.host.parse();
@@ -78,7 +79,7 @@ impl Reach {
         Ok(NvmeHost { name, access })
     }
 
-    /// A lease for the pool. Who answers there must prove to be the lender.
+    /// Describes a lease to the pool. The server at its address must prove to be the lender.
     pub(super) fn target(&self, lease: &BorrowedLease) -> Result<LeaseTarget, String> {
         let (address, protocol) = match self.way(lease, Attach::Pool)? {
             Way::Nbd(uri) => {
@@ -103,13 +104,13 @@ impl Reach {
             address,
             protocol,
             capacity: lease.bytes,
-            // It is another host's, whatever address it gives.
+            // Another host holds the pages, even if its address looks local: encrypt them.
             seal: Some(Seal::own()),
             claim: Some(claim(lease.lease)),
         })
     }
 
-    /// Writes secrets to where the process of a volume reads them.
+    /// Writes secrets to a file from which the process of a volume reads them.
     fn keep(&self, lease: LeaseId, secrets: &str) -> Result<PathBuf, String> {
         let path = self.secrets.join(lease.to_string());
         let write = || {
@@ -120,15 +121,15 @@ impl Reach {
         Ok(path)
     }
 
-    /// Removes what was kept for leases that are not used any more.
+    /// Removes the secrets of leases that are no longer in use.
     pub(super) fn forget(&self, leases: impl IntoIterator<Item = LeaseId>) {
         for lease in leases {
-            // Most have none.
+            // Most leases have no such file.
             let _ = fs::remove_file(self.secrets.join(lease.to_string()));
         }
     }
 
-    /// Removes what was kept for all others.
+    /// Removes the secrets of all leases except `used`.
     pub(super) fn forget_all_but(&self, used: &BTreeSet<LeaseId>) {
         let files = fs::read_dir(&self.secrets).into_iter().flatten().flatten();
         let leases = files.filter_map(|file| file.file_name().to_str()?.parse().ok());
@@ -136,7 +137,8 @@ impl Reach {
     }
 }
 
-/// The way that is wanted, if the lender has it, or else NBD over TLS: nothing travels in the clear that was not to.
+/// Chooses the configured way if the lender offers it, else NBD over TLS: no unencrypted way
+/// replaces an encrypted one.
 fn choose(lease: &BorrowedLease, attach: Attach, protocol: PageProtocol) -> Result<Way, String> {
     let lender = &lease.lender;
     let direct = |transport| {

@@ -1,3 +1,5 @@
+//! Requests to the agent as commands for the driver, and the channel that carries them.
+
 use aquifer_api::Problem;
 use aquifer_api::message::{Access, Offer, Renew};
 use aquifer_api::order::{Borrow, Borrowed, Drain, Draining, Return, Returned};
@@ -6,75 +8,76 @@ use aquifer_control::Message;
 use aquifer_page::{HostName, LeaseId};
 use tokio::sync::{mpsc, oneshot};
 
-/// The answer to a peer's message: a refusal, or, to `mem_len_fin`, why the last try to leave the lease failed.
+/// The answer to a peer's message: a refusal or, for `mem_len_fin`, why the borrower last failed to
+/// leave the lease.
 pub type Heard = Result<Option<String>, Problem>;
 
-/// What a request to the agent becomes; each carries the way back to who asked.
+/// A request to the agent, with the channel for its answer.
 #[derive(Debug)]
 pub enum Command {
-    /// A peer's message. Answered when it has been acted on.
+    /// A peer's message; the answer follows once the agent has acted on it.
     Hear {
         /// The peer, as its certificate names it.
         from: HostName,
         /// The message.
         message: Message,
-        /// Told that.
+        /// Receives the answer.
         reply: oneshot::Sender<Heard>,
     },
-    /// A peer still needs its leases.
+    /// A peer's word that it still needs its leases.
     Renew {
-        /// The peer.
+        /// The peer, as its certificate names it.
         from: HostName,
-        /// Which.
+        /// The leases, and how long the peer's I/O waits for this host.
         renew: Renew,
-        /// Told, when that is noted, which of them are not here.
+        /// Receives those of the leases that this host does not have.
         reply: oneshot::Sender<Vec<LeaseId>>,
     },
-    /// What this host would lend.
+    /// The question how much this host would lend.
     Offer {
         /// The peer that asks.
         from: HostName,
-        /// Told that; refused where the host is no peer.
+        /// Receives the offer, or a refusal if the host is no peer.
         reply: oneshot::Sender<Result<Offer, Problem>>,
     },
-    /// The operator wants back what was lent, or asks how far that is.
+    /// The operator's order to recall all lent memory, or the question how far a drain is.
     Drain {
-        /// The order; nothing for the question alone.
+        /// The order; `None` for the question alone.
         order: Option<Drain>,
-        /// Told how far it is.
+        /// Receives the progress.
         reply: oneshot::Sender<Draining>,
     },
-    /// How a peer gets at a lease over NVMe.
+    /// The question how a peer reaches a lease over NVMe.
     Access {
-        /// The peer.
+        /// The peer, as its certificate names it.
         from: HostName,
-        /// Which.
+        /// The lease.
         lease: LeaseId,
-        /// Told that; nothing where the lease is not the peer's.
+        /// Receives the access; `None` if the peer has no such lease, or NVMe does not reach it.
         reply: oneshot::Sender<Option<Access>>,
     },
-    /// Everything about this host.
+    /// The question for this host's status.
     Status {
-        /// Told that.
+        /// Receives the status.
         reply: oneshot::Sender<Status>,
     },
-    /// The operator borrows.
+    /// The operator's order to borrow.
     Borrow {
-        /// How much.
+        /// The amount and the swap priority.
         order: Borrow,
-        /// Told when the memory is swapped on.
+        /// Receives the volume once the kernel swaps to it, or the reason for a failure.
         reply: oneshot::Sender<Result<Borrowed, Problem>>,
     },
-    /// The operator gives back.
+    /// The operator's order to return borrowed memory.
     Return {
-        /// What.
+        /// The volume, or all volumes.
         order: Return,
-        /// Told when it is gone.
+        /// Receives the volumes once they are gone, or the reason for a failure.
         reply: oneshot::Sender<Result<Returned, Problem>>,
     },
 }
 
-/// The way to the driver.
+/// The sending end of the driver's command channel.
 #[derive(Clone, Debug)]
 pub struct Handle(pub(crate) mpsc::Sender<Command>);
 
@@ -82,7 +85,7 @@ impl Handle {
     /// Asks the driver and waits for its answer.
     ///
     /// # Errors
-    /// The agent is stopping.
+    /// If the agent is stopping.
     pub async fn ask<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<T>) -> Command,

@@ -1,4 +1,4 @@
-//! Taking back what was lent, because the operator wants it or because the hosts no longer know each other.
+//! Recall of lent memory by the operator's order, and the settling of leases with former peers.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use aquifer_page::{Bytes, HostName};
 
 use super::Driver;
 
-/// After how many periods a move away from a former peer is tried again.
+/// Periods between two attempts to settle leases with former peers.
 const PARTING_PERIODS: u32 = 10;
 
 impl Driver {
@@ -36,7 +36,7 @@ impl Driver {
         self.parts.lender.stored()
     }
 
-    /// How far a drain is.
+    /// Returns the progress of a drain.
     pub(super) fn draining(&self) -> Draining {
         let stored = self.parts.lender.stored_by_lease();
         let left = self.controller.lent().into_iter().map(|lent| Left {
@@ -74,7 +74,7 @@ impl Driver {
         }
     }
 
-    /// Tells of the end of a drain, once.
+    /// Notes the end of a drain, once.
     pub(super) fn note_drained(&mut self) {
         let empty = self.controller.lent().is_empty();
         if self.draining && empty && !self.drained {
@@ -87,14 +87,14 @@ impl Driver {
         self.drained = self.draining && empty;
     }
 
-    /// Hosts that are no peers any more though leases are between them and this host.
+    /// Returns the hosts that are no longer peers but still share leases with this host.
     pub(super) fn former_peers(&self) -> BTreeSet<HostName> {
         let lent = self.controller.lent().into_iter().map(|lent| lent.lease.borrower);
         let borrowed = self.controller.borrowed().into_iter().map(|held| held.lease.lender);
         lent.chain(borrowed).filter(|host| !self.parts.peers.knows(host)).collect()
     }
 
-    /// Leaves what was borrowed of former peers, and asks back what was lent to them.
+    /// Leaves leases borrowed from former peers, and recalls leases lent to them.
     pub(super) fn part_with_former_peers(&mut self) {
         let due = self.parts.config.memory.period * PARTING_PERIODS;
         let first = self.parted.is_none();
@@ -126,7 +126,8 @@ impl Driver {
         format!("{host} is not a [[peer]] of the configuration, but {}", parts.join(" and "))
     }
 
-    /// Whether a host may say this. One that is no peer any more may still settle what is between the two.
+    /// Tells whether a host may send this message. A former peer may still settle leases between
+    /// the two hosts.
     pub(super) fn may_say(&self, from: &HostName, message: &Message) -> bool {
         let holds = |lease| {
             let borrowed = self.controller.borrowed();

@@ -1,5 +1,5 @@
-//! What the driver looks at each period beside memory: signs of life of borrowers and of lenders,
-//! volumes, killed programs, ended VMs.
+//! The driver's checks in each period besides memory: signs of life of borrowers and lenders,
+//! volumes, OOM kills, ended VMs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,14 +13,14 @@ use super::Driver;
 use super::perform::{Busy, Outcome};
 use super::watch::{News, lease_lost};
 
-/// Between two looks at volumes.
+/// Minimum time between two looks at the volumes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How soon a lender that a volume misses is asked whether it still has the lease.
+/// Minimum time between two renewals at lenders that a volume misses.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// A connection is as good a sign of life as a message.
+    /// Notes borrowers' connections, which are as good a sign of life as a message.
     pub(super) fn note_signs(&mut self) {
         let now = Instant::now();
         let due = self.parts.config.lend.grace / 8;
@@ -40,7 +40,7 @@ impl Driver {
         self.step(Event::BorrowerSeen { lease });
     }
 
-    /// A borrower says that it lives; answers which of its leases are not here.
+    /// Notes that a borrower lives; returns those of its leases that this host does not have.
     pub(super) fn renewed(&mut self, from: &HostName, renew: Renew) -> Vec<LeaseId> {
         if let Some(patience) = renew.patience_ms {
             self.patience_ms.insert(from.clone(), patience);
@@ -51,8 +51,8 @@ impl Driver {
         lost
     }
 
-    /// Tells lenders now and then that their leases are still needed, also those without a connection; sooner those that
-    /// a volume misses.
+    /// Tells lenders, every eighth of the grace time, that this host still needs its leases, with
+    /// or without a connection. Lenders that a volume misses hear it every [`ASK_AGAIN`].
     pub(super) fn renew(&mut self) {
         let all =
             self.renewed.is_none_or(|last| last.elapsed() >= self.parts.config.lend.grace / 8);
@@ -77,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// A lender does not have leases that this host holds.
+    /// Notes leases that this host holds and their lender does not have.
     pub(super) fn note_lost(&mut self, lender: &HostName, lost: Vec<LeaseId>) {
         let held: BTreeSet<_> =
             self.controller.borrowed().iter().map(|held| held.lease.lease).collect();
@@ -89,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// Looks at the volumes, beside the driver, because they are other processes.
+    /// Looks at the volumes on a blocking thread, because each is another process.
     pub(super) fn look_at_volumes(&mut self) {
         if self.looked.elapsed() < LOOK || self.looking {
             return;
@@ -114,13 +114,13 @@ impl Driver {
         self.parts.events.note(kind, who, what);
     }
 
-    /// Leases that a volume has left by an order of an agent before this one: nobody has told the controller.
+    /// Tells the controller of leases that a volume has left by an order of the previous agent.
     pub(super) fn note_left(&mut self) {
         let volumes = self.controller.volumes();
         let active =
             |volume| volumes.iter().any(|v| v.volume == volume && v.state == VolumeState::Active);
         let borrowed = self.controller.borrowed();
-        // Leases that are on their way into a volume are not on record yet.
+        // A volume's record does not list leases that are still on their way into it.
         let moving: BTreeSet<_> = borrowed
             .iter()
             .filter(|held| self.busy.contains(&Busy::Lease(held.lease.lease)))
@@ -139,7 +139,7 @@ impl Driver {
         }
     }
 
-    /// Programs that the kernel has killed since the last look.
+    /// Notes programs that the kernel has killed since the last look.
     pub(super) fn note_kills(&mut self) {
         let kills = self.parts.source.oom_kills();
         if let (Some(now), Some(before)) = (kills, self.oom_kills)
@@ -153,7 +153,7 @@ impl Driver {
         self.oom_kills = kills.or(self.oom_kills);
     }
 
-    /// VMs of this host that have ended since the last look.
+    /// Notes VMs of this host that have ended since the last look.
     pub(super) fn note_ended_vms(&mut self) {
         let ended = match aquifer_guest::process::ended(&self.parts.config.state, self.vms_seen) {
             Ok(ended) => ended,

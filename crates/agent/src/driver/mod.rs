@@ -1,7 +1,7 @@
-//! Ties the controller to the world: feeds it readings, messages and outcomes, and carries out what it decides.
+//! The driver: feeds the controller readings, messages and outcomes, and carries out its decisions.
 //!
-//! One task owns the controller and never waits for anything but the next thing to happen. What takes time (a message, a
-//! swapoff, a move) runs beside it and comes back as an event.
+//! One task owns the controller and waits for nothing but the next event. Slow work (a message, a
+//! swapoff, a move) runs beside it and returns as an event.
 
 mod command;
 mod drain;
@@ -35,35 +35,35 @@ use orders::Orders;
 use perform::{Busy, Outcome};
 use watch::Watch;
 
-/// Peers are asked what they could lend once M_u is above this share of T_upper x M_t: the answers are there when they are
-/// needed, and an idle host asks nobody anything.
+/// The driver asks peers for offers once M_u exceeds this share of T_upper x M_t. The answers are
+/// then there when needed, and an idle host asks no peer.
 const ASK_EARLY: f64 = 0.9;
 
-/// Between two looks for volumes that have died.
+/// Minimum time between two searches for dead volumes.
 const CLEARING: Duration = Duration::from_secs(1);
 
-/// What the driver works with.
+/// The components that the driver works with.
 #[derive(Debug)]
 pub struct Parts {
     /// The configuration.
     pub config: Config,
-    /// What memory is watched.
+    /// The memory that the agent watches.
     pub source: Source,
-    /// The early signal, where there is one.
+    /// The early signal from PSI, if configured and available.
     pub pressure: Option<Pressure>,
-    /// Whether the managed cgroup may swap, where that is ours to say.
+    /// The switch that lets the managed cgroup swap, if the agent controls it.
     pub gate: Option<SwapGate>,
     /// The leases that this host has granted.
     pub lender: Arc<Lender>,
-    /// The volumes that it has borrowed.
+    /// The volumes that this host has borrowed.
     pub borrower: Arc<Borrower>,
     /// The other hosts.
     pub peers: Peers,
-    /// What happens that nobody decides.
+    /// Events outside the controller's decisions.
     pub events: Events,
 }
 
-/// The task itself.
+/// The task that owns the controller.
 #[derive(Debug)]
 pub struct Driver {
     parts: Parts,
@@ -74,55 +74,55 @@ pub struct Driver {
     role_changes: VecDeque<status::RoleChange>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
-    /// What is being carried out: the controller may ask for it again meanwhile.
+    /// Work in progress: the controller may order it again meanwhile.
     busy: HashSet<Busy>,
-    /// Senders of `mem_bor_fin` that wait for the memory to be free.
+    /// Reply channels of `mem_bor_fin` messages that wait until the memory is free.
     fins: HashMap<LeaseId, Vec<oneshot::Sender<Heard>>>,
     orders: Orders,
-    /// When each lease's borrower last gave a sign.
+    /// Time of the last sign of life from each lease's borrower.
     signs: BTreeMap<LeaseId, Instant>,
-    /// How long I/O of each borrower waits for this host, as it last said.
+    /// How long I/O of each borrower waits for this host, in ms, as the borrower last said.
     patience_ms: BTreeMap<HostName, u64>,
-    /// Nothing is lent, and what was lent is asked back.
+    /// Whether the host lends nothing and recalls its leases.
     draining: bool,
-    /// That nothing is lent any more has been told.
+    /// Whether the driver has noted the end of the drain.
     drained: bool,
-    /// Why borrowers could not leave leases of this host yet, as they last said.
+    /// Why borrowers could not yet leave leases of this host, as they last said.
     told: BTreeMap<LeaseId, String>,
-    /// Why this host could not leave leases of others yet.
+    /// Why this host could not yet leave leases of others.
     failures: BTreeMap<LeaseId, String>,
-    /// Leases of others that their lenders do not have any more.
+    /// Leases that this host holds and their lenders do not have.
     lost: BTreeSet<LeaseId>,
-    /// When former peers were last parted with.
+    /// Time of the last attempt to settle leases with former peers.
     parted: Option<Instant>,
     renewed: Option<Instant>,
-    /// When lenders that volumes miss were last asked for their leases.
+    /// Time of the last renewal at lenders that volumes miss.
     asked_missed: Instant,
     watch: Watch,
     looked: Instant,
     looking: bool,
     oom_kills: Option<u64>,
-    /// When the last VM ended of which an event tells.
+    /// End of the latest VM for which there is an event.
     vms_seen: SystemTime,
-    /// When volumes that have died were last looked for.
+    /// Time of the last search for dead volumes.
     cleared: Instant,
-    /// Peers have been asked what they could lend and the period's step waits for their answers.
+    /// Whether the period's step waits for peers' offers.
     asking: bool,
-    /// What is to be taken in as soon as it is known who could lend.
+    /// Input that waits for peers' offers.
     waiting: Vec<Waiting>,
 }
 
-/// Something that the controller can only act on well when it knows who could lend.
+/// Input that the controller handles well only with peers' offers.
 #[derive(Debug)]
 enum Waiting {
-    /// A lender wants its memory back.
+    /// A lender recalls a lease.
     Hear(HostName, Message, oneshot::Sender<Heard>),
     /// The operator borrows.
     Borrow(Bytes),
 }
 
 impl Driver {
-    /// Takes up the leases and volumes that outlived the agent before this one.
+    /// Takes over the leases and volumes of the previous agent.
     pub fn new(parts: Parts) -> Self {
         let (outcomes, finished) = mpsc::unbounded_channel();
         let now = Instant::now();
@@ -161,7 +161,7 @@ impl Driver {
         }
     }
 
-    /// Runs until `commands` is closed.
+    /// Runs until the other end closes `commands`.
     pub async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.set_gate();
         let mut period = tokio::time::interval(self.parts.config.memory.period);
@@ -179,7 +179,7 @@ impl Driver {
         }
     }
 
-    /// One monitoring period (Algorithm 1, line 1).
+    /// Runs one monitoring period (\[Ge23\], Algorithm 1, line 1).
     fn tick(&mut self) {
         let reading = match self.parts.source.read() {
             Ok(reading) => reading,
@@ -218,7 +218,7 @@ impl Driver {
             || !self.waiting.is_empty()
     }
 
-    /// Asks all peers what they could lend; the period's step is taken when they have answered.
+    /// Asks all peers for offers; the period's step follows their answers.
     fn ask_offers(&mut self) {
         if !std::mem::replace(&mut self.asking, true) {
             let (peers, outcomes) = (self.parts.peers.clone(), self.outcomes.clone());
@@ -242,7 +242,8 @@ impl Driver {
         }
     }
 
-    /// Gives volumes back whose processes have died: the kernel would go on swapping to what nobody serves.
+    /// Returns volumes without a process: otherwise the kernel keeps swapping to a device without a
+    /// server.
     fn clear_away_the_dead(&mut self) {
         if self.cleared.elapsed() < CLEARING {
             return;
@@ -258,7 +259,7 @@ impl Driver {
     }
 
     fn obey(&mut self, command: Command) {
-        // Whoever asked may have gone meanwhile; the answer is then nobody's.
+        // The requester may be gone; the failed send does not matter then.
         match command {
             Command::Hear { from, message, reply } => self.hear(from, message, reply),
             Command::Renew { from, renew, reply } => {
@@ -282,8 +283,8 @@ impl Driver {
         }
     }
 
-    /// Takes a peer's message in. A `mem_bor_fin` is answered only when the memory is free, so that the borrower's word
-    /// "it is given back" is true on both sides.
+    /// Takes in a peer's message. The answer to a `mem_bor_fin` waits until the memory is free, so
+    /// that both hosts agree that the lease is returned.
     fn hear(&mut self, from: HostName, message: Message, reply: oneshot::Sender<Heard>) {
         if !self.may_say(&from, &message) {
             let _ = reply.send(self.parts.peers.admit(&from).map(|()| None));

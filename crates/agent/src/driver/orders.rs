@@ -1,4 +1,4 @@
-//! What the operator asked for and still waits for.
+//! The operator's orders in progress.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,21 +13,22 @@ use super::{Driver, Waiting};
 use crate::borrower::Borrower;
 use crate::peers::Peers;
 
-/// Orders that are being carried out: one borrowing, any number of returns.
+/// Orders in progress: at most one borrowing, any number of returns.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
     borrow: Option<Borrowing>,
     returns: Vec<Pending>,
 }
 
-/// How long a return waits for the lenders' word that their memory is free. They are told again and again in any case.
+/// How long a return waits for the lenders' word that their memory is free. The controller repeats
+/// its message to them in any case.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Borrowing {
-    /// The volume that it leads to, once that is known.
+    /// The volume that the order creates, once it is known.
     volume: Option<VolumeId>,
-    /// The swap priority that was ordered, if any.
+    /// The ordered swap priority, if any.
     priority: Option<u16>,
     reply: Reply<Borrowed>,
 }
@@ -36,16 +37,16 @@ struct Borrowing {
 struct Pending {
     left: BTreeSet<VolumeId>,
     gone: Vec<VolumeId>,
-    /// When the last of them was gone.
+    /// When the last volume was gone.
     since: Option<Instant>,
     reply: Reply<Returned>,
 }
 
-/// The way back to who gave an order.
+/// The channel back to the order's sender.
 type Reply<T> = oneshot::Sender<Result<T, Problem>>;
 
 impl Orders {
-    /// Learns from a decision what has become of the borrowing.
+    /// Learns from a decision how the borrowing ends or goes on.
     pub(super) fn note(&mut self, decision: &Decision, peers: &Peers) {
         match &decision.what {
             What::Activates { volume, cause: Cause::ByHand, .. } => {
@@ -71,7 +72,7 @@ impl Orders {
         }
     }
 
-    /// Learns that something was carried out.
+    /// Learns that an action has ended, and answers its order.
     pub(super) fn note_event(&mut self, event: &Event, borrower: &Borrower) {
         match event {
             Event::Activated { volume } => self.answer_borrow(*volume, borrower.borrowed(*volume)),
@@ -84,7 +85,7 @@ impl Orders {
         }
     }
 
-    /// The swap priority that was ordered for this volume, if one was.
+    /// Returns the ordered swap priority of this volume, if any.
     pub(super) fn priority_of(&self, volume: VolumeId) -> Option<u16> {
         self.borrow.as_ref().filter(|borrowing| borrowing.volume == Some(volume))?.priority
     }
@@ -106,7 +107,8 @@ impl Orders {
         }
     }
 
-    /// Answers the returns whose volumes are gone, once the lenders have confirmed.
+    /// Answers returns without remaining volumes, once lenders have confirmed or [`CONFIRMATION`]
+    /// is over.
     pub(super) fn conclude(&mut self, confirmed: bool) {
         let over = |p: &mut Pending| {
             p.since.is_some_and(|since| confirmed || since.elapsed() > CONFIRMATION)
@@ -124,13 +126,13 @@ impl Orders {
     }
 }
 
-/// Why a borrowing came to nothing that the operator has taken back.
+/// Explains the end of a borrowing that the operator has taken back.
 fn given_back() -> Problem {
     let error = "an 'aquifer return' came meanwhile, and what was lent so far goes back".to_owned();
     Problem { error, help: None }
 }
 
-/// Says of each peer why it does not lend.
+/// Explains for each peer why it does not lend.
 fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
     let why = |peer: &status::Peer| match (&peer.error, peer.spare) {
         (Some(error), _) if peer.refused => format!("{} refuses ({error})", peer.host),
@@ -140,7 +142,7 @@ fn nobody_lends(wanted: Bytes, peers: &[status::Peer]) -> Problem {
         (None, None) => format!("{} has not answered yet", peer.host),
     };
     let mut reasons: Vec<_> = peers.iter().map(why).collect();
-    // The same mistake may be met with all of them.
+    // All peers may give the same reason.
     reasons.dedup();
     let help = if peers.is_empty() {
         reasons.push("this host has no peers".to_owned());
@@ -180,7 +182,7 @@ impl Driver {
             }
         };
         if order.volume.is_none() {
-            // What is being asked for, or about to be, is not wanted any more either.
+            // A return of everything also cancels borrowings that wait for offers.
             self.waiting.retain(|waiting| !matches!(waiting, Waiting::Borrow(_)));
         }
         if !left.is_empty() {

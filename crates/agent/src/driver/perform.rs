@@ -1,4 +1,4 @@
-//! Carrying out what the controller decides.
+//! Execution of the controller's decisions.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,37 +14,38 @@ use super::{Driver, Parts};
 use crate::events::now;
 use crate::peers::SayError;
 
-/// How many decisions `status` shows.
+/// How many decisions and role changes `status` shows.
 const REMEMBERED: usize = 200;
 
-/// The share of memory that must be left once all that was swapped out is back: programs go on allocating meanwhile.
+/// Share of memory that must stay free after all swapped-out pages return: programs allocate
+/// meanwhile.
 const KEPT_FREE: f64 = 0.02;
 
-/// What is being carried out.
+/// The subject of work in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Busy {
     Volume(VolumeId),
     Lease(LeaseId),
-    /// A message on its way: the same one again would only queue up behind it.
+    /// A message in flight: a second copy would only queue behind it.
     Message(HostName, String),
 }
 
-/// Something that ran beside the driver has ended.
+/// The end of work that ran beside the driver.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// An action, with what the controller is to know of it.
+    /// An action has ended; the controller gets the event, if any.
     Done(Busy, Option<Event>),
-    /// Peers have said what they could lend.
+    /// Peers have sent their offers.
     Offers(Vec<Offer>),
-    /// A lender has said which of its leases it does not have.
+    /// A lender has listed the leases that it does not have.
     Lost(HostName, Vec<LeaseId>),
-    /// A borrower has said why it could not leave a lease yet, if there is a reason.
+    /// A borrower has said why it could not yet leave a lease; `None` if it gave no reason.
     Told(LeaseId, Option<String>),
-    /// Volumes have said how they are.
+    /// Volumes have reported their status.
     Volumes(Vec<status::Volume>),
 }
 
-/// A controller for this host, with what outlived the agent before this one.
+/// Creates this host's controller from the leases and volumes of the previous agent.
 pub(super) fn controller(parts: &Parts) -> Controller {
     let (memory, lend, borrow) = (&parts.config.memory, &parts.config.lend, &parts.config.borrow);
     let config = control::Config {
@@ -64,7 +65,7 @@ pub(super) fn controller(parts: &Parts) -> Controller {
         cooldown: memory.period * 10,
     };
     let found = Restored { lent: parts.lender.restored(), volumes: parts.borrower.restored() };
-    // Ids of controllers begin at random places; a lease id is as good a source as any.
+    // A controller's ids start at a random number; a random lease id provides one.
     Controller::restore(
         parts.config.host.clone(),
         config,
@@ -74,7 +75,7 @@ pub(super) fn controller(parts: &Parts) -> Controller {
     )
 }
 
-/// The role in the words of the API.
+/// Converts a role to the API's type.
 pub(super) fn role(role: control::Role) -> status::Role {
     match role {
         control::Role::Neutral => status::Role::Neutral,
@@ -91,7 +92,7 @@ fn remember<T>(latest: &mut VecDeque<T>, new: T) {
 }
 
 impl Driver {
-    /// Lets the controller take one event and carries out what comes of it.
+    /// Passes one event to the controller, and carries out the resulting decisions and actions.
     pub(super) fn step(&mut self, event: Event) {
         let step = self.controller.step(self.started.elapsed(), event);
         for decision in &step.decisions {
@@ -114,13 +115,13 @@ impl Driver {
         self.orders.conclude(self.controller.unconfirmed_fins() == 0);
     }
 
-    /// Logs what was decided and keeps it for the status.
+    /// Logs a decision and keeps it for the status.
     pub(super) fn note_decision(&mut self, what: String) {
         tracing::info!(role = %self.controller.role(), "{what}");
         remember(&mut self.decisions, status::Decision { at: now(), what });
     }
 
-    /// Takes note of something that has ended.
+    /// Handles the end of work that ran beside the driver.
     pub(super) fn settle(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Offers(lenders) => {
@@ -146,11 +147,11 @@ impl Driver {
         }
     }
 
-    /// What must be done before the controller hears of an event.
+    /// Does the driver's part before the controller takes an event.
     fn prepare(&mut self, event: &Event) {
         match event {
             Event::Activated { .. } => {
-                // Its lenders hear at once how patient this host is.
+                // The lenders learn at once how long this host's I/O waits for them.
                 self.renewed = None;
                 self.set_gate();
             }
@@ -170,7 +171,7 @@ impl Driver {
         }
     }
 
-    /// A managed cgroup may swap while, and only while, a volume of ours is there to swap to.
+    /// Lets a managed cgroup swap while, and only while, this host has a volume to swap to.
     pub(super) fn set_gate(&self) {
         let Some(gate) = &self.parts.gate else { return };
         let done = match self.parts.borrower.is_active() {
@@ -221,7 +222,7 @@ impl Driver {
             Action::FreeLease { lease } => self.beside_if(Busy::Lease(lease), move || {
                 match lender.free_lease(lease) {
                     Ok(()) => Some(Event::LeaseFreed { lease }),
-                    // The controller asks for it again.
+                    // The controller orders the removal again.
                     Err(error) => {
                         tracing::error!(%lease, "the memory of a lease is not free yet: {error}");
                         None
@@ -231,15 +232,16 @@ impl Driver {
         }
     }
 
-    /// Whether what is swapped to a volume, and to the others that leave with it, has room in memory. To be asked before swap goes off: the kernel would make room
-    /// in a cgroup by killing its programs.
+    /// Checks that the pages swapped to a volume, and to the others that go with it, fit into
+    /// memory. The check must precede swapoff: in a cgroup the kernel would make room by killing
+    /// programs.
     fn fits_without(&self, volume: VolumeId) -> Result<(), String> {
         if self.parts.borrower.dead().contains(&volume) {
-            // What it held is lost.
+            // The pages of a dead volume are lost.
             return Ok(());
         }
         let reading = self.parts.source.read().map_err(|error| error.to_string())?;
-        // What is swapped there may belong to others, who have their own memory for it.
+        // The volume may hold pages of other cgroups, which have their own memory for them.
         let leaving = self.controller.volumes().into_iter();
         let leaving = leaving.filter(|other| other.state == VolumeState::Deactivating);
         let leaving: BTreeSet<_> = leaving.map(|other| other.volume).chain([volume]).collect();
@@ -259,7 +261,7 @@ impl Driver {
         ))
     }
 
-    /// Runs `work` on a thread of its own, unless something is being done to the same thing already.
+    /// Runs `work` on a blocking thread, unless work on the same subject is in progress.
     fn beside(&mut self, busy: Busy, work: impl FnOnce() -> Event + Send + 'static) {
         self.beside_if(busy, move || Some(work()));
     }
@@ -270,7 +272,7 @@ impl Driver {
         }
         let outcomes = self.outcomes.clone();
         tokio::task::spawn_blocking(move || {
-            // Nobody waits for it when the agent is ending.
+            // The send fails only while the agent ends.
             let _ = outcomes.send(Outcome::Done(busy, work()));
         });
     }
@@ -286,7 +288,7 @@ impl Driver {
             let event = match said {
                 Ok(failed) => {
                     if let Message::MemLenFin { lease } = message {
-                        // Nobody waits for it when the agent is ending.
+                        // The send fails only while the agent ends.
                         let _ = outcomes.send(Outcome::Told(lease, failed));
                     }
                     Some(Event::Delivered { to, message })

@@ -1,4 +1,4 @@
-//! What `status` shows.
+//! The driver's answer to `status`.
 
 use aquifer_api::status::{LeaseHealth, Lent, Memory, Status};
 use aquifer_control as control;
@@ -8,7 +8,8 @@ use super::Driver;
 use super::perform::role;
 
 impl Driver {
-    /// Answers with everything about this host. Volumes are asked beside the driver, because they are other processes.
+    /// Answers with everything about this host. Volumes are other processes, so a blocking thread
+    /// asks for their status.
     pub(super) fn report(&self, reply: oneshot::Sender<Status>) {
         let config = &self.parts.config;
         let former = self.former_peers();

@@ -1,11 +1,11 @@
-//! What happens to borrowed memory: each look at the volumes is compared with the one before.
+//! Changes of borrowed memory, found by comparing each look at the volumes with the previous one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_api::status::{EventKind, Held, LeaseHealth, Volume};
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
-/// What the last look saw.
+/// The state at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     volumes: BTreeMap<VolumeId, Seen>,
@@ -19,7 +19,7 @@ struct Seen {
     error: Option<String>,
 }
 
-/// What is new.
+/// A change since the last look.
 #[derive(Debug, PartialEq)]
 pub(super) struct News {
     pub(super) kind: EventKind,
@@ -27,7 +27,7 @@ pub(super) struct News {
     pub(super) what: String,
 }
 
-/// The event of a lender that does not have a lease, or its pages, any more.
+/// Returns the event for a lender that no longer has a lease or its pages.
 pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
     let what = format!(
         "{lender} has lost lease {lease}: what this host stored in it cannot be had any more"
@@ -36,17 +36,18 @@ pub(super) fn lease_lost(lender: &HostName, lease: LeaseId) -> News {
 }
 
 impl Watch {
-    /// Whether a volume had found this lease lost when it was last looked at.
+    /// Tells whether a volume reported this lease lost at the last look.
     pub(super) fn has_lost(&self, lease: LeaseId) -> bool {
         self.lost.contains(&lease)
     }
 
-    /// Lenders that did not answer a volume when it was last looked at.
+    /// Returns the lenders that a volume could not reach at the last look.
     pub(super) fn away(&self) -> BTreeSet<HostName> {
         self.away.values().cloned().collect()
     }
 
-    /// Takes a look; answers what has changed since the last one. Of leases in `known` the loss has been told.
+    /// Takes a look and returns the changes since the last one. Losses of the leases in `known`
+    /// already have an event.
     pub(super) fn look(&mut self, volumes: &[Volume], known: &BTreeSet<LeaseId>) -> Vec<News> {
         let mut news = Vec::new();
         let before = std::mem::take(&mut self.volumes);
@@ -68,7 +69,7 @@ impl Watch {
         for (volume, held) in held {
             let was_away = self.away.contains_key(&held.lease);
             let is_lost = held.health == LeaseHealth::Lost;
-            // A lender that comes back empty is not back.
+            // A lender that returns with an empty store does not count as back.
             let is_away = held.health == LeaseHealth::Unreachable || (is_lost && was_away);
             if is_away {
                 away.insert(held.lease, held.lender.clone());

@@ -1,7 +1,7 @@
-//! The agent's API over HTTP: for peers by mutual TLS, for the command line by unix socket.
+//! The agent's API over HTTP: for peers with mutual TLS, for the command line on a unix socket.
 //!
-//! Handlers turn a request into a [`Command`](crate::driver::Command) for the driver and its answer into JSON; they
-//! decide nothing.
+//! Handlers turn a request into a [`Command`](crate::driver::Command) for the driver, and its
+//! answer into JSON. Handlers decide nothing.
 
 mod orders;
 mod peers;
@@ -29,14 +29,14 @@ use crate::driver::Handle;
 use crate::groups::Groups;
 use crate::vms::Vms;
 
-/// What requests are about.
+/// The components that answer requests.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Memory lent and borrowed.
+    /// The driver, for memory lent and borrowed.
     pub handle: Handle,
-    /// VMs.
+    /// The VMs that move.
     pub vms: Vms,
-    /// Groups.
+    /// The groups of this host.
     pub groups: Groups,
 }
 
@@ -58,10 +58,10 @@ impl FromRef<Served> for Groups {
     }
 }
 
-/// Who makes a request. Known from the connection it comes by, never from what it says.
+/// The caller of a request, known from the connection and never from the request's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// A program of root's on this host.
+    /// A program of root on this host.
     Local,
     /// The host that the client certificate names.
     Peer(HostName),
@@ -77,7 +77,7 @@ pub enum Caller {
 )]
 struct Document;
 
-/// What every endpoint may answer instead of what was asked for.
+/// The answers of every endpoint besides success.
 struct Refusals;
 
 impl IntoResponses for Refusals {
@@ -90,7 +90,7 @@ impl IntoResponses for Refusals {
     }
 }
 
-/// Every endpoint together with its description.
+/// Returns the router of all endpoints, with their descriptions.
 fn described() -> OpenApiRouter<Served> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(peers::mem_bor_req))
@@ -110,7 +110,8 @@ fn described() -> OpenApiRouter<Served> {
         .routes(routes!(orders::migrate))
 }
 
-/// The OpenAPI document, as `GET /v1/openapi.json` answers it and as `docs/openapi.json` keeps it.
+/// Returns the OpenAPI document: the answer to `GET /v1/openapi.json` and the file
+/// `docs/openapi.json`.
 pub fn openapi() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let mut text = described().to_openapi().to_pretty_json().unwrap_or_default();
@@ -142,7 +143,7 @@ fn router(served: Served) -> Router {
         .with_state(served)
 }
 
-/// A refusal on its way out.
+/// A refusal with its HTTP status.
 #[derive(Debug)]
 struct Failure(StatusCode, Problem);
 
@@ -164,7 +165,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// A JSON body; what is wrong with a bad one is told as a [`Problem`].
+/// A JSON body; the refusal of a bad one is a [`Problem`] that names the error.
 struct Body<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
@@ -174,7 +175,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let path = request.uri().path().to_owned();
         let bad =
             |status, why: String| Failure::new(status, format!("bad request to {path}: {why}"));
-        // As an object first: serde would take an array for any struct.
+        // Parse an object first: serde would take an array for any struct.
         let Json(mut object): Json<Map<String, Value>> =
             Json::from_request(request, state).await.map_err(|rejection: JsonRejection| {
                 bad(rejection.status(), rejection.body_text())
@@ -185,7 +186,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// Writes 4096.0 as 4096, which are one number in JSON but two in serde.
+/// Turns 4096.0 into 4096: JSON has one type of numbers, serde has two.
 fn make_whole(value: &mut Value) {
     let Some(number) = value.as_f64().filter(|_| value.is_f64()) else { return };
     if number.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&number) {
@@ -193,7 +194,7 @@ fn make_whole(value: &mut Value) {
     }
 }
 
-/// The peer that calls; others are turned away.
+/// The calling peer; the extractor refuses other callers.
 struct FromPeer(HostName);
 
 impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
@@ -210,7 +211,7 @@ impl<S: Send + Sync> FromRequestParts<S> for FromPeer {
     }
 }
 
-/// A caller on this host; others are turned away.
+/// A caller on this host; the extractor refuses other callers.
 struct FromLocal;
 
 impl<S: Send + Sync> FromRequestParts<S> for FromLocal {

@@ -1,4 +1,5 @@
-//! What the operator may ask, by unix socket.
+//! Endpoints for the operator, on the unix socket. Doc comments of handlers are text of
+//! `docs/openapi.json`.
 
 use aquifer_api::group::Group;
 use aquifer_api::order::{Awaited, Borrow, Borrowed, Drain, Draining, Migrate, Return, Returned};

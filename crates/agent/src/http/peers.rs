@@ -1,4 +1,5 @@
-//! What other hosts may say: the paper's five messages, renewals, and the question what could be lent.
+//! Endpoints for other hosts: the five messages of \[Ge23\], renewals, offers, access to leases,
+//! and arriving VMs. Doc comments of handlers are text of `docs/openapi.json`.
 
 use aquifer_api::message::{
     Access, Arrive, Awaits, Leaving, MemBorAck, MemBorFin, MemBorRej, MemBorReq, MemLenFin, Offer,
@@ -113,7 +114,7 @@ pub(super) async fn access(
     FromPeer(from): FromPeer,
     Path(lease): Path<String>,
 ) -> Result<Json<Access>, Failure> {
-    // One answer for what is not there and what is somebody else's.
+    // A missing lease and another host's lease get the same answer.
     let none = || {
         Failure::new(
             StatusCode::NOT_FOUND,

@@ -1,4 +1,4 @@
-//! Accepting connections and learning who is at the other end.
+//! The listeners of the API, and the identification of callers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,16 +22,16 @@ use tokio_rustls::server::TlsStream;
 
 use super::{Caller, Served, router};
 
-/// A caller that has not said who it is, or what it wants, by then is hung up on.
+/// Timeout of a TLS handshake, and of a request's headers; then the agent closes the connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connections at a time; more wait in the kernel's queue.
+/// Connections at which the agent stops accepting TCP; more wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
 
-/// Callers at a time that have not shown yet who they are.
+/// Most callers at a time with a TLS handshake in progress.
 const STRANGERS: usize = 128;
 
-/// The two places at which the API is reached. Dropping it removes the unix socket.
+/// The API's two listeners. Dropping them removes the unix socket.
 #[derive(Debug)]
 pub struct Endpoints {
     unix: UnixListener,
@@ -40,10 +40,10 @@ pub struct Endpoints {
     tls: Arc<ServerConfig>,
 }
 
-/// Binds both.
+/// Binds the TCP address and the unix socket.
 ///
 /// # Errors
-/// Names the address or the socket, and says when another agent is at it.
+/// Names the address or the socket that cannot be bound, and says if another agent uses the socket.
 pub async fn bind(
     socket: &Path,
     listen: SocketAddr,
@@ -75,7 +75,7 @@ pub async fn bind(
 }
 
 impl Endpoints {
-    /// Answers until the future is dropped.
+    /// Serves requests until the caller drops the future.
     pub async fn serve(self, served: Served) {
         let router = router(served);
         let mut connections = JoinSet::new();
@@ -97,7 +97,8 @@ impl Endpoints {
     }
 }
 
-/// The next connection. A failure, for want of descriptors mostly, is logged once in a row and waited over.
+/// Accepts the next connection. Failures, mostly a lack of descriptors, lead to a pause and a
+/// retry; the log shows the first of a row.
 async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut() -> F) -> T {
     let mut fails = false;
     loop {
@@ -113,12 +114,12 @@ async fn accepted<T, F: Future<Output = io::Result<T>>>(mut accept: impl FnMut()
     }
 }
 
-/// Callers that have not shown yet who they are. Those of them that have had the longest time for it make room for new
-/// ones, so that no number of them keeps a peer out.
+/// Callers with a TLS handshake in progress. The oldest makes room for a new one, so that no number
+/// of them keeps a peer out.
 #[derive(Debug, Default)]
 struct Strangers {
     handshakes: JoinSet<Option<(TlsStream<TcpStream>, HostName)>>,
-    /// In the order in which they came.
+    /// Oldest first.
     waiting: VecDeque<AbortHandle>,
 }
 
@@ -133,7 +134,8 @@ impl Strangers {
         self.waiting.push_back(self.handshakes.spawn(welcome(stream, from, tls)));
     }
 
-    /// The next that has proved to be a host of the cluster; pending while there is none.
+    /// Returns the next caller that proves to be a host of the cluster; pending while there is
+    /// none.
     async fn next(&mut self) -> Option<(TlsStream<TcpStream>, HostName)> {
         loop {
             match self.handshakes.join_next().await {
@@ -151,7 +153,8 @@ impl Drop for Endpoints {
     }
 }
 
-/// Lets a host in that proves to be one of the cluster.
+/// Completes the TLS handshake; returns the host that the certificate names, or `None` for a caller
+/// outside the cluster.
 async fn welcome(
     stream: TcpStream,
     from: SocketAddr,

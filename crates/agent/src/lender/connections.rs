@@ -1,14 +1,14 @@
-//! Whether anybody is connected to a port that the kernel serves, from proc(5).
+//! Detection of TCP connections to a port that the kernel serves, from proc(5).
 
 use std::fs;
 
-/// `TCP_ESTABLISHED` of the kernel, as `/proc/net/tcp` writes it.
+/// The kernel's `TCP_ESTABLISHED`, as `/proc/net/tcp` writes it.
 const ESTABLISHED: &str = "01";
 
-/// Whether there is a TCP connection to `port` of this host. True as well where that cannot be told.
+/// Tells whether `port` of this host has a TCP connection; also true if the kernel shows no table.
 pub(super) fn any(port: u16) -> bool {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
-    // A kernel without IPv6 has only one of them.
+    // A kernel without IPv6 has only the first table.
     tables.iter().all(Result::is_err) || tables.iter().flatten().any(|table| has(table, port))
 }
 
@@ -16,7 +16,7 @@ fn has(table: &str, port: u16) -> bool {
     let suffix = format!(":{port:04X}");
     table.lines().any(|line| {
         let mut words = line.split_whitespace();
-        // Number, local address, remote address, state.
+        // Fields: number, local address, remote address, state.
         let (local, state) = (words.nth(1), words.nth(1));
         local.is_some_and(|local| local.ends_with(&suffix)) && state == Some(ESTABLISHED)
     })

@@ -1,5 +1,7 @@
-//! Leases whose pages are in zram devices, served by the kernel's own NVMe target. No process of ours is on a page's way, and
-//! all of it outlives this one: what there is of a lease is found by its id, and a file beside tells whose it is.
+//! Leases with pages in zram devices, which the kernel's own NVMe target serves.
+//!
+//! No process of Aquifer is on a page's way, and the pages outlive the agent. A lease's id leads to
+//! its zram device and target; a file beside names its borrower.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -18,18 +20,19 @@ use aquifer_store::LeaseRecord;
 use super::{Leases, connections, note};
 use crate::config::Config;
 
-/// Leases of the kernel's.
+/// Leases that the kernel serves.
 #[derive(Debug)]
 pub(super) struct KernelLeases {
     root: Root,
-    /// Of files `LEASE.json`, each written before the lease and removed after it.
+    /// Directory of files `LEASE.json`: the agent writes each before its lease and removes it
+    /// after.
     records: PathBuf,
     ports: Vec<(Transport, SocketAddr)>,
     leases: Mutex<BTreeMap<LeaseId, (LeaseRecord, Target)>>,
 }
 
 impl KernelLeases {
-    /// Finds the leases that an agent before this one has made.
+    /// Finds the leases that the previous agent made.
     pub(super) fn open(config: &Config) -> Result<Self, String> {
         let records = config.state.join("lent");
         let fail = |error: io::Error| {
@@ -48,13 +51,13 @@ impl KernelLeases {
         for entry in fs::read_dir(&records).map_err(fail)? {
             let path = entry.map_err(fail)?.path();
             let record = fs::read(&path).map_err(fail)?;
-            // One that was not written whole has no lease yet.
+            // An incomplete record has no lease yet.
             let record = serde_json::from_slice::<LeaseRecord>(&record).ok();
             let target =
                 record.as_ref().map(|record| Target::find(&root, &Nqn::of_lease(record.id)));
             match (record, target.transpose().map_err(|error| error.to_string())?.flatten()) {
                 (Some(record), Some(target)) => drop(leases.insert(record.id, (record, target))),
-                // Its agent came no further, or the host has booted since.
+                // The previous agent stopped before it made the target, or the host has rebooted.
                 _ => fs::remove_file(&path).map_err(fail)?,
             }
         }
@@ -78,7 +81,7 @@ impl KernelLeases {
         Ok(Wish {
             name: Some(Nqn::of_lease(record.id)),
             capacity: record.capacity,
-            // Its capacity is bound enough: what does not compress takes no more than that.
+            // The capacity is bound enough: incompressible pages take no more than that.
             quota: None,
             ports: self.ports.clone(),
             allowed: vec![access.host.parse().map_err(|error| format!("{error}"))?],
@@ -112,7 +115,7 @@ impl Leases for KernelLeases {
                 Ok(())
             }
             Err(error) => {
-                // Without a lease it means nothing.
+                // Without a lease the record means nothing.
                 let _ = fs::remove_file(&path);
                 Err(error.to_string())
             }
@@ -123,7 +126,7 @@ impl Leases for KernelLeases {
         let Some((record, target)) = self.leases().remove(&lease) else { return Ok(()) };
         let stored = target.stored();
         if let Err(error) = target.remove() {
-            // Found again when it is asked for once more, or by the next agent.
+            // The next call, or the next agent, finds the target again.
             if let Ok(Some(target)) = Target::find(&self.root, &Nqn::of_lease(lease)) {
                 self.leases().insert(lease, (record, target));
             }
@@ -151,8 +154,9 @@ impl Leases for KernelLeases {
         None
     }
 
-    /// The kernel does not tell to which lease somebody is connected, only that somebody is connected to the port, and over
-    /// RDMA not even that. A lease that is kept for nobody costs memory; one that is freed under a device costs pages.
+    /// Returns all leases if one of their ports may have a connection. The kernel does not tell
+    /// which lease a connection uses, and shows no connections over RDMA. An unneeded lease costs
+    /// memory; a lease freed under a device costs pages.
     fn in_use(&self) -> Vec<LeaseId> {
         let is_used = |(transport, at): &(Transport, SocketAddr)| match transport {
             Transport::Tcp => connections::any(at.port()),

@@ -1,7 +1,7 @@
-//! The lending half: leases, what holds their pages, and how their borrowers reach them.
+//! The lending half: leases, the holders of their pages, and the servers for borrowers.
 //!
-//! - `store`: pages in the store, served by this process over NBD and NVMe/TCP.
-//! - `kernel`: pages in zram devices, served by the kernel's own NVMe target over TCP and RDMA.
+//! - `store`: pages in the store, which this process serves over NBD and NVMe/TCP.
+//! - `kernel`: pages in zram devices, which the kernel's own NVMe target serves over TCP and RDMA.
 
 mod connections;
 mod kernel;
@@ -22,55 +22,57 @@ use self::kernel::KernelLeases;
 use self::store::StoreLeases;
 use crate::config::{Config, LeaseBackend};
 
-/// What this host has lent. Its calls may take as long as freeing memory takes; none waits for a peer.
+/// The memory that this host has lent. Calls may take as long as freeing memory; none waits for a
+/// peer.
 #[derive(Debug)]
 pub struct Lender {
     leases: Box<dyn Leases>,
-    /// Whether borrowers must prove who they are.
+    /// Whether borrowers must authenticate with secrets.
     secrets: bool,
 }
 
-/// What holds the pages of leases, and has them reached.
+/// A holder of leases' pages, with the servers for borrowers.
 trait Leases: fmt::Debug + Send + Sync {
-    /// For people: where that is.
+    /// Describes for people where borrowers reach the pages.
     fn place(&self) -> String;
-    /// All that there are.
+    /// Returns the records of all leases.
     fn records(&self) -> Vec<LeaseRecord>;
-    /// One of them.
+    /// Returns the record of one lease.
     fn record(&self, lease: LeaseId) -> Option<LeaseRecord>;
-    /// Sets one up. It outlives this process.
+    /// Sets up a lease, which outlives this process.
     fn open(&self, record: LeaseRecord) -> Result<(), String>;
-    /// Takes one away, with its pages and whoever is connected. One that is gone already is no error.
+    /// Removes a lease with its pages and connections; a missing lease is no error.
     fn remove(&self, lease: LeaseId) -> Result<(), String>;
-    /// By what a lease is reached, one URI a protocol.
+    /// Returns a lease's URIs, one per protocol.
     fn uris(&self, record: &LeaseRecord) -> Vec<String>;
-    /// RAM that each takes.
+    /// Returns the RAM that each lease takes.
     fn stored(&self) -> BTreeMap<LeaseId, Bytes>;
-    /// How many connections each has that has any; nothing where that is not known.
+    /// Returns the number of connections of each connected lease; `None` if unknown.
     fn connections(&self) -> Option<BTreeMap<LeaseId, u32>>;
-    /// Those that somebody is connected to, or may be: a device may live on their pages, whatever its host's agent does.
+    /// Returns the leases that have, or may have, a connection: a device may live on their pages,
+    /// even without its host's agent.
     fn in_use(&self) -> Vec<LeaseId>;
 }
 
-/// What the agent remembers with a lease besides its pages.
+/// The agent's data in a lease's record.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     request: String,
-    /// Nothing with a lease of an agent that knew nothing of NVMe.
+    /// `None` in the record of an agent without NVMe.
     #[serde(default)]
     access: Option<Access>,
 }
 
-/// What was noted with a lease; nothing where it is not an agent's.
+/// Reads the agent's data from a record; `None` if no agent wrote it.
 fn note(record: &LeaseRecord) -> Option<Note> {
     Note::deserialize(&record.note).ok()
 }
 
 impl Lender {
-    /// Finds whatever an agent before this one has lent, and has it reached again.
+    /// Finds the leases that the previous agent granted, and serves them again.
     ///
     /// # Errors
-    /// The store, the address or the kernel's target cannot be used; says which and why.
+    /// If the store, the address or the kernel's target cannot be used; says which and why.
     pub fn open(config: &Config, identity: &Identity) -> Result<Self, String> {
         let leases: Box<dyn Leases> = match config.lend.backend {
             LeaseBackend::Store => Box::new(StoreLeases::open(config, identity)?),
@@ -79,12 +81,12 @@ impl Lender {
         Ok(Self { leases, secrets: config.lend.secrets })
     }
 
-    /// For people: where borrowers reach the pages.
+    /// Describes for people where borrowers reach the pages.
     pub fn place(&self) -> String {
         self.leases.place()
     }
 
-    /// The leases that an agent before this one granted, each with its URIs.
+    /// Returns the leases of the previous agent, each with its URIs.
     pub fn restored(&self) -> Vec<(LentLease, Vec<String>)> {
         let records = self.leases.records();
         records
@@ -93,12 +95,12 @@ impl Lender {
             .collect()
     }
 
-    /// Sets a lease up; answers by what its pages are reached.
+    /// Sets up a lease; returns the URIs of its pages.
     ///
     /// # Errors
-    /// There is no room for it, or it cannot be served.
+    /// If there is no room for the lease, or the host cannot serve it.
     pub fn open_lease(&self, lent: &LentLease) -> Result<Vec<String>, String> {
-        // The controller may say it twice.
+        // The controller may order the same lease twice.
         if let Some(record) = self.leases.record(lent.lease) {
             return Ok(self.leases.uris(&record));
         }
@@ -122,52 +124,52 @@ impl Lender {
         Ok(Access { host: aquifer_device::nvme::target::new_name().to_string(), secrets })
     }
 
-    /// How a host gets at a lease over NVMe; nothing if it is not its own.
+    /// Returns how a host reaches its lease over NVMe; `None` if the host has no such lease.
     pub fn access(&self, lease: LeaseId, borrower: &HostName) -> Option<Access> {
         let record = self.leases.record(lease).filter(|record| record.borrower == *borrower)?;
         note(&record)?.access
     }
 
-    /// Drops a lease with its connections and its pages. One that is gone already is no error.
+    /// Drops a lease with its connections and pages; a missing lease is no error.
     ///
     /// # Errors
-    /// Its memory is not free, or not all of it.
+    /// If not all of the lease's memory is free.
     pub fn free_lease(&self, lease: LeaseId) -> Result<(), String> {
         self.leases.remove(lease)
     }
 
-    /// Whether this lease was granted to that host.
+    /// Tells whether this host granted `lease` to `borrower`.
     pub fn is_of(&self, lease: LeaseId, borrower: &HostName) -> bool {
         self.leases.record(lease).is_some_and(|record| record.borrower == *borrower)
     }
 
-    /// The hosts that hold leases of this one.
+    /// Returns the hosts that hold leases of this one.
     pub fn borrowers(&self) -> BTreeSet<HostName> {
         self.leases.records().into_iter().map(|record| record.borrower).collect()
     }
 
-    /// The leases that somebody is connected to, or may be.
+    /// Returns the leases that have, or may have, a connection.
     pub fn in_use(&self) -> Vec<LeaseId> {
         self.leases.in_use()
     }
 
-    /// RAM that all leases take.
+    /// Returns the RAM that all leases take.
     pub fn stored(&self) -> Bytes {
         self.leases.stored().into_values().sum()
     }
 
-    /// RAM that each lease takes.
+    /// Returns the RAM that each lease takes.
     pub fn stored_by_lease(&self) -> BTreeMap<LeaseId, Bytes> {
         self.leases.stored()
     }
 
-    /// How many connections each lease has that has any; nothing where that is not known.
+    /// Returns the number of connections of each connected lease; `None` if unknown.
     pub fn connections(&self) -> Option<BTreeMap<LeaseId, u32>> {
         self.leases.connections()
     }
 }
 
-/// The lease of a record that an agent wrote.
+/// Converts a record to a lease; `None` if no agent wrote the record.
 fn lent(record: &LeaseRecord) -> Option<LentLease> {
     Some(LentLease {
         lease: record.id,

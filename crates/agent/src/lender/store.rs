@@ -1,4 +1,4 @@
-//! Leases whose pages are in the store, served by this process.
+//! Leases with pages in the store, which this process serves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,7 +16,7 @@ use aquifer_store::{Lease, LeaseRecord, Store};
 use super::{Leases, note};
 use crate::config::Config;
 
-/// The store and its two servers.
+/// The store with its NBD server and, if configured, its NVMe/TCP target.
 #[derive(Debug)]
 pub(super) struct StoreLeases {
     shelf: Arc<Shelf>,
@@ -24,7 +24,7 @@ pub(super) struct StoreLeases {
     nvme: Option<(Target, Address)>,
 }
 
-/// The store as both servers see it: lets each host at its own leases, and counts who is connected.
+/// The store as both servers see it: it admits each host to its own leases and counts connections.
 struct Shelf {
     store: Store,
     state: Mutex<State>,
@@ -34,7 +34,7 @@ struct Shelf {
 struct State {
     connections: BTreeMap<LeaseId, u32>,
     namespaces: BTreeMap<LeaseId, Arc<Namespace>>,
-    /// Leases that are being removed: nobody gets in any more.
+    /// Leases in removal: they accept no new connections.
     leaving: BTreeSet<LeaseId>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Debug for Shelf {
 }
 
 impl StoreLeases {
-    /// Opens the store with whatever an agent before this one left in it, and serves it.
+    /// Opens the store with the leases of the previous agent, and serves it.
     pub(super) fn open(config: &Config, identity: &Identity) -> Result<Self, String> {
         let store = Store::open(&config.store_dir()).map_err(|error| error.to_string())?;
         let shelf = Arc::new(Shelf { store, state: Mutex::default() });
@@ -140,13 +140,13 @@ impl Shelf {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lease that is not on its way out.
+    /// Returns a lease unless its removal has begun.
     fn get(&self, lease: LeaseId) -> Option<Arc<Lease>> {
         let lease = self.store.get(lease)?;
         (!self.state().leaving.contains(&lease.id())).then_some(lease)
     }
 
-    /// The lease of a subsystem and how its borrower gets in, if that is the host.
+    /// Returns a subsystem's lease and its access data, if `host` is the borrower's name.
     fn for_host(&self, subsystem: &Nqn, host: &Nqn) -> Option<(Arc<Lease>, Access)> {
         let lease = self
             .store
@@ -168,7 +168,8 @@ impl Shelf {
 
 impl Exports for Shelf {
     fn open(&self, name: &str, peer: &Peer) -> Result<Export, nbd::Refused> {
-        // One answer for what is not there and what is somebody else's: a host learns nothing of the leases of others.
+        // A missing lease and another host's lease get the same answer: a host learns nothing of
+        // others' leases.
         let refused = || nbd::Refused::Unknown(name.to_owned());
         let id: LeaseId = name.parse().map_err(|_| refused())?;
         let lease = self.get(id).ok_or_else(refused)?;
@@ -195,7 +196,7 @@ impl Exports for Shelf {
 
 impl Subsystems for Shelf {
     fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, nvme::Refused> {
-        // As above.
+        // Missing and foreign leases get the same answer, as in `Exports::open`.
         let unknown = || nvme::Refused::Unknown(subsystem.clone());
         let (lease, access) = self.for_host(subsystem, &host.nqn).ok_or_else(unknown)?;
         if access.secrets.is_some() && secrets(&access).is_none() {

@@ -1,3 +1,5 @@
+//! Memory figures of one cgroup, v1 or v2 (cgroups(7)).
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +21,7 @@ enum Version {
 }
 
 impl Cgroup {
-    /// The cgroup at `path`, which must have the memory controller.
+    /// Opens the cgroup at `path`, which must have the memory controller.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let version = if path.join("memory.limit_in_bytes").exists() {
             Version::V1
@@ -52,7 +54,7 @@ impl Cgroup {
         };
         let (limit, usage, unused, swap_used) = match self.version {
             Version::V1 => {
-                // In v1 `cache` counts shared memory too; the rest of it can be dropped.
+                // In v1 `cache` also counts shared memory, which the kernel cannot drop.
                 let droppable =
                     stat("total_cache")?.saturating_sub(stat("total_shmem").unwrap_or_default());
                 let swap = stat("total_swap").unwrap_or_default();
@@ -82,7 +84,8 @@ impl Cgroup {
         field(&read_file(&self.path.join(file)).ok()?, "oom_kill")
     }
 
-    /// The lowest `memory.max` from here to the root: v2 has no file that tells it.
+    /// Returns the lowest `memory.max` from this cgroup up to the root: v2 has no file that holds
+    /// it.
     fn limit_v2(&self) -> io::Result<Bytes> {
         let mut limit = Bytes(u64::MAX);
         for dir in self.path.ancestors() {

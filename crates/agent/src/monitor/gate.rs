@@ -1,13 +1,13 @@
-//! Whether a managed cgroup may swap.
+//! The switch that lets a managed cgroup swap.
 //!
-//! Swap devices belong to the whole kernel: what one cgroup's agent borrowed, every other cgroup would swap to as well.
-//! An agent that manages just a cgroup can therefore keep it from swapping but for the time in which the agent has
-//! a device of its own.
+//! Swap devices belong to the whole kernel: every cgroup would swap to the device that one cgroup's
+//! agent borrowed. An agent that manages one cgroup can therefore keep that cgroup from swapping,
+//! except while the agent has a device of its own.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The gate of one cgroup.
+/// The swap switch of one cgroup.
 #[derive(Debug)]
 pub struct SwapGate {
     file: PathBuf,
@@ -17,17 +17,17 @@ pub struct SwapGate {
 
 #[derive(Debug)]
 enum Shut {
-    /// v1: memory and swap together may be no more than the memory alone.
+    /// v1: the limit of memory and swap together equals the limit of memory alone.
     AsMuchAs(PathBuf),
-    /// v2: no swap.
+    /// v2: the limit of swap is zero.
     Zero,
 }
 
 impl SwapGate {
-    /// The gate of the cgroup at `path`.
+    /// Returns the switch of the cgroup at `path`.
     ///
     /// # Errors
-    /// Says so where the kernel does not account swap.
+    /// If the kernel does not account swap.
     pub fn new(path: &Path) -> io::Result<Self> {
         let v1 = path.join("memory.memsw.limit_in_bytes");
         let v2 = path.join("memory.swap.max");
@@ -51,7 +51,7 @@ impl SwapGate {
     /// Lets the cgroup swap.
     ///
     /// # Errors
-    /// Names the file that could not be written.
+    /// Names the file that cannot be written.
     pub fn open(&self) -> io::Result<()> {
         self.write(self.open)
     }
@@ -59,7 +59,8 @@ impl SwapGate {
     /// Keeps the cgroup from swapping.
     ///
     /// # Errors
-    /// Names the file that could not be written; v1 refuses while the cgroup still has more swapped out than fits.
+    /// Names the file that cannot be read or written. In v1 the kernel refuses while the cgroup's
+    /// memory and swap together exceed the limit of memory.
     pub fn shut(&self) -> io::Result<()> {
         match &self.shut {
             Shut::AsMuchAs(limit) => self.write(super::read_file(limit)?.trim()),

@@ -1,3 +1,5 @@
+//! Memory figures of the whole host, from `/proc/meminfo`.
+
 use std::io;
 use std::path::Path;
 
@@ -23,7 +25,8 @@ fn parse(text: &str) -> io::Result<Reading> {
         field(text, key).map(Bytes::kib).ok_or_else(missing)
     };
     let total = kib("MemTotal")?;
-    // M_c, "page cache and slabs" (Sharing, Table 1), less the shared memory that the kernel counts in it.
+    // M_c, "page cache and slabs" ([Ge23], Table 1), less the shared memory that the kernel counts
+    // in it.
     let cache = (kib("Cached")? + kib("SReclaimable")?).saturating_sub(kib("Shmem")?);
     let unused = kib("MemFree")? + kib("Buffers")? + cache;
     let swap_used = kib("SwapTotal")?.saturating_sub(kib("SwapFree")?);

@@ -1,8 +1,8 @@
-//! How much memory there is and how much is used: the paper's M_t, M_u and S_u.
+//! Total and used memory: M_t, M_u and S_u of \[Ge23\].
 //!
-//! Either of the whole host, from `/proc/meminfo`, or of one cgroup (v1 or v2), from its limit and usage, so that an
-//! agent can manage just that. M_u leaves out buffers, page cache and reclaimable slabs (Sharing, Table 1), but not
-//! shared memory, which the kernel counts as cache although it can't be dropped.
+//! The source is the whole host (`/proc/meminfo`) or, for an agent that manages just that, one
+//! cgroup (v1 or v2). M_u leaves out buffers, page cache and reclaimable slabs (\[Ge23\], Table 1).
+//! M_u includes shared memory, which the kernel counts as cache but cannot drop.
 
 mod cgroup;
 pub mod gate;
@@ -17,18 +17,18 @@ use aquifer_page::Bytes;
 pub use cgroup::Cgroup;
 pub use meminfo::Meminfo;
 
-/// One reading.
+/// One reading of the memory figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// M_t: all the memory there is.
+    /// M_t: all memory.
     pub total: Bytes,
-    /// M_u: used, without buffers, page cache and reclaimable slabs.
+    /// M_u: used memory, without buffers, page cache and reclaimable slabs.
     pub used: Bytes,
-    /// S_u: swapped out by the programs on this host or in this cgroup.
+    /// S_u: memory that the programs of this host or cgroup have swapped out.
     pub swap_used: Bytes,
 }
 
-/// What is watched.
+/// The watched memory.
 #[derive(Debug)]
 pub enum Source {
     /// The whole host.
@@ -38,10 +38,10 @@ pub enum Source {
 }
 
 impl Source {
-    /// The host, or the cgroup at `path` where one is given.
+    /// Opens the cgroup at `cgroup`, or the host if there is none.
     ///
     /// # Errors
-    /// Says what is missing: no such cgroup, or one without the memory controller.
+    /// If the cgroup does not exist or has no memory controller; says which.
     pub fn open(cgroup: Option<&Path>) -> io::Result<Self> {
         Ok(match cgroup {
             Some(path) => Self::Cgroup(Cgroup::open(path)?),
@@ -49,10 +49,10 @@ impl Source {
         })
     }
 
-    /// Reads the figures now.
+    /// Reads the current figures.
     ///
     /// # Errors
-    /// Names the file that could not be read or understood.
+    /// Names the file that cannot be read or parsed.
     pub fn read(&self) -> io::Result<Reading> {
         match self {
             Self::Host(meminfo) => meminfo.read(),
@@ -60,7 +60,8 @@ impl Source {
         }
     }
 
-    /// How many programs the kernel has killed here for lack of memory; nothing where it does not count them.
+    /// Returns how many programs the kernel has killed here for lack of memory; `None` if it does
+    /// not count them.
     pub fn oom_kills(&self) -> Option<u64> {
         match self {
             Self::Host(_) => field(&read_file(Path::new("/proc/vmstat")).ok()?, "oom_kill"),
@@ -68,7 +69,7 @@ impl Source {
         }
     }
 
-    /// What people call it.
+    /// Returns the source's name for people.
     pub fn name(&self) -> String {
         match self {
             Self::Host(_) => "host".to_owned(),
@@ -76,8 +77,8 @@ impl Source {
         }
     }
 
-    /// Whether this process' own memory is part of what is watched. If not, the pages that it holds for borrowers must
-    /// be added to M_u.
+    /// Tells whether the watched memory includes this process. If not, the caller must add the
+    /// pages that the process holds for borrowers to M_u.
     pub fn contains_self(&self) -> bool {
         match self {
             Self::Host(_) => true,
@@ -92,7 +93,7 @@ fn read_file(path: &Path) -> io::Result<String> {
     })
 }
 
-/// The number after `key` in lines of `key value` or `key: value kB`.
+/// Returns the number after `key` in lines of `key value` or `key: value kB`.
 fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(|c: char| c == ':' || c.is_whitespace())?;

@@ -1,11 +1,13 @@
-//! Pressure stall information as an early signal: tasks wait for memory before M_u says that it is short.
+//! Pressure stall information (PSI) as an early signal: tasks wait for memory before M_u is high.
 //!
-//! The kernel counts in `memory.pressure` (cgroup v2) or `/proc/pressure/memory` for how long at least one task waited
-//! ("some"). A trigger wakes the agent in the middle of its period; the share of time since the last look decides.
+//! The kernel counts in `memory.pressure` (cgroup v2) or `/proc/pressure/memory` how long at least
+//! one task waited ("some"). A trigger wakes the agent within its period; the share of time since
+//! the last look decides.
 //!
-//! That count includes tasks that wait in a cgroup within, because it is at a limit of its own: no memory of other hosts
-//! would help them. So it counts only while the kernel reclaims for what is watched: `/proc/vmstat` leaves out what is
-//! reclaimed at the limit of a cgroup, and `memory.events.local` of a cgroup counts at no limit but its own.
+//! That count includes tasks that wait in an inner cgroup at its own limit, where memory of other
+//! hosts does not help. The signal therefore counts only while the kernel reclaims for the watched
+//! memory. `/proc/vmstat` leaves out reclaim at a cgroup's limit, and `memory.events.local` of a
+//! cgroup counts only its own limits.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -18,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 use super::read_file;
 use crate::sys::watch_priority;
 
-/// Watches one pressure file.
+/// A watcher of one pressure file.
 #[derive(Debug)]
 pub struct Pressure {
     path: PathBuf,
@@ -29,12 +31,14 @@ pub struct Pressure {
 }
 
 impl Pressure {
-    /// Watches the cgroup's own pressure where it has that (v2), else the host's. `threshold` is a share of time; `None`
-    /// where it is 0 or the kernel has no PSI.
+    /// Watches the pressure of the cgroup, or of the host if there is no cgroup. `threshold` is a
+    /// share of time. Returns `None` if `threshold` is 0, the cgroup is v1, or the kernel has no
+    /// PSI.
     pub fn open(cgroup: Option<&Path>, threshold: f64) -> Option<Self> {
         let of_cgroup =
             cgroup.map(|path| path.join("memory.pressure")).filter(|path| path.exists());
-        // A v1 cgroup has no pressure of its own, and the host's would blame it for the stalls of its neighbours.
+        // A v1 cgroup has no pressure file, and the host's file includes the stalls of its
+        // neighbours.
         let path = match (of_cgroup, cgroup) {
             (Some(path), _) => path,
             (None, Some(_)) => return None,
@@ -52,8 +56,8 @@ impl Pressure {
         Some(Self { path, threshold, last: (Instant::now(), stalled), shortage, trigger })
     }
 
-    /// Whether tasks have waited for more than the threshold's share of the time since the last call, and not only for
-    /// memory that a cgroup within keeps from them.
+    /// Tells whether tasks waited for more than the threshold's share of the time since the last
+    /// call. Stalls only at the limits of inner cgroups do not count.
     pub fn is_high(&mut self) -> bool {
         let Ok(stalled) = stalled(&self.path) else { return false };
         let now = Instant::now();
@@ -64,7 +68,7 @@ impl Pressure {
         is_short && share > self.threshold
     }
 
-    /// Returns when the kernel's trigger fires; never where there is none.
+    /// Waits until the kernel's trigger fires; forever if there is none.
     pub async fn fired(&self) {
         match &self.trigger {
             Some(trigger) => match trigger.ready(Interest::PRIORITY).await {
@@ -76,11 +80,11 @@ impl Pressure {
     }
 }
 
-/// What the kernel has reclaimed because what is watched was short itself.
+/// The kernel's reclaim because the watched memory itself was short.
 #[derive(Debug)]
 struct Shortage {
     vmstat: PathBuf,
-    /// `memory.events.local` of the watched cgroup and of those above it.
+    /// `memory.events.local` of the watched cgroup and its ancestors.
     events: Vec<PathBuf>,
     last: u64,
 }
@@ -98,7 +102,7 @@ impl Shortage {
         shortage
     }
 
-    /// Whether there was any since the last call.
+    /// Tells whether the count has grown since the last call.
     fn has_grown(&mut self) -> bool {
         let before = self.last;
         self.last = self.count();
@@ -115,7 +119,7 @@ impl Shortage {
     }
 }
 
-/// The sum of the numbers in lines of `name number` whose name is meant.
+/// Sums the numbers in lines of `name number` for which `is_meant` accepts the name.
 fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
     let text = read_file(path).unwrap_or_default();
     let numbers = text.lines().filter_map(|line| line.split_once(' '));
@@ -125,7 +129,8 @@ fn sum(path: &Path, is_meant: impl Fn(&str) -> bool) -> u64 {
         .sum()
 }
 
-/// A trigger for `threshold` of a window of 2 s: without CAP_SYS_RESOURCE windows must be multiples of that.
+/// Arms a trigger for `threshold` of a 2 s window. Without CAP_SYS_RESOURCE a window must be a
+/// multiple of 2 s.
 fn arm(path: &Path, threshold: f64) -> io::Result<AsyncFd<File>> {
     const WINDOW_US: u32 = 2_000_000;
     let mut file = OpenOptions::new().read(true).write(true).open(path)?;

@@ -1,4 +1,5 @@
-//! Whether peers mean this host by its name. A peer that calls another host by it sends there what it grants this one.
+//! A check that peers reach this host under its name. A peer that reaches another agent under the
+//! name sends the grants for this host there.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -11,7 +12,7 @@ use aquifer_api::status::EventKind;
 use super::{OFFER_PATIENCE, Peers};
 
 impl Peers {
-    /// Calls this host wherever its peers call it.
+    /// Calls this host at every address at which its peers call it, and notes each wrong one.
     pub(super) async fn check_name(&self) {
         let calls = self
             .0
@@ -45,7 +46,7 @@ impl Peers {
                 "the name {host} is taken: peers call {host} at {address}, where another agent of that name answers; \
                  give one of the two another name, by 'aquifer init'"
             )),
-            // One that cannot be called from here may be so from there: only what is certain counts.
+            // Peers may reach an address that this host does not: only proof counts.
             Err(CallError::Unreachable { .. } | CallError::TimedOut { .. }) => None,
             Err(error) => Some(format!(
                 "peers call {host} at {address}, where this host's agent does not answer: {error}"
@@ -53,7 +54,7 @@ impl Peers {
         }
     }
 
-    /// Who is met where peers call this host, if that is not this host.
+    /// Returns why `address` does not lead to this agent, if the last check found so.
     pub(super) fn astray(&self, address: &str) -> Option<String> {
         self.strayed().get(address).cloned()
     }

@@ -1,4 +1,4 @@
-//! Where the kernel's memory cgroups are and which version they have.
+//! The place of the kernel's memory cgroups, and their version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use super::{CgroupError, failed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Version {
-    /// A hierarchy a controller, `memory.limit_in_bytes`.
+    /// One hierarchy for each controller; the limit is `memory.limit_in_bytes`.
     V1,
-    /// One hierarchy, `memory.max`.
+    /// One hierarchy for all controllers; the limit is `memory.max`.
     V2,
 }
 
@@ -26,27 +26,28 @@ impl Hierarchy {
     /// Finds the hierarchy that has the memory controller among the mounted ones.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or if /proc/self/mounts cannot be read.
     pub fn find() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mounts");
         let mounts = fs::read_to_string(path).map_err(|source| failed("reading", path, source))?;
         Self::among(&mounts).ok_or(CgroupError::NoMemoryController)
     }
 
-    /// The hierarchy's topmost directory.
+    /// Returns the hierarchy's topmost directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Its version.
+    /// Returns the version of its interface.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Lets cgroups right below the root have memory limits: version 2 has to be told.
+    /// Allows memory limits for cgroups right below the root; version 2 needs it, version 1 does
+    /// not.
     ///
     /// # Errors
-    /// If the caller may not (it takes root).
+    /// If the kernel refuses (it takes root).
     pub fn enable(&self) -> Result<(), CgroupError> {
         let path = self.root.join("cgroup.subtree_control");
         if self.version == Version::V1 || has_memory(&path) {
@@ -55,17 +56,18 @@ impl Hierarchy {
         fs::write(&path, "+memory").map_err(|source| failed("writing", &path, source))
     }
 
-    /// Whether the kernel counts swap by cgroup.
+    /// Returns whether the kernel counts swap by cgroup.
     pub fn counts_swap(&self) -> bool {
         match self.version {
             Version::V1 => self.root.join("memory.memsw.limit_in_bytes").exists(),
-            // The root of version 2 has no limits to look at; without swap accounting a cgroup below it has none either.
+            // The root of version 2 has no limit files. Without swap accounting, cgroups below the
+            // root have none either.
             Version::V2 => fs::read_to_string("/proc/cmdline")
                 .is_ok_and(|line| !line.contains("swapaccount=0")),
         }
     }
 
-    /// The hierarchy with the memory controller in a text like /proc/self/mounts.
+    /// Finds the hierarchy with the memory controller in a text like /proc/self/mounts.
     fn among(mounts: &str) -> Option<Self> {
         mounts.lines().find_map(|line| {
             let mut fields = line.split(' ').skip(1);
@@ -83,14 +85,14 @@ impl Hierarchy {
         })
     }
 
-    /// A hierarchy at a place of the caller's choice, for tests without the kernel's help.
+    /// Returns a hierarchy in a directory of the caller's choice, for tests without the kernel.
     #[cfg(test)]
     pub(super) fn at(root: &Path, version: Version) -> Self {
         Self { root: root.to_owned(), version }
     }
 }
 
-/// Whether a file that lists controllers lists `memory`.
+/// Returns whether a file that lists controllers lists `memory`.
 fn has_memory(path: &Path) -> bool {
     fs::read_to_string(path)
         .is_ok_and(|text| text.split_whitespace().any(|controller| controller == "memory"))

@@ -1,5 +1,6 @@
-//! Memory cgroups, version 1 or 2, as `aquifer run` and `aquifer demo` need them: a limit, swap allowed or not, what is
-//! used, and an end that leaves nothing behind.
+//! Memory cgroups, version 1 or 2, for `aquifer run` and `aquifer demo`.
+//!
+//! They bound memory and swap, measure usage, and leave nothing behind when they go.
 
 mod hierarchy;
 
@@ -14,27 +15,27 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub use hierarchy::{Hierarchy, Version};
 
-/// What a cgroup may use.
+/// The limits of a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// RAM.
+    /// RAM in bytes.
     pub memory: Bytes,
-    /// Swap beside it.
+    /// Swap in addition to `memory`.
     pub swap: Swap,
 }
 
-/// How much a cgroup may swap.
+/// The amount that a cgroup may swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swap {
-    /// As much as there is.
+    /// All swap of the host.
     Unlimited,
-    /// At most this much.
+    /// At most this many bytes.
     AtMost(Bytes),
-    /// Not at all: beyond its limit it is out of memory.
+    /// None: beyond its memory limit the cgroup is out of memory.
     Forbidden,
 }
 
-/// Why a cgroup cannot do what it was asked.
+/// The reasons for which an operation on a cgroup fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The kernel has no memory cgroups, or they are not mounted.
@@ -45,33 +46,33 @@ pub enum CgroupError {
     /// The kernel was built or booted without swap accounting.
     #[error("the kernel does not count swap by cgroup ('{0}' is missing): boot with swapaccount=1")]
     NoSwapAccounting(PathBuf),
-    /// A file of the cgroup file system refused.
+    /// The kernel refused access to a file of the cgroup file system.
     #[error("{action} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The operation, as a participle: "reading".
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A file of the cgroup file system says something unexpected.
+    /// A file of the cgroup file system has a text that is not a number.
     #[error("{0} does not hold a number: '{1}'")]
     Strange(PathBuf, String),
-    /// Processes of the cgroup do not die.
+    /// Processes of the cgroup live on after SIGKILL.
     #[error("{count} processes of {path} are still there after being killed")]
     Undead {
-        /// The cgroup.
+        /// The cgroup's directory.
         path: PathBuf,
-        /// How many are left.
+        /// How many processes are left.
         count: usize,
     },
 }
 
-/// How long processes that were killed get to be gone. Generous: a process that exits may have to free swapped pages.
+/// How long to wait for killed processes. An exiting process may first have to free swapped pages.
 const DEATH: Duration = Duration::from_secs(20);
 
-/// A memory cgroup made by this program. Dropping it kills what runs in it and removes it.
+/// A memory cgroup made by this program; its drop kills the processes in it and removes it.
 #[derive(Debug)]
 pub struct Cgroup {
     path: PathBuf,
@@ -83,23 +84,23 @@ impl Cgroup {
     /// Makes the cgroup `name` right below the root of the memory hierarchy.
     ///
     /// # Errors
-    /// If it exists already, the limits are refused, or the caller may not (it takes root).
+    /// If it exists already, or if the kernel refuses the limits or the directory (it takes root).
     pub fn create(hierarchy: &Hierarchy, name: &str, limits: Limits) -> Result<Self, CgroupError> {
         let path = hierarchy.root().join(name);
         fs::create_dir(&path).map_err(|source| failed("making", &path, source))?;
-        // From here on dropping it removes the half-made cgroup.
+        // If a limit fails, the drop of `cgroup` removes the directory.
         let cgroup = Self { path, version: hierarchy.version(), removed: false };
         cgroup.limit(limits)?;
         Ok(cgroup)
     }
 
-    /// Takes over a cgroup that a dead process made, to remove it; `None` if it is gone.
+    /// Takes over the cgroup of a dead process, to remove it; `None` if it is gone.
     pub fn adopt(hierarchy: &Hierarchy, name: &str) -> Option<Self> {
         let path = hierarchy.root().join(name);
         path.is_dir().then(|| Self { path, version: hierarchy.version(), removed: false })
     }
 
-    /// Its directory.
+    /// Returns its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -109,7 +110,7 @@ impl Cgroup {
         match self.version {
             Version::V1 => {
                 self.write("memory.limit_in_bytes", &memory.to_string())?;
-                // Version 1 limits memory and swap together.
+                // Version 1 limits the sum of memory and swap.
                 let together = match limits.swap {
                     Swap::Unlimited => return Ok(()),
                     Swap::AtMost(swap) => memory.saturating_add(swap.0),
@@ -132,10 +133,11 @@ impl Cgroup {
         }
     }
 
-    /// RAM in use: what its processes hold, and the page cache and tmpfs pages charged to it.
+    /// Returns the RAM in use: the memory of its processes, and the page cache and tmpfs pages
+    /// charged to it.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel's file cannot be read.
     pub fn memory_used(&self) -> Result<Bytes, CgroupError> {
         match self.version {
             Version::V1 => self.read_number("memory.usage_in_bytes"),
@@ -143,10 +145,10 @@ impl Cgroup {
         }
     }
 
-    /// Swap in use.
+    /// Returns the swap in use.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel's file cannot be read.
     pub fn swap_used(&self) -> Result<Bytes, CgroupError> {
         match self.version {
             Version::V1 => self.read_field("memory.stat", "total_swap"),
@@ -154,10 +156,10 @@ impl Cgroup {
         }
     }
 
-    /// How many of its processes the kernel has killed for lack of memory.
+    /// Returns how many of its processes the kernel has killed for lack of memory.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel's file cannot be read.
     pub fn oom_kills(&self) -> Result<u64, CgroupError> {
         let file = match self.version {
             Version::V1 => "memory.oom_control",
@@ -166,10 +168,11 @@ impl Cgroup {
         self.read_field(file, "oom_kill").map(|count| count.0)
     }
 
-    /// Whether a process of it wanted more swap than it may have, or than there was.
+    /// Returns whether a process of the cgroup failed to get swap, by its limit or for lack of
+    /// swap.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel's file cannot be read.
     pub fn swap_ran_out(&self) -> Result<bool, CgroupError> {
         let failures = match self.version {
             Version::V1 => self.read_number("memory.memsw.failcnt"),
@@ -178,7 +181,7 @@ impl Cgroup {
         failures.map(|count| count > Bytes::ZERO)
     }
 
-    /// Moves a running process into the cgroup. Memory that it has already stays charged where it was.
+    /// Moves a running process into the cgroup; memory charged elsewhere stays charged there.
     ///
     /// # Errors
     /// If the process is gone or may not be moved.
@@ -186,10 +189,10 @@ impl Cgroup {
         self.write("cgroup.procs", &pid.to_string())
     }
 
-    /// The file that takes in a process which writes `0` to it.
+    /// Opens the file that takes in a process which writes `0` to it.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the file cannot be opened.
     pub fn entrance(&self) -> Result<File, CgroupError> {
         let path = self.path.join("cgroup.procs");
         OpenOptions::new()
@@ -198,19 +201,20 @@ impl Cgroup {
             .map_err(|source| failed("opening", &path, source))
     }
 
-    /// The processes in it.
+    /// Returns the processes in the cgroup.
     ///
     /// # Errors
-    /// If they cannot be listed.
+    /// If the kernel's list cannot be read.
     pub fn processes(&self) -> Result<Vec<Pid>, CgroupError> {
         let text = self.read("cgroup.procs")?;
         Ok(text.lines().filter_map(|line| line.parse().ok().and_then(Pid::from_raw)).collect())
     }
 
-    /// Kills what runs in it and waits until that is gone, also from swap.
+    /// Kills the processes in the cgroup and waits until they are gone, also from swap.
     ///
     /// # Errors
-    /// If processes are still there after 20 s: the kernel waits for something on their behalf.
+    /// If the list cannot be read, or if processes are left after 20 s because the kernel waits on
+    /// their behalf.
     pub fn kill_all(&self) -> Result<(), CgroupError> {
         let deadline = Instant::now() + DEATH;
         loop {
@@ -225,17 +229,17 @@ impl Cgroup {
                 });
             }
             for pid in processes {
-                // One that is gone by now is as dead as wanted; new ones are seen in the next round.
+                // A failure means that the process is gone. The next round sees new processes.
                 let _ = kill_process(pid, Signal::KILL);
             }
             thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Kills what runs in it and removes it.
+    /// Kills the processes in the cgroup and removes it.
     ///
     /// # Errors
-    /// If a process does not die or the kernel does not let the cgroup go.
+    /// If a process does not die, or if the kernel keeps the cgroup's directory.
     pub fn remove(mut self) -> Result<(), CgroupError> {
         self.removed = true;
         self.kill_and_remove()
@@ -248,7 +252,8 @@ impl Cgroup {
             match fs::remove_dir(&self.path) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                // A zombie that its parent has not waited for is in no list and still holds the cgroup for a moment.
+                // A zombie that its parent has not waited for is in no list, but holds the cgroup
+                // for a moment.
                 Err(error)
                     if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
                 {
@@ -266,7 +271,7 @@ impl Cgroup {
         write().map_err(|source| failed("writing", &path, source))
     }
 
-    /// Writes a file that is there only if the kernel counts swap by cgroup.
+    /// Writes a file that exists only if the kernel counts swap by cgroup.
     fn write_swap(&self, file: &str, text: &str) -> Result<(), CgroupError> {
         let path = self.path.join(file);
         if path.exists() {
@@ -287,7 +292,8 @@ impl Cgroup {
         number.map_err(|_| CgroupError::Strange(self.path.join(file), text.trim().to_owned()))
     }
 
-    /// The number behind `field` in a file of lines `field number`; zero where the kernel does not list it.
+    /// Returns the number of `field` in a file of lines `field number`, or zero if the field is
+    /// missing.
     fn read_field(&self, file: &str, field: &str) -> Result<Bytes, CgroupError> {
         let text = self.read(file)?;
         let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(' '));
@@ -301,13 +307,13 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         if !self.removed {
-            // Nobody is left to tell; stale cgroups are removed by the next command that makes one.
+            // A drop cannot report. The next command that makes a cgroup removes stale ones.
             let _ = self.kill_and_remove();
         }
     }
 }
 
-/// Writes `text` with one call: the cgroup file system takes a value in one piece or not at all.
+/// Writes `text` in one call: the cgroup file system takes a value in one piece or not at all.
 fn write_whole(mut file: &File, text: &str) -> io::Result<()> {
     io::Write::write(&mut file, text.as_bytes()).map(drop)
 }

@@ -1,15 +1,18 @@
+//! Tests of cgroups: with the kernel's own as root, and with a directory that imitates version 2.
+
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::*;
 
-/// A name that no other test, and no other run of this one, uses at the same time.
+/// Returns a name that no other test and no other run uses at the same time.
 fn name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("aquifer-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The kernel's own hierarchy, or `None` where these tests cannot run: without root or memory cgroups.
+/// Returns the kernel's hierarchy; `None` without root or memory cgroups, where the tests cannot
+/// run.
 fn real() -> Option<Hierarchy> {
     let hierarchy = Hierarchy::find().ok().filter(|_| rustix::process::geteuid().is_root());
     if hierarchy.is_none() {
@@ -46,7 +49,7 @@ fn beyond_its_limit_without_swap_a_process_is_killed_and_counted() {
     let Some(hierarchy) = real() else { return };
     hierarchy.enable().unwrap();
     let cgroup = Cgroup::create(&hierarchy, &name(), SMALL).unwrap();
-    // tail keeps its last line, which here never ends.
+    // tail keeps its last line, and the only line of /dev/zero never ends.
     let mut command = Command::new("sh");
     crate::sys::start_in_cgroup(command.args(["-c", "tail /dev/zero"]), cgroup.entrance().unwrap());
     assert!(!command.status().unwrap().success());
@@ -80,7 +83,7 @@ fn version_2_gets_its_limits_by_its_own_names() {
             fs::write(dir.join(file), "").unwrap();
         }
         let mut cgroup = Cgroup::adopt(&hierarchy, "x").unwrap();
-        cgroup.removed = true; // A plain directory is no cgroup: rmdir would not remove its files.
+        cgroup.removed = true; // In a plain directory rmdir would fail on the files.
         cgroup.limit(Limits { memory: Bytes::mib(2), swap }).unwrap();
         assert_eq!(fs::read_to_string(dir.join("memory.max")).unwrap(), "2097152");
         assert_eq!(fs::read_to_string(dir.join("memory.swap.max")).unwrap(), text);

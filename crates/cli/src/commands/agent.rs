@@ -67,7 +67,7 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Agent {
-    /// Runs until a signal ends it.
+    /// Runs the agent until a signal ends it, or only checks the configuration.
     ///
     /// # Errors
     /// If the configuration is refused, or the agent cannot start.

@@ -130,7 +130,7 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// What was attached.
+/// The answer of `aquifer attach`.
 #[derive(Debug, Serialize)]
 struct Attached {
     volume: VolumeId,
@@ -142,7 +142,7 @@ struct Attached {
 }
 
 impl Attach {
-    /// Attaches.
+    /// Attaches the volume and prints the device.
     ///
     /// # Errors
     /// If the export cannot be used, or no backend can make a device of it.
@@ -161,7 +161,7 @@ impl Attach {
         }
     }
 
-    /// By a process of its own.
+    /// Attaches by a volume process.
     fn serve(&self, common: &Common, uri: &LenderUri) -> Result<ExitCode> {
         if !uri.is_secure() && !uri.address().is_local() {
             let can = if self.trust.unsealed {
@@ -175,7 +175,7 @@ impl Attach {
         let lender = Lender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
         let swap = self.swap.then_some(self.priority);
         let wish = Wish { backend: self.backend, swap, patience: self.patience.of_volume() };
-        // Whatever ends this program before the last line, the volume goes again.
+        // If this program ends before `keep`, the volume's process takes the volume away.
         let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;
         let record = started.record();
         let attached = Attached {
@@ -192,7 +192,7 @@ impl Attach {
     }
 }
 
-/// A backend by the name that it has in configurations.
+/// Parses a backend's name as configurations spell it.
 fn backend(text: &str) -> Result<BackendKind, ValueError> {
     let text: StrDeserializer<'_, ValueError> = text.into_deserializer();
     BackendKind::deserialize(text)

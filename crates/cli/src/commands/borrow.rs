@@ -41,10 +41,10 @@ pub(super) const MANUAL: Manual = Manual {
 const LIMIT: Duration = Duration::from_secs(120);
 
 impl Borrow {
-    /// Borrows.
+    /// Borrows memory through the agent, and prints the device.
     ///
     /// # Errors
-    /// If the agent does not answer or nobody lends.
+    /// If the agent does not answer, or no host lends.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         let progress = Progress::spinner(format!("borrowing {}", self.bytes));

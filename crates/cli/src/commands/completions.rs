@@ -29,10 +29,10 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Completions {
-    /// Prints them.
+    /// Prints the completions.
     ///
     /// # Errors
-    /// If they cannot be printed.
+    /// If standard output cannot be written.
     pub fn run(self) -> Result<ExitCode> {
         let mut script = io::Cursor::new(Vec::new());
         clap_complete::generate(self.shell, &mut super::command(), "aquifer", &mut script);

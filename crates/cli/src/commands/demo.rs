@@ -169,17 +169,17 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The smallest host that has an extent to lend and something to do with it.
+/// A smaller host would have no extent to lend beside its own work.
 const LEAST: Bytes = Bytes::mib(192);
 
-/// memcached wants some memory to have started at all.
+/// memcached does not start with less.
 const LEAST_CACHE: Bytes = Bytes::mib(32);
 
 impl Demo {
     /// Runs a demo to its end.
     ///
     /// # Errors
-    /// What this machine lacks, or which step failed. Lost pages are a failure too.
+    /// If this machine lacks a requirement, if a step fails, or if pages are lost.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         match self.what {
             What::Sharing(demo) => demo.run(common),
@@ -265,12 +265,12 @@ fn run_dir(common: &Common) -> Result<PathBuf> {
     std::path::absolute(&common.run_dir).or_fail(|| "finding the run directory")
 }
 
-/// What must not have gone wrong has not.
+/// Fails if the demo counted errors.
 fn is_zero(wrong: u64, doing: &str, why: impl FnOnce() -> String) -> Result<ExitCode> {
     if wrong == 0 { Ok(ExitCode::SUCCESS) } else { Err(Failure::new(doing, why())) }
 }
 
-/// Saves the picture where that is wanted, and prints the figures.
+/// Saves the picture if the user wants one, and prints the figures.
 fn show(
     common: &Common,
     outcome: &Outcome<impl Serialize + Display>,

@@ -46,17 +46,18 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// What was detached.
+/// The answer of `aquifer detach`.
 #[derive(Debug, Serialize)]
 struct Detached {
     detached: Vec<VolumeId>,
 }
 
 impl Detach {
-    /// Detaches.
+    /// Detaches the named volume, or all of them.
     ///
     /// # Errors
-    /// If there is no such volume, somebody else has it, or it cannot be taken away; with --all, after all others were.
+    /// If there is no such volume, if it belongs to an agent or to `aquifer run`, or if the kernel
+    /// keeps it. With --all, the command fails after it has detached all others.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let volumes = Volumes::under(&common.run_dir)?;
         let direct = self.meant_directly(common)?;
@@ -80,7 +81,7 @@ impl Detach {
         failed.map_or(Ok(ExitCode::SUCCESS), Err)
     }
 
-    /// What is meant of what was attached with --direct.
+    /// Returns the devices attached with --direct that the command line names.
     fn meant_directly(&self, common: &Common) -> Result<Vec<Record>> {
         let mut all = Record::all(&common.run_dir)
             .map_err(|error| direct_failure("looking for attached devices", error))?;

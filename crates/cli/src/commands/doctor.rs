@@ -35,7 +35,7 @@ impl Doctor {
     /// Prints the report.
     ///
     /// # Errors
-    /// If it cannot be printed.
+    /// If standard output cannot be written.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let report = Report::make();
         output::answer(common.json, &report, |report| text(report, output::colours()))?;
@@ -43,7 +43,7 @@ impl Doctor {
     }
 }
 
-/// A report as text, with the sentence that it comes to.
+/// Returns a report as text, with a summary as the last line.
 fn text(report: &Report, colours: bool) -> String {
     let verdict = match report.able {
         true => "This host can lend and borrow.",
@@ -52,7 +52,7 @@ fn text(report: &Report, colours: bool) -> String {
     format!("{}\n{verdict}", listed(report, colours))
 }
 
-/// The checks of a report, a line each.
+/// Returns the checks of a report, one a line.
 pub(super) fn listed(report: &Report, colours: bool) -> String {
     let width = report.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
     let mut lines = Vec::new();

@@ -53,17 +53,18 @@ pub(super) const MANUAL: Manual = Manual {
 /// How long the agent may take to answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How often the progress is looked up.
+/// How often the command asks for the progress.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How often it is printed.
+/// How often the command prints the progress.
 const TELL: Duration = Duration::from_secs(1);
 
 impl Drain {
-    /// Drains.
+    /// Drains this host, or ends a drain with --end.
     ///
     /// # Errors
-    /// If the agent does not answer, or memory is still lent when the time is over.
+    /// If the agent does not answer, if memory is still lent when the time is over, or if another
+    /// command ends the drain.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         let order = Order { on: !self.end };
@@ -119,7 +120,7 @@ fn line(left: &Left) -> String {
     format!("{bytes} of {borrower} in lease {lease}: {why}")
 }
 
-/// One object, or one line for each lease.
+/// Prints one object, or one line for each lease.
 fn tell(json: bool, now: &Draining) -> Result<()> {
     match json {
         true => output::json(now),

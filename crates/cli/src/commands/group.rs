@@ -55,7 +55,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// They.
+    /// Returns the agreements in this directory.
     pub(crate) fn all(&self) -> Agreements {
         Agreements::of(&self.groups)
     }
@@ -100,18 +100,18 @@ struct Set {
     terms: Terms,
 }
 
-/// A group, as it is shown: without its key, but by what to tell whether two hosts have the same.
+/// A group as the command shows it: without its key, but with the key's fingerprint.
 #[derive(Debug, Serialize)]
 struct Shown {
     key_id: String,
     file: PathBuf,
-    /// Regions of this host that are in it.
+    /// The group's regions on this host.
     regions: Vec<String>,
-    /// What these share.
+    /// The sharing figures of these regions.
     sharing: Sharing,
-    /// How the cache of its disks is; nothing if there is none here.
+    /// The state of the group's disk cache; `None` if it does not run here.
     cache: Option<disks::Status>,
-    /// What its members agree on.
+    /// The agreement's terms.
     #[serde(flatten)]
     terms: serde_json::Value,
     #[serde(skip)]
@@ -189,10 +189,10 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Group {
-    /// Runs it.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// What is wrong with the group, or its file.
+    /// If the group or its file is invalid, or if a step of the subcommand fails.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let all = self.groups.all();
         let shown = |agreement: &Agreement| shown(common, &all, agreement);

@@ -20,10 +20,10 @@ pub struct GuestLoad {
 }
 
 impl GuestLoad {
-    /// Is busy for ever.
+    /// Rewrites memory for ever.
     ///
     /// # Errors
-    /// If it cannot say anything any more.
+    /// If the memory or the console fails.
     pub fn run(self) -> Result<ExitCode> {
         let Self { mib, hot, rate } = self;
         be_a_guest(Load { mib, hot, rate, seed: 0 }).or_fail(|| "being busy")?;

@@ -1,4 +1,5 @@
-//! `aquifer guest-memory`, hidden: the first process of the guests of `aquifer demo resize` and `groups`.
+//! `aquifer guest-memory`, hidden: the first process of the guests of `aquifer demo resize` and
+//! `aquifer demo groups`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,10 +18,10 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Does so for ever.
+    /// Serves its standard input for ever.
     ///
     /// # Errors
-    /// If it cannot begin, or say anything any more.
+    /// If it cannot start, or if the console fails.
     pub fn run(self) -> Result<ExitCode> {
         be_a_guest(self.swap.as_deref()).or_fail(|| "holding memory")?;
         Ok(ExitCode::SUCCESS)

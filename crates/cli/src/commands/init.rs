@@ -61,11 +61,12 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Init {
-    /// Makes what is missing and tells what was made.
+    /// Makes the missing files and lists them. Exits with 2 if no host is named, or if hosts and
+    /// addresses do not pair up.
     ///
     /// # Errors
-    /// If no host is named, hosts and addresses do not pair up, two hosts have the same name or address, something
-    /// exists already, or a file cannot be written. Nothing is made then.
+    /// If an address cannot be resolved, or if two hosts have the same name or address. If a file
+    /// exists already or cannot be written. Then the command makes nothing.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         if self.hosts.is_empty() || self.hosts.len() != self.addresses.len() {
             let why = match self.hosts.len() {

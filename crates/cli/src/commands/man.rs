@@ -47,12 +47,12 @@ impl Man {
 fn write_all(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).or_fail(|| format!("making {}", dir.display()))?;
     let mut cli = super::command();
-    // Options of all commands reach their commands only when the command line is complete.
+    // clap copies global options to the subcommands only when the command is built.
     cli.build();
     write_with_parts(dir, &cli, &[])
 }
 
-/// The page of a command, and those of its subcommands.
+/// Writes the page of a command, and those of its subcommands.
 fn write_with_parts(dir: &Path, command: &clap::Command, words: &[&str]) -> Result<()> {
     let name = [&["aquifer"], words].concat().join("-");
     write(dir, &name, page(command, &name, words)?)?;

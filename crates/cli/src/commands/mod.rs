@@ -1,4 +1,4 @@
-//! The commands: one file each, with its arguments, its manual and what it does.
+//! The commands, one file each: arguments, manual and implementation.
 
 pub mod agent;
 pub mod attach;
@@ -180,7 +180,7 @@ const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The manuals of the subcommands of a command.
+/// Returns the manuals of a command's subcommands.
 fn parts(command: &str) -> &'static [(&'static str, &'static Manual)] {
     match command {
         "demo" => demo::MANUALS,
@@ -195,7 +195,8 @@ fn find(manuals: &'static [(&str, &Manual)], name: &str) -> &'static Manual {
     manuals.iter().find(|(known, _)| *known == name).map_or(&Manual::NONE, |(_, manual)| manual)
 }
 
-/// The manual of a command: of `aquifer` itself for no words, of `aquifer vm start` for `["vm", "start"]`.
+/// Returns the manual of a command: of `aquifer` itself for no words, of `aquifer vm start` for
+/// `["vm", "start"]`.
 pub(crate) fn manual(words: &[&str]) -> &'static Manual {
     match words {
         [] => &MANUAL,
@@ -204,7 +205,7 @@ pub(crate) fn manual(words: &[&str]) -> &'static Manual {
     }
 }
 
-/// The whole command line with every manual in its place.
+/// Returns the whole command line, with every manual in its place.
 pub(crate) fn command() -> clap::Command {
     with_manuals(Cli::command(), &[])
 }
@@ -216,11 +217,11 @@ fn with_manuals(command: clap::Command, words: &[&str]) -> clap::Command {
     })
 }
 
-/// Reads a command line.
+/// Parses a command line.
 ///
 /// # Errors
-/// With the exit code, if there is nothing to run: help was asked for and is printed, or the line makes no sense (2) and
-/// the reason is printed.
+/// With the exit code, if there is nothing to run. Either help was asked for and is printed, or the
+/// line is invalid (2) and the reason is printed.
 pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> {
     let line: Vec<_> = line.into_iter().collect();
     let as_json = line.iter().take_while(|word| *word != "--").any(|word| word == "--json");
@@ -240,7 +241,7 @@ pub fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, ExitCode> 
 
 /// Prints why there is nothing to run.
 fn refused(error: &clap::Error) -> ExitCode {
-    // A reader that is gone needs no help.
+    // The reader may be gone; the exit code still tells.
     let _ = error.print();
     exit_code(error)
 }
@@ -258,7 +259,7 @@ mod tests {
         command().debug_assert();
     }
 
-    /// Calls `with` for every command and subcommand, and with the words that name it.
+    /// Calls `with` for every command and subcommand, with the words that name it.
     fn each(command: &clap::Command, words: &[&str], with: &mut dyn FnMut(&[&str])) {
         for part in command.get_subcommands() {
             let words = [words, &[part.get_name()]].concat();
@@ -287,7 +288,7 @@ mod tests {
             let own = format!("aquifer {}", words.join(" "));
             assert!(examples.iter().any(|(line, _)| line.contains(&own)), "no example is of {own}");
             for (line, _) in examples.iter().filter(|(line, _)| line.starts_with("aquifer ")) {
-                // Placeholders of examples, with names that could stand there.
+                // Replaces the placeholders of examples by values that parse.
                 let line = line.replace("uuid:...", &format!("uuid:{}", "0".repeat(8)));
                 let line = line.replace("NQN", "nqn.2014-08.org.example:a");
                 let parsed = command().try_get_matches_from(split(&line));
@@ -296,7 +297,7 @@ mod tests {
         });
     }
 
-    /// The words of a command line up to a pipe or a redirection, as a shell splits it.
+    /// Splits a command line like a shell, up to a pipe or a redirection.
     fn split(line: &str) -> Vec<String> {
         let (mut words, mut quoted, mut empty) = (vec![String::new()], false, true);
         for c in line.chars() {

@@ -1,8 +1,8 @@
-//! A value that is to be, or not to be any more.
+//! A command-line value that `none` removes.
 
 use std::str::FromStr;
 
-/// A value that is said, or 'none'.
+/// A value, or the word 'none'.
 #[derive(Clone, Debug)]
 pub(super) struct OrNone<T>(pub(super) Option<T>);
 

@@ -75,7 +75,7 @@ pub struct Create {
 #[derive(Debug, Args)]
 pub struct List {}
 
-// Its help is that of the command that takes it.
+// The help is that of the command that takes this struct.
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
@@ -138,32 +138,32 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// The region that was made.
+/// The answer of `aquifer region create`.
 #[derive(Debug, Serialize)]
 struct Created {
-    /// What to map.
+    /// The file that programs map.
     file: PathBuf,
     #[serde(flatten)]
     status: Status,
 }
 
-/// What was done to which region.
+/// The answer of a command that changes a region.
 #[derive(Debug, Serialize)]
 struct Done {
     region: RegionName,
     done: &'static str,
 }
 
-/// Where regions are.
+/// Returns the directory of this host's regions.
 pub(crate) fn directory(common: &Common) -> Result<PathBuf> {
     Ok(std::path::absolute(&common.run_dir).or_fail(|| "finding the regions")?.join("regions"))
 }
 
 impl Region {
-    /// Runs it.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// Where there is no such region, its engine does not answer, or says why not.
+    /// If there is no such region, or if its engine does not answer or refuses.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         match self.what {
             What::Create(create) => create.run(common)?,
@@ -180,7 +180,7 @@ impl Region {
                 let files = Which { name: name.clone() }.files(common)?;
                 let _progress = Progress::spinner(format!("resizing the cache of '{name}'"));
                 let what = || format!("resizing the cache of '{name}'");
-                // Of what a VM has, account is kept.
+                // A VM's cache counts in this host's memory budget, so its supervisor resizes it.
                 match vms::of_region(&common.run_dir, &name) {
                     Some(vm) => vms::resize_cache(&vm, cache).or_fail(what)?,
                     None => client::resize_cache(&files, cache).or_fail(what)?,

@@ -25,7 +25,8 @@ impl RegionServe {
     /// Serves until the region is removed.
     ///
     /// # Errors
-    /// If AQUIFER_LOG makes no sense. Why it cannot serve goes to the program that started it.
+    /// If AQUIFER_LOG is invalid. The reason why it cannot serve goes to the program that started
+    /// it.
     pub fn run(self) -> Result<ExitCode> {
         logging::start()?;
         Ok(aquifer_region::process::run(&self.role, &self.directory, &self.name))

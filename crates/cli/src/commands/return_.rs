@@ -43,17 +43,17 @@ pub(super) const MANUAL: Manual = Manual {
 /// How long swapping back may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// How long the agent may take to say what the order is about, before it gets the order.
+/// How long the agent may take to send the status that precedes the order.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 
-/// How often the progress is looked up.
+/// How often the command asks for the progress.
 const LOOK: Duration = Duration::from_millis(300);
 
 impl Return {
-    /// Gives back.
+    /// Gives memory back through the agent.
     ///
     /// # Errors
-    /// If the agent does not answer, or RAM is too small for what is swapped out.
+    /// If the agent does not answer, or if RAM is too small for the swapped pages.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         let order = Order { volume: self.volume };
@@ -71,10 +71,10 @@ impl Return {
     }
 }
 
-/// What a person is told while an order is carried out.
+/// The messages for a person while the agent carries out an order.
 struct Telling<'a> {
     order: &'a Order,
-    /// Programs are told nothing.
+    /// Whether to print no messages, because a program reads the output.
     quiet: bool,
     progress: Progress,
     total: Bytes,
@@ -82,7 +82,7 @@ struct Telling<'a> {
 }
 
 impl Telling<'_> {
-    /// Shows how much is still swapped out, and once of each lender that it is waited for.
+    /// Shows how much is still swapped out. Names each unreachable lender once.
     fn tell(&mut self, status: &Status) {
         let left = swapped(status, self.order.volume);
         if self.total == Bytes::ZERO && left > self.total {
@@ -110,7 +110,8 @@ impl Telling<'_> {
     }
 }
 
-/// Sends the order, and tells how it goes: before it is sent, so that what it waits for is known, and now and then.
+/// Sends the order and reports its progress. The first report precedes the order, and names the
+/// lenders that the order waits for.
 async fn post_with_progress(
     client: &Client,
     order: &Order,
@@ -119,7 +120,7 @@ async fn post_with_progress(
     let progress = Progress::bytes("swapping back", Bytes::ZERO);
     let mut telling =
         Telling { order, quiet, progress, total: Bytes::ZERO, lenders: BTreeSet::new() };
-    // An agent too busy to tell is no reason to give up the order.
+    // An agent that is too busy for the status can still carry out the order.
     if let Ok(status) = client.clone().with_timeout(FIRST_LOOK).get(path::STATUS).await {
         telling.tell(&status);
     }
@@ -139,12 +140,12 @@ async fn post_with_progress(
     }
 }
 
-/// The volumes that an order is about.
+/// Returns the volumes that an order is about.
 fn meant(status: &Status, volume: Option<VolumeId>) -> impl Iterator<Item = &Volume> {
     status.borrowed.iter().filter(move |held| volume.is_none_or(|volume| held.volume == volume))
 }
 
-/// What is swapped out to the volume, or to all of them.
+/// Returns the bytes swapped out to the volume, or to all volumes.
 fn swapped(status: &Status, volume: Option<VolumeId>) -> Bytes {
     meant(status, volume).map(|held| held.swap_used).sum()
 }

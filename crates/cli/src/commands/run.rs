@@ -24,8 +24,8 @@ use crate::run::priority::Choice;
 use crate::run::watch::{Place, Watch};
 use crate::volumes::Volumes;
 
-/// The exit code for a command that SIGBUS killed after pages of its swap were lost: not the command's
-/// fault, and none of the codes that shells use.
+/// The exit code for a command that SIGBUS killed after pages of its swap were lost. It differs
+/// from the codes that shells use, as the command is not at fault.
 const PAGES_LOST: u8 = 125;
 
 const KILLED_BY_SIGBUS: u8 = 128 + 7;
@@ -128,15 +128,16 @@ pub(super) const MANUAL: Manual = Manual {
 };
 
 impl Run {
-    /// Runs the command.
+    /// Runs the command; a command that cannot be started gives exit code 126 or 127.
     ///
     /// # Errors
-    /// If the cgroup cannot be made, nobody lends, or the command cannot be started.
+    /// If the cgroup cannot be made or removed, if no lender has memory, or if the memory cannot be
+    /// given back.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let marks = common.run_dir.join("runs");
         let what = || format!("running {}", self.command[0].display());
         let hierarchy = Hierarchy::find().or_fail(what)?;
-        // From here on no signal ends this program before it has removed what it makes.
+        // From here on, a signal ends this program only after it has removed all that it makes.
         let mut supervisor = Supervisor::new().or_fail(what)?;
         let pool = Pool {
             agent: self.socket.clone().agent(common)?,
@@ -155,7 +156,8 @@ impl Run {
         let watch = memory.and_then(|memory| self.watch(memory.place, common.json));
         let ended = self.run_in_cgroup(&hierarchy, &name, &mut supervisor, common.json);
         let lost_pages = watch.is_some_and(Watch::end);
-        // After the cgroup: what is swapped out belongs to its processes, and must be gone before the swap is.
+        // The cgroup goes first: the swapped pages belong to its processes, and must be freed
+        // before swapoff.
         let returned = note.volume.map_or(Ok(()), |volume| pool.release(volume));
         let code = ended.and_then(|code| returned.map(|()| code))?;
         if code != KILLED_BY_SIGBUS || !lost_pages {
@@ -167,13 +169,13 @@ impl Run {
         Ok(ExitCode::from(PAGES_LOST))
     }
 
-    /// Tells what happens to the lenders. A command can do without.
+    /// Starts to report the lenders' events. A failure is only reported: the command runs without.
     fn watch(&self, place: Place, json: bool) -> Option<Watch> {
         let what = || "watching the lenders of the command";
         Watch::start(place, json).or_fail(what).inspect_err(|failure| failure.report(json)).ok()
     }
 
-    /// Runs the command in a cgroup made for it, and removes that.
+    /// Runs the command in a cgroup of its own, and removes the cgroup.
     fn run_in_cgroup(
         &self,
         hierarchy: &Hierarchy,
@@ -201,7 +203,7 @@ impl Run {
         }
     }
 
-    /// What helps a command that the kernel killed for want of memory.
+    /// Returns the advice for a command that the kernel killed for lack of memory.
     fn out_of_memory(&self, swap_ran_out: bool) -> &'static str {
         match (self.limit(), swap_ran_out) {
             (Swap::Forbidden, _) => "give it more by --local, or memory in the pool by --remote",
@@ -213,7 +215,7 @@ impl Run {
         }
     }
 
-    /// Makes memory in the pool swap, unless the command is to have none.
+    /// Makes swap of memory in the pool; `None` if the command may have none.
     fn swap_in(&self, pool: &Pool, run_dir: &Path) -> Result<Option<Memory>> {
         if self.remote == Some(Bytes::ZERO) {
             return Ok(None);
@@ -255,7 +257,7 @@ impl Run {
     }
 }
 
-/// A name that is one directory and no other.
+/// Parses a name that is a single path component.
 fn cgroup_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let good =

@@ -41,10 +41,10 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// How long the agent may take to tell.
+/// How long the agent may take to answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What is shown.
+/// The answer of `aquifer status`.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -62,10 +62,10 @@ fn text(shown: &Shown) -> String {
 }
 
 impl Status {
-    /// Shows it.
+    /// Shows the agent's status, with --watch once in each of its periods.
     ///
     /// # Errors
-    /// If the agent does not answer.
+    /// If the agent does not answer, or if the regions cannot be listed.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let agent = self.socket.agent(common)?;
         loop {
@@ -73,7 +73,8 @@ impl Status {
                 client.get(path::STATUS).await
             })?;
             if self.watch && !common.json && std::io::stdout().is_terminal() {
-                // To the top left corner, and everything below away.
+                // ECMA-48: cursor to the top left corner (CUP), then erase the screen below it
+                // (ED).
                 output::line("\x1b[H\x1b[J")?;
             }
             let shown = Shown { report, regions: Listed::all(common)? };

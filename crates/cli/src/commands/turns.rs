@@ -1,4 +1,4 @@
-//! How what looks at VMs each period is told to go on.
+//! The arguments of commands that look at VMs in each period.
 
 use std::time::Duration;
 

@@ -63,7 +63,7 @@ enum What {
     Stop(Stop),
 }
 
-// Its help is that of the command that takes it.
+// The help is that of the command that takes this struct.
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the commands' own")]
 pub struct Which {
@@ -71,7 +71,7 @@ pub struct Which {
     name: RegionName,
 }
 
-// Its help is that of the command that takes it.
+// The help is that of the command that takes this struct.
 #[derive(Debug, Args)]
 #[expect(missing_docs, reason = "a text here would take the place of the command's own")]
 pub struct List {
@@ -159,7 +159,7 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// All that is known of a VM.
+/// The answer of `aquifer vm show`.
 #[derive(Debug, Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -167,7 +167,7 @@ struct Shown {
     times: Spreads,
 }
 
-/// What was done to which VM.
+/// The answer of a command that changes a VM.
 #[derive(Debug, Serialize)]
 struct Done {
     vm: RegionName,
@@ -179,10 +179,11 @@ fn run_dir(common: &Common) -> Result<PathBuf> {
 }
 
 impl Vm {
-    /// Runs it.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// Where there is no such VM, it cannot be started, or does not stop.
+    /// If there is no such VM, if it cannot be started or does not stop, or if its supervisor
+    /// refuses.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let run_dir = run_dir(common)?;
         match self.what {
@@ -279,13 +280,13 @@ impl Stop {
     }
 }
 
-/// All VMs that can be asked about, and why another one cannot.
+/// Returns all VMs that answer, and the failure of one that does not.
 fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
     let (mut all, mut failure) = (Vec::new(), None);
     for (name, status) in client::statuses(run_dir).or_fail(|| "listing VMs")? {
         match status {
             Ok(status) => all.push(status),
-            // It has ended since it was listed.
+            // The VM has ended since it was listed.
             Err(GuestError::Unknown(_)) => {}
             Err(error) => {
                 failure = Err::<(), _>(error).or_fail(|| format!("asking for VM '{name}'")).err();
@@ -295,7 +296,7 @@ fn all(run_dir: &Path) -> Result<(Vec<Status>, Option<Failure>)> {
     Ok((all, failure))
 }
 
-/// Whether its memory is in the pool.
+/// Returns whether the VM's memory is in the pool.
 fn is_pooled(status: &Status) -> bool {
     matches!(&status.origin, Origin::Started(spec) if spec.backing == Backing::Region)
 }

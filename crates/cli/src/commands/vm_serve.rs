@@ -1,4 +1,4 @@
-//! `aquifer vm-serve`, hidden: the keeper of a VM.
+//! `aquifer vm-serve`, hidden: the supervisor of a VM.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,10 +20,10 @@ pub struct VmServe {
 }
 
 impl VmServe {
-    /// Runs until its QEMU has ended.
+    /// Runs until the VM's QEMU has ended.
     ///
     /// # Errors
-    /// If AQUIFER_LOG makes no sense. Why it cannot run goes to the program that started it.
+    /// If AQUIFER_LOG is invalid. The reason why it cannot run goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
         logging::start()?;
         Ok(aquifer_guest::process::run(&self.directory, &self.name))

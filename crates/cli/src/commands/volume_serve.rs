@@ -1,4 +1,4 @@
-//! `aquifer volume-serve`, hidden: the process that serves a volume, and the helper that turns swap off for it.
+//! `aquifer volume-serve`, hidden: the process that serves a volume, and its helper for swapoff.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -19,7 +19,8 @@ impl VolumeServe {
     /// Serves until the volume is detached.
     ///
     /// # Errors
-    /// If a person calls it. Why it cannot serve goes to the program that started it.
+    /// If standard input is a terminal, or if AQUIFER_LOG is invalid. The reason why it cannot
+    /// serve goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
         if std::io::stdin().is_terminal() {
             let failure = Failure::new("serving a volume", "nobody tells which");

@@ -1,6 +1,6 @@
 //! The commands that no operator types: processes that this program starts itself.
 //!
-//! They have a parser of their own, so that neither completions nor "did you mean" ever name one.
+//! They have a parser of their own, so that completions and "did you mean" never name one.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -29,10 +29,10 @@ enum Role {
 }
 
 impl Worker {
-    /// The worker that a command line starts; nothing if its first word names none.
+    /// Returns the worker that a command line starts; `None` if its first word names none.
     ///
     /// # Errors
-    /// With the exit code, if its arguments make no sense; the reason is printed.
+    /// With the exit code, if its arguments are invalid; the reason is printed.
     pub fn of(line: &[OsString]) -> Result<Option<Self>, ExitCode> {
         let word = line.get(1).and_then(|word| word.to_str());
         if word.is_none_or(|word| Self::command().find_subcommand(word).is_none()) {
@@ -41,7 +41,7 @@ impl Worker {
         Self::try_parse_from(line).map(Some).map_err(|error| super::refused(&error))
     }
 
-    /// Does its work.
+    /// Runs the worker.
     ///
     /// # Errors
     /// See the commands.

@@ -1,4 +1,4 @@
-//! What every demo begins and ends with.
+//! The beginning and the end that all demos share.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::wait::Wait;
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
-/// What is left of a demo.
+/// The results of a demo.
 #[derive(Debug)]
 pub struct Outcome<Summary> {
     /// The figures.
@@ -21,19 +21,19 @@ pub struct Outcome<Summary> {
     pub picture: Vec<u8>,
 }
 
-/// A demo that runs.
+/// A running demo.
 #[derive(Debug)]
 pub(super) struct Begun {
-    /// Whether there was a signal to end.
+    /// Set by a signal that asks the demo to end.
     pub(super) interrupted: Arc<AtomicBool>,
-    /// Its mark.
+    /// The mark that tells the next demo whether this one still runs.
     pub(super) instance: Instance,
-    /// Where its files are.
+    /// The directory of its files.
     pub(super) dir: PathBuf,
 }
 
 impl Begun {
-    /// Removes what demos of this kind left that were killed, each in its directory, and marks this one as running.
+    /// Removes the remains of killed demos of this kind, and marks this demo as running.
     pub(super) fn begin(
         run_dir: &Path,
         kind: &str,
@@ -59,7 +59,7 @@ impl Begun {
     }
 }
 
-/// A figure as PNG.
+/// Renders a figure as PNG.
 pub(super) fn png(figure: Figure) -> Result<Vec<u8>> {
     RasterBackend::new()
         .render_scene(&figure.render())

@@ -1,4 +1,4 @@
-//! What a guest is kept busy with while it moves: memory that is checked and rewritten all the time.
+//! The load of a guest that moves: it checks and rewrites its memory all the time.
 
 use std::io;
 use std::thread;
@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 const PAGE: usize = 4096;
 const WORDS: usize = PAGE / 8;
 
-/// How often is told how it goes.
+/// How often the load reports.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How busy it is to be.
+/// The size and speed of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Memory that it fills first.
+    /// MiB that it fills first.
     pub mib: usize,
-    /// Percent of that which nine of ten writes go to.
+    /// Percent of those that nine of ten writes go to.
     pub hot: usize,
     /// MiB that it checks and rewrites a second at most.
     pub rate: usize,
-    /// What its pages are made from: none is like one of another seed.
+    /// The seed of the content: pages of different seeds differ.
     pub seed: u8,
 }
 
-/// How it goes so far.
+/// A report of the load so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// How often was told.
+    /// The number of this report, from 1.
     pub tick: u64,
     /// Pages checked and rewritten.
     pub pages: u64,
-    /// Pages that were not what they must be.
+    /// Pages with wrong content.
     pub wrong: u64,
 }
 
@@ -70,11 +70,13 @@ impl Memory {
     }
 }
 
-/// Fills memory, then checks and rewrites pages at random, and ten times a second tells how it goes; every tenth time after it has checked some
-/// of all pages in their order. Ends when `tell` fails.
+/// Fills memory, then checks and rewrites random pages, and reports ten times a second.
+///
+/// Each tenth report also covers a check of the next 1/64 of all pages, in order. The load ends
+/// when `tell` fails.
 ///
 /// # Errors
-/// That of `tell`.
+/// The error of `tell`.
 pub fn run(load: Load, mut tell: impl FnMut(Told) -> io::Result<()>) -> io::Result<()> {
     let pages = load.mib * 256;
     let mut memory = Memory {
@@ -125,7 +127,7 @@ mod tests {
         memory.rewrite(1);
         memory.check(0);
         assert_eq!(memory.wrong, 0);
-        // What it was a write before.
+        // The page is one write ahead of its generation.
         memory.generations[1] -= 1;
         memory.check(1);
         memory.words[7] ^= 1;

@@ -1,40 +1,40 @@
-//! Content that can be checked: what a page must hold follows from a seed, its index and how often it was written.
+//! Content that can be checked: it follows from a seed, a page's index and its number of writes.
 
 use aquifer_page::PAGE_SIZE;
 
 /// Pages of memory filled with content that can be checked.
 ///
-/// A page is lost if a single byte of it is not what was written last: zeros, another page's content and content of an
-/// earlier generation are all told from the right one.
+/// A page is lost if a single byte differs from the last write. Zeros, another page's content and
+/// content of an earlier generation all count as lost.
 #[derive(Debug)]
 pub struct Pages {
     memory: Vec<u8>,
-    /// Where the first whole page of `memory` begins.
+    /// Offset in bytes of the first whole page in `memory`.
     start: usize,
     seed: u64,
     generations: Vec<u32>,
 }
 
 impl Pages {
-    /// Room for `count` pages, none of them written or touched yet.
+    /// Makes room for `count` pages, none of them written or touched yet.
     pub fn new(count: usize, seed: u64) -> Self {
-        // Zeroed memory of this size comes straight from the kernel: it costs nothing until it is written.
+        // The kernel gives zeroed memory of this size, which takes no RAM until it is written.
         let memory = vec![0; (count + 1) * PAGE_SIZE];
         let start = memory.as_ptr().align_offset(PAGE_SIZE);
         Self { memory, start, seed, generations: vec![0; count] }
     }
 
-    /// How many pages there is room for.
+    /// Returns how many pages there is room for.
     pub fn len(&self) -> usize {
         self.generations.len()
     }
 
-    /// Whether there is room for none.
+    /// Returns whether there is room for none.
     pub fn is_empty(&self) -> bool {
         self.generations.is_empty()
     }
 
-    /// Whether the page `index` has been written.
+    /// Returns whether page `index` has been written.
     ///
     /// # Panics
     /// If there is no such page.
@@ -42,7 +42,7 @@ impl Pages {
         self.generations[index] > 0
     }
 
-    /// Writes the page `index` once more.
+    /// Writes the next generation of page `index`.
     ///
     /// # Panics
     /// If there is no such page.
@@ -54,7 +54,7 @@ impl Pages {
         }
     }
 
-    /// Whether every byte of the page `index`, which was written before, is what was written last.
+    /// Returns whether every byte of page `index` equals the last write; the page must be written.
     ///
     /// # Panics
     /// If there is no such page.
@@ -72,13 +72,13 @@ impl Pages {
     }
 }
 
-/// The words of a page: the generator SplitMix64, started at a place of its own for each seed, page and generation.
+/// Returns the words of a page: SplitMix64, started from the seed, the index and the generation.
 fn content(seed: u64, index: usize, generation: u32) -> impl Iterator<Item = u64> {
     let place = mix(seed ^ mix(index as u64) ^ mix(u64::from(generation) << 32));
     (1..).map(move |n: u64| mix(place.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
 }
 
-/// SplitMix64's output function: every bit of the result depends on every bit of `x`.
+/// Computes SplitMix64's output function: every bit of the result depends on every bit of `x`.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! The first process of a demo's guest: it holds as much memory as it is told to, and checks what it holds.
+//! The first process of a demo's guest: it holds and checks as much memory as the demo asks for.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -16,24 +16,26 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
-/// The word that begins what it says; after it come the part, the seed and the MiB of what it was told, how many of all the chunks that it holds were not what they
-/// must be, and errors of its kernel.
+/// The first word of a reply, which is `holds PART SEED MIB WRONG ERRORS`.
+///
+/// PART, SEED and MIB repeat the request. WRONG counts the bad chunks of all parts, ERRORS the
+/// errors of the guest's kernel.
 pub(super) const HOLDS: &str = "holds";
 
-/// The agent, where the guest has it.
+/// The path of the agent in the guest.
 pub(super) const AGENT: &str = "/bin/aquifer-guest";
 
-/// Pages of a MiB.
+/// Pages of a chunk of 1 MiB.
 const CHUNK: usize = (1 << 20) / PAGE_SIZE;
 
-/// What is worse than a warning, of the kernel's log levels (syslog(2)).
+/// The least severe log level of the kernel that counts as an error: KERN_ERR (syslog(2)).
 const ERROR: u32 = 3;
 
-/// Does what it is told on its standard input, for ever: three numbers a line, which part of its memory, the seed of what that is to hold, and how many MiB.
-/// Where there is a device for `swap` its kernel swaps to it.
+/// Obeys standard input for ever: each line gives a part of memory, the seed of its content, and
+/// MiB. If there is a `swap` device, the guest's kernel swaps to it.
 ///
 /// # Errors
-/// If it cannot begin, or say anything any more.
+/// If a mount, a module or the agent fails, or if the console fails.
 pub fn run(swap: Option<&Path>) -> io::Result<()> {
     for (kind, path) in
         [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/run")]
@@ -49,7 +51,7 @@ pub fn run(swap: Option<&Path>) -> io::Result<()> {
     }
     Command::new(AGENT).arg("run").stdin(Stdio::null()).spawn()?;
     let stdin = io::stdin();
-    // What it is told is not to be said again by the terminal.
+    // The terminal must not echo the requests.
     if let Ok(mut mode) = tcgetattr(&stdin) {
         mode.local_modes.remove(LocalModes::ECHO);
         tcsetattr(&stdin, OptionalActions::Now, &mode)?;
@@ -75,16 +77,16 @@ fn load(line: &str) -> io::Result<()> {
     }
 }
 
-/// A page of the guest's kernel: those of guests that hold the same are equal.
+/// A page, aligned as the guest's kernel aligns it, so that guests with the same content share it.
 #[derive(Clone, Debug)]
 #[repr(align(4096))]
 struct Page([u64; PAGE_SIZE / 8]);
 
-/// What it holds.
+/// The parts that the process holds, by number.
 #[derive(Debug, Default)]
 struct Held(BTreeMap<u64, Part>);
 
-/// Chunks whose content follows from a seed and their numbers.
+/// Chunks of 1 MiB with content that follows from the seed and their index.
 #[derive(Debug, Default)]
 struct Part {
     seed: u64,
@@ -92,7 +94,7 @@ struct Part {
 }
 
 impl Held {
-    /// Holds so many MiB of this seed as a part. What the part has held of another seed is written anew.
+    /// Resizes a part to so many MiB of this seed; a part of another seed is written anew.
     fn hold(&mut self, [part, seed, mib]: [u64; 3]) {
         let part = self.0.entry(part).or_default();
         part.chunks.truncate(mib as usize);
@@ -107,7 +109,7 @@ impl Held {
         }
     }
 
-    /// How many of its chunks are not what they must be.
+    /// Returns how many chunks have wrong content.
     fn wrong(&self) -> usize {
         let of = |part: &Part| {
             let is_wrong =
@@ -118,7 +120,7 @@ impl Held {
     }
 }
 
-/// What the first word of a chunk must be; each that follows is one more than the one before.
+/// Returns the first word of a chunk; each further word is one more than the word before.
 fn first(seed: u64, number: u64) -> u64 {
     (seed << 32 | (number + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -135,7 +137,7 @@ fn fill(chunk: &mut [Page], seed: u64, number: u64) {
 
 fn is_right(chunk: &[Page], seed: u64, number: u64) -> bool {
     let mut word = first(seed, number);
-    // Every word is looked at, and nothing done in between: emulated guests are slow enough.
+    // Compares every word without a branch in the loop, as emulated guests are slow.
     let mut differs = 0;
     for page in chunk {
         for held in &page.0 {
@@ -153,7 +155,8 @@ fn say([part, seed, mib]: [u64; 3], held: &Held) -> io::Result<()> {
     out.flush()
 }
 
-/// Errors in the kernel's log. (Each record begins with a number: its level in the lowest three bits.)
+/// Counts the errors in the kernel's log. The lowest three bits of a record's first number are its
+/// level.
 fn kernel_errors() -> io::Result<usize> {
     use std::io::Read as _;
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
@@ -166,7 +169,7 @@ fn kernel_errors() -> io::Result<usize> {
                 let number = text.split(',').next().and_then(|number| number.parse::<u32>().ok());
                 errors += usize::from(number.is_some_and(|number| number & 7 <= ERROR));
             }
-            // What was overwritten before it was read.
+            // EPIPE: the kernel overwrote records before this loop read them.
             Err(error) if error.raw_os_error() == Some(Errno::PIPE.raw_os_error()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(errors),
             Err(error) => return Err(error),

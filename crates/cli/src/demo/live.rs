@@ -1,11 +1,13 @@
-//! What a demo shows on a terminal while it runs: one line a host, and what happens just now. Nothing in a pipe.
+//! The view of a running demo on a terminal: one line for each host, and one for the current stage.
+//!
+//! In a pipe it shows nothing.
 
 use aquifer_page::Bytes;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::picture::Sample;
 
-/// The lines. Dropping it leaves the terminal as it was.
+/// The lines on the terminal; their drop clears them.
 #[derive(Debug)]
 pub struct Live {
     lines: MultiProgress,
@@ -14,9 +16,9 @@ pub struct Live {
 }
 
 impl Live {
-    /// A line for each host, given by its name and all its RAM, and one above them for what happens.
+    /// Shows a line for each host, given by its name and RAM, and above them a line for the stage.
     pub fn new(hosts: &[(&str, Bytes)]) -> Self {
-        // indicatif draws on standard error, and only where that is a terminal.
+        // indicatif draws on standard error, and only if that is a terminal.
         let lines = MultiProgress::new();
         let stage = lines.add(ProgressBar::new(0).with_style(style("{elapsed:>4}  {wide_msg}")));
         let host = |(name, ram): &(&str, Bytes)| {
@@ -28,13 +30,13 @@ impl Live {
         Self { lines, stage, hosts }
     }
 
-    /// Tells what happens from now on.
+    /// Shows the stage that begins.
     pub fn stage(&self, what: &str) {
         self.stage.set_message(what.to_owned());
         self.stage.tick();
     }
 
-    /// Shows a reading of a host, counted as given to [`Live::new`].
+    /// Shows a reading of a host; `host` is its index in the argument of [`Live::new`].
     pub fn show(&self, host: usize, sample: &Sample) {
         if let Some(line) = self.hosts.get(host) {
             line.set_position(sample.ram.0);
@@ -45,7 +47,7 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // A terminal that cannot be cleared has bigger troubles.
+        // Lines left on a broken terminal are no reason to fail.
         let _ = self.lines.clear();
     }
 }

@@ -1,7 +1,7 @@
-//! A process that needs memory: fills it with checked content, holds it, verifies it, as it is told on standard input.
+//! A process that needs memory: it fills memory with checked content, holds it and verifies it.
 //!
-//! Reports are JSON lines on standard output, commands are words on standard input, one a line. The end of standard input
-//! means that whoever gave the commands is gone, and ends the load.
+//! Reports are JSON lines on standard output, commands are words on standard input, one a line. The
+//! end of standard input means that the commanding process is gone, and ends the load.
 
 use std::io::BufRead;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
@@ -15,33 +15,33 @@ use super::content::Pages;
 use crate::failure::{OrFail, Result};
 use crate::output;
 
-/// What a load does.
+/// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// How much memory it fills.
+    /// Bytes of memory that it fills.
     pub bytes: Bytes,
-    /// How much of it a second; as fast as it can if not given.
+    /// Bytes that it fills a second; `None` for as fast as possible.
     pub rate: Option<Bytes>,
-    /// Where its content begins.
+    /// The seed of its content.
     pub seed: u64,
-    /// Whether it holds the memory and waits for commands; else it verifies once and ends.
+    /// Whether it holds the memory and waits for commands; otherwise it verifies once and ends.
     pub hold: bool,
 }
 
-/// What a load reports.
+/// A report of a load.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// It runs and begins to fill its memory.
     Started {
-        /// Pages it is going to write.
+        /// Pages that it is going to write.
         pages: usize,
     },
-    /// It goes on.
+    /// It goes on filling or verifying.
     Progress {
-        /// What it is at.
+        /// The task that it is at.
         doing: Doing,
-        /// Pages done of those `Started` told.
+        /// Pages done, of those in `Started`.
         pages: usize,
     },
     /// All its memory is filled.
@@ -49,18 +49,18 @@ pub enum Event {
         /// Pages written since it started.
         pages_written: u64,
     },
-    /// All its memory has been read and compared.
+    /// It has read and compared all its memory.
     Verified(Verdict),
-    /// Its memory has been given back to the system.
+    /// It has given its memory back to the system.
     Freed,
-    /// A command it does not know, or cannot do now.
+    /// It got a command that it does not know.
     Refused {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// What a load is busy with.
+/// The tasks of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doing {
@@ -70,21 +70,21 @@ pub enum Doing {
     Verifying,
 }
 
-/// What a load found in its memory.
+/// The result of a verification.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Pages written since it started.
+    /// Pages written since the load started.
     pub pages_written: u64,
-    /// Pages whose every byte is what was written last.
+    /// Pages in which every byte equals the last write.
     pub pages_verified: u64,
-    /// Pages of which a byte is not.
+    /// Pages with a byte that differs from the last write.
     pub pages_lost: u64,
-    /// The first of those.
+    /// The index of the first lost page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_lost: Option<usize>,
 }
 
-/// What a load can be told.
+/// The commands of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Verify,
@@ -96,7 +96,7 @@ enum Order {
 /// Runs a load to its end; returns its last verdict.
 ///
 /// # Errors
-/// If it cannot report.
+/// If it cannot turn huge pages off, or cannot report.
 pub fn run(plan: Plan) -> Result<Verdict> {
     crate::sys::forgo_huge_pages().or_fail(|| "turning huge pages off")?;
     let orders = if plan.hold { orders() } else { mpsc::channel().1 };
@@ -115,10 +115,10 @@ pub fn run(plan: Plan) -> Result<Verdict> {
     Ok(load.verdict)
 }
 
-/// How many pages are written between looks at the clock and at the orders.
+/// How many pages are written between looks at the clock and at the commands.
 const BATCH: usize = 64;
 
-/// How often a load says how far it is.
+/// How often a load reports its progress.
 const REPORT: Duration = Duration::from_millis(200);
 
 struct Load {
@@ -147,7 +147,8 @@ impl Load {
         }
     }
 
-    /// Writes every page once more, no faster than planned. An order ends it early and is carried out next.
+    /// Writes every page once more, no faster than planned. A command ends the fill early; it is
+    /// carried out next.
     fn fill(&mut self) -> Result<()> {
         let start = Instant::now();
         for first in (0..self.pages.len()).step_by(BATCH) {
@@ -165,7 +166,7 @@ impl Load {
         output::json(&Event::Filled { pages_written: self.verdict.pages_written })
     }
 
-    /// Reads and compares every page that was written.
+    /// Reads and compares every written page.
     fn verify(&mut self) -> Result<()> {
         self.verdict = Verdict { pages_written: self.verdict.pages_written, ..Verdict::default() };
         for index in 0..self.pages.len() {
@@ -198,7 +199,8 @@ impl Load {
         output::json(&Event::Progress { doing, pages })
     }
 
-    /// The next order: the one that ended a fill, else the next from outside; without any, to verify.
+    /// Returns the command that ended a fill, or waits for the next. A load that does not hold
+    /// verifies.
     fn next_order(&mut self) -> Order {
         if !self.plan.hold {
             return Order::Verify;
@@ -215,7 +217,7 @@ impl Load {
         }
     }
 
-    /// Waits for `pause`; true if an order came meanwhile.
+    /// Waits for `pause`; returns true early if a command comes.
     fn interrupted(&mut self, pause: Duration) -> bool {
         if !self.plan.hold {
             thread::sleep(pause);
@@ -244,7 +246,7 @@ impl Load {
     }
 }
 
-/// The orders from standard input, or why a line is none.
+/// Reads the commands from standard input; a line that is none gives the reason.
 fn orders() -> Receiver<Result<Order, String>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The demo's side of a load process: started, told, listened to, and ended in any case.
+//! The demo's side of a load process, which ends in any case when the demo ends.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::load::{Event, Plan, Verdict};
 use crate::failure::{Failure, OrFail, Result};
 
-/// A running load. Dropping it kills it.
+/// A running load; its drop kills it.
 #[derive(Debug)]
 pub struct Loader {
     child: Child,
@@ -19,11 +19,11 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts a load that holds its memory until it is told otherwise; `prepare` puts it where it belongs (a cgroup, a
-    /// network).
+    /// Starts a load that holds its memory. `prepare` may put the process into a cgroup or a
+    /// network.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the process cannot be started.
     pub fn start(plan: Plan, prepare: impl FnOnce(&mut Command) -> Result<()>) -> Result<Self> {
         let what = || "starting a load";
         let mut command = Command::new(std::env::current_exe().or_fail(what)?);
@@ -50,7 +50,7 @@ impl Loader {
         let orders = child.stdin.take();
         let (sender, events) = mpsc::channel();
         if let Some(reports) = child.stdout.take() {
-            // Ends with the load, or when nobody listens any more.
+            // The thread ends with the load, or when the receiver is gone.
             thread::spawn(move || {
                 let events = BufReader::new(reports).lines().map_while(std::io::Result::ok);
                 let mut events =
@@ -61,7 +61,8 @@ impl Loader {
         Ok(Self { child, orders, events, pages: 0 })
     }
 
-    /// How many of its pages it has written or verified, by its latest report. Does not wait.
+    /// Returns how many pages the load has written or verified, by its latest report; does not
+    /// wait.
     ///
     /// # Errors
     /// If the load has died.
@@ -75,7 +76,7 @@ impl Loader {
         }
     }
 
-    /// Waits until all its memory is filled, at most until `deadline`; `None` if it is not by then.
+    /// Waits until all memory is filled; `None` if `deadline` passes first.
     ///
     /// # Errors
     /// If the load has died.
@@ -86,7 +87,7 @@ impl Loader {
         })
     }
 
-    /// Has it verify every page it has written, which may take until `deadline`; `None` if it does not end by then.
+    /// Lets the load verify every written page; `None` if `deadline` passes first.
     ///
     /// # Errors
     /// If the load has died.
@@ -95,7 +96,7 @@ impl Loader {
         self.verified(deadline)
     }
 
-    /// Waits for the verdict of a verification that was ordered.
+    /// Waits for the verdict of a verification that was ordered; `None` if `deadline` passes first.
     ///
     /// # Errors
     /// If the load has died.
@@ -106,7 +107,7 @@ impl Loader {
         })
     }
 
-    /// Gives it an order: `verify`, `rewrite`, `free` or `quit`.
+    /// Sends a command: `verify`, `rewrite`, `free` or `quit`.
     ///
     /// # Errors
     /// If the load has died.
@@ -121,22 +122,22 @@ impl Loader {
         }
     }
 
-    /// Ends it in order, at most until `deadline`.
+    /// Lets the load quit, and waits for its end until `deadline`.
     ///
     /// # Errors
-    /// If it died before, or does not end by then.
+    /// If the load died before, or does not end in time.
     pub fn quit(mut self, deadline: Instant) -> Result<()> {
         self.order("quit")?;
         self.orders = None;
         match self.wait(deadline, |_| None::<()>) {
-            // It ended: its reports have.
+            // The reports ended because the load did.
             Err(_) if self.child.wait().is_ok_and(|status| status.success()) => Ok(()),
             Err(failure) => Err(failure),
             Ok(_) => Err(Failure::new("ending a load", "it goes on")),
         }
     }
 
-    /// Waits for an event that `wanted` makes something of.
+    /// Waits for an event that `wanted` turns into a value.
     fn wait<T>(
         &mut self,
         deadline: Instant,
@@ -163,7 +164,7 @@ impl Loader {
         }
     }
 
-    /// Why there are no more reports.
+    /// Returns the reason why there are no more reports.
     fn died(&mut self) -> Failure {
         let failure = |why: String| Failure::new("running a load", why);
         match wait_at_most(&mut self.child, Duration::from_secs(5)) {
@@ -175,7 +176,8 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // It may have ended already; either way it is waited for, so that no zombie holds its cgroup.
+        // The load may have ended already. The wait is needed in any case: a zombie holds its
+        // cgroup.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

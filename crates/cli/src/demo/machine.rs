@@ -1,4 +1,4 @@
-//! What demos' guests run on.
+//! The kernel, accelerator and QEMU of the demos' guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use super::{guest, remove};
 use crate::commands::region::shim;
 use crate::failure::{Failure, OrFail, Result};
 
-/// The kernel that this system would boot.
+/// The directory of this system's kernels.
 const BOOT: &str = "/boot";
 
-/// QEMU's type of the guest's machine.
+/// QEMU's machine type of the guests.
 pub const MACHINE: &str = "q35";
 
-/// What a demo's guest runs on.
+/// The kernel, accelerator and QEMU of a demo's guest.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// The guest's kernel; the newest of this system unless told.
+    /// The guest's kernel; `None` for the newest of this system.
     pub kernel: Option<PathBuf>,
-    /// What runs its code.
+    /// KVM or emulation.
     pub accelerator: Accelerator,
-    /// QEMU.
+    /// QEMU's program.
     pub qemu: PathBuf,
 }
 
@@ -35,7 +35,9 @@ impl Machine {
         self.kernel.clone().map_or_else(newest_kernel, Ok)
     }
 
-    /// A guest with files in `dir` and these modules, whose first process is `aquifer guest-memory`; its memory is in RAM of this host.
+    /// Returns a guest with its files in `dir`, these modules, and memory in RAM of this host.
+    ///
+    /// Its first process is `aquifer guest-memory`.
     pub(super) fn guest(
         &self,
         dir: &Path,
@@ -57,7 +59,7 @@ impl Machine {
             cached_disks: Vec::new(),
             initrd: Some(initrd(dir, &kernel, modules)?),
             kernel: Some(kernel),
-            // Memory that leaves need not be filled with zeroes first.
+            // init_on_alloc=0: the guest's kernel need not zero the memory that it gives up.
             append: Some(
                 "console=ttyS0 quiet panic=-1 memhp_default_state=online_movable init_on_alloc=0 rdinit=/init -- guest-memory"
                     .to_owned(),
@@ -69,7 +71,7 @@ impl Machine {
     }
 }
 
-/// Makes a guest's first file system: this program, which is the guest's first process, the agent, and modules.
+/// Makes a guest's initramfs: this program as its first process, the agent, and modules.
 fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
     let what = || "making the guest's first file system";
     let exe = std::env::current_exe().or_fail(what)?;
@@ -90,7 +92,7 @@ fn initrd(dir: &Path, kernel: &Path, modules: &[&str]) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Removes what a demo left that was killed: its guests, and its files. What it lent went with it.
+/// Stops the guests of a killed demo and removes its files; its lender ended with it.
 pub(super) fn clear(dir: &Path) {
     for vm in client::list(dir).unwrap_or_default() {
         let _ = client::stop(&vm, true, Duration::ZERO);
@@ -98,7 +100,7 @@ pub(super) fn clear(dir: &Path) {
     remove(dir);
 }
 
-/// The newest kernel of this system.
+/// Finds the newest kernel of this system.
 fn newest_kernel() -> Result<PathBuf> {
     let found = fs::read_dir(BOOT).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_kernel = |path: &PathBuf| {

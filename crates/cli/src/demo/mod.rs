@@ -1,5 +1,5 @@
-//! The pieces of `aquifer demo`: real processes that hold checked content, two hosts in network namespaces, what is
-//! shown while it runs and the picture that remains.
+//! The pieces of `aquifer demo`: real processes with checked content, two hosts in network
+//! namespaces, a live view, and the picture.
 
 mod begun;
 pub mod churn;
@@ -26,12 +26,13 @@ use std::path::{Path, PathBuf};
 pub use begun::Outcome;
 pub use guest::run as be_a_guest;
 
-/// Where the pages of the hosts are of a demo that has its files in `dir`: in RAM.
+/// Returns the directory, in RAM, of the pages that the demo with files in `dir` lends.
 fn stores(dir: &Path) -> PathBuf {
     Path::new("/dev/shm/aquifer").join(dir.file_name().unwrap_or_default())
 }
 
-/// Removes the files of a demo, and what its hosts and lenders have kept in RAM. What is not there needs no removing.
+/// Removes the files of a demo, and the pages that its hosts and lenders have in RAM. Ignores
+/// failures: either directory may be missing.
 fn remove(dir: &Path) {
     let _ = fs::remove_dir_all(stores(dir));
     let _ = fs::remove_dir_all(dir);

@@ -1,4 +1,4 @@
-//! Two hosts' networks on one machine: two network namespaces joined by a veth pair, nothing else in them.
+//! The network of two hosts on one machine: two network namespaces, joined by a veth pair.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,20 +9,22 @@ use std::process::Command;
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
-/// Where ip(8) keeps named network namespaces.
+/// The directory in which ip(8) keeps named network namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// The two ends of the wire. The addresses can be the same for every demo: no route leads out of the namespaces.
+/// The addresses of the two ends. Every demo can use the same: no route leads out of the
+/// namespaces.
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
 
-/// Two namespaces joined by a wire. Dropping it removes both, and with them the wire.
+/// Two namespaces joined by a veth pair; its drop removes them and the pair.
 #[derive(Debug)]
 pub struct Network {
     hosts: [Namespace; 2],
 }
 
 impl Network {
-    /// Makes the namespaces `aquifer-INSTANCE-a` and `aquifer-INSTANCE-b`, each with loopback and one end of the wire.
+    /// Makes the namespaces `aquifer-INSTANCE-a` and `aquifer-INSTANCE-b`, each with loopback and
+    /// one end of the veth pair.
     ///
     /// # Errors
     /// If ip(8) is not installed or refuses; it takes root.
@@ -31,10 +33,10 @@ impl Network {
             Namespace::create(format!("aquifer-{}-{suffix}", instance.name()), address)
         };
         let [a, b] = ADDRESSES;
-        // Whatever fails from here on: what is made is removed again as it is dropped.
+        // If a step fails, the drop of the namespaces removes them.
         let network = Self { hosts: [make('a', a)?, make('b', b)?] };
         let [a, b] = &network.hosts;
-        // From inside one of them: where this is called there may be a link of that name.
+        // Made inside one of them: the caller's namespace may have a link of that name.
         ip(&[
             "-n", &a.name, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns",
             &b.name,
@@ -43,7 +45,7 @@ impl Network {
         Ok(network)
     }
 
-    /// The two hosts' namespaces.
+    /// Returns the two hosts' namespaces.
     pub fn hosts(&self) -> &[Namespace; 2] {
         &self.hosts
     }
@@ -83,17 +85,17 @@ impl Namespace {
         ip(&["-n", &self.name, "link", "set", "eth0", "up"])
     }
 
-    /// Its address on the wire.
+    /// Returns its address on the veth pair.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// The file that stands for it.
+    /// Returns the file that stands for the namespace.
     pub fn path(&self) -> PathBuf {
         Path::new(NAMESPACES).join(&self.name)
     }
 
-    /// Makes `command` start in this network. Files, processes and everything else stay those of the machine.
+    /// Makes `command` start in this network; its files and processes stay those of the machine.
     ///
     /// # Errors
     /// If the namespace is gone.
@@ -107,14 +109,13 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Nobody is left to tell; the next demo removes what is left.
+        // A drop cannot report. The next demo removes the rest.
         if ip(&["netns", "delete", &self.name]).is_err() {
             let _ = fs::remove_file(self.path());
         }
     }
 }
 
-/// Runs ip(8).
 fn ip(words: &[&str]) -> Result<()> {
     let what = || format!("running 'ip {}'", words.join(" "));
     let output = Command::new("ip").args(words).output().map_err(|error| {
@@ -151,7 +152,7 @@ mod tests {
         skipped
     }
 
-    /// A network under a name of the test's own.
+    /// Makes a network under a name of the test's own.
     fn network(kind: &str) -> (tempfile::TempDir, Instance, Network) {
         let dir = tempfile::tempdir().unwrap();
         let instance = Instance::claim(dir.path(), kind).unwrap();
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(received.read(&mut [0]).unwrap(), 1);
     }
 
-    /// Does something on a thread that lives in a namespace.
+    /// Runs `what` on a thread that is in a namespace.
     fn within<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {
         let file = File::open(namespace.path()).unwrap();
         let there = move || {

@@ -1,5 +1,6 @@
-//! The picture that remains of a demo, after Fig. 10 of the paper: RAM and swap of both hosts over time, with the limit,
-//! the thresholds and the roles.
+//! The picture of a demo, after \[Ge23\], Fig. 10: RAM and swap of both hosts over time.
+//!
+//! It also shows the RAM limit, the thresholds and the roles.
 
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
@@ -12,37 +13,37 @@ use kuva::render::plots::Plot;
 use super::begun::png as rendered;
 use crate::failure::Result;
 
-/// What one host's memory was over time.
+/// The memory of one host over time.
 #[derive(Debug, Clone)]
 pub struct History {
     /// The panel's title.
     pub title: String,
-    /// All the RAM it has.
+    /// All its RAM, in bytes.
     pub limit: Bytes,
-    /// Above this it borrows.
+    /// The threshold above which it borrows, in bytes.
     pub upper: Bytes,
-    /// Below this it returns.
+    /// The threshold below which it returns, in bytes.
     pub lower: Bytes,
-    /// Readings in the order of time.
+    /// The readings, in the order of time.
     pub samples: Vec<Sample>,
 }
 
-/// One reading.
+/// One reading of a host.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     /// Seconds since the demo began.
     pub at: f64,
-    /// RAM in use, what is lent included.
+    /// RAM in use, in bytes; includes `lent`.
     pub ram: Bytes,
-    /// Swapped out to memory that is borrowed.
+    /// Bytes swapped out to borrowed memory.
     pub swap: Bytes,
-    /// The part of the RAM that holds other hosts' pages.
+    /// Bytes of RAM that hold other hosts' pages.
     pub lent: Bytes,
-    /// The role.
+    /// The host's role.
     pub role: Role,
 }
 
-/// Colours that stay apart for readers who see them less well than others, and in grey.
+/// Colours that differ in greyscale, too, and for colour-blind readers.
 mod colour {
     pub(super) const RAM: &str = "#3b7dd8";
     pub(super) const LENT: &str = "#86b6f5";
@@ -56,13 +57,13 @@ mod colour {
 }
 
 const WIDTH: f64 = 1280.0;
-/// Of each host's part.
+/// The height of each host's panel.
 const HEIGHT: f64 = 460.0;
 
 /// Draws the histories one above the other, over one time axis, as PNG.
 ///
 /// # Errors
-/// If the drawing library cannot.
+/// If the drawing library fails.
 pub fn png(title: &str, histories: &[History]) -> Result<Vec<u8>> {
     let end = histories
         .iter()
@@ -92,7 +93,7 @@ fn mib(bytes: Bytes) -> f64 {
     bytes.0 as f64 / Bytes::mib(1).0 as f64
 }
 
-/// The stacked areas: own pages in RAM, pages held for others, pages of its own elsewhere.
+/// Returns the stacked areas: own pages in RAM, pages of others, and own pages in swap.
 fn areas(history: &History) -> Vec<Plot> {
     let of =
         |value: fn(&Sample) -> Bytes| history.samples.iter().map(move |sample| mib(value(sample)));
@@ -115,7 +116,7 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
         .iter()
         .map(|sample| mib(sample.ram + sample.swap))
         .fold(mib(history.limit), f64::max);
-    // Room above the areas for the names of the roles.
+    // Leaves room above the areas for the names of the roles.
     let top = most * 1.18;
     let line = |value, colour, text: &str| {
         ReferenceLine::horizontal(mib(value))
@@ -123,7 +124,7 @@ fn panel(history: &History, end: f64, last: bool) -> Layout {
             .with_stroke_width(1.4)
             .with_label(text)
     };
-    // Powers of two are the round numbers here.
+    // A power of two, as memory sizes are.
     let step = (mib(history.limit) as u64 / 6).next_power_of_two() as f64;
     let mut layout = Layout::new((0.0, end), (0.0, top))
         .with_title(&history.title)
@@ -162,7 +163,7 @@ impl Band {
             TextAnnotation::new(self.role.to_string(), (self.from + self.to) / 2.0, top * 0.93)
                 .with_color(colour::ROLE_TEXT)
                 .with_font_size(13);
-        // A short one has no room for its name.
+        // A short band has no room for its name.
         let layout =
             if self.to - self.from < end / 18.0 { layout } else { layout.with_annotation(name) };
         let tint = match self.role {
@@ -175,7 +176,8 @@ impl Band {
     }
 }
 
-/// The roles over time. Each lasts until the reading that shows the next, the last one until the end.
+/// Returns the roles over time. Each lasts until the reading that shows the next, the last until
+/// `end`.
 fn roles(history: &History, end: f64) -> Vec<Band> {
     let mut bands: Vec<Band> = Vec::new();
     for sample in &history.samples {
@@ -217,7 +219,7 @@ mod tests {
         Sample { at, ram: Bytes::mib(ram), swap: Bytes::mib(swap), lent: Bytes::mib(lent), role }
     }
 
-    /// What a demo looks like: A borrows from B, gives back, then lends.
+    /// Returns the readings of a typical demo: A borrows from B, gives back, then lends.
     fn histories() -> Vec<History> {
         let history = |title: &str, samples| History {
             title: title.to_owned(),

@@ -1,4 +1,4 @@
-//! Processes of a demo, which end with it.
+//! Processes that end with their demo.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -17,7 +17,7 @@ use super::stores;
 use crate::failure::{Failure, OrFail, Result};
 use crate::sys;
 
-/// How long one may take to end when it is asked to.
+/// How long a process may take to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A process that ends with this one.
@@ -25,51 +25,51 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Process(Child);
 
 impl Process {
-    /// Starts it; `what` it is, for an error.
+    /// Starts the process; `what` names it in an error.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn start(command: &mut Command, what: &str) -> Result<Self> {
         sys::signal_with_parent(command, Signal::KILL);
-        // What ends the demo from a terminal is not for it: it is ended in its turn.
+        // A signal from the terminal must reach the demo only, which ends its processes in order.
         command.process_group(0);
         command.spawn().map(Self).or_fail(|| format!("starting {what}"))
     }
 
-    /// What it says on its standard output, if that is a pipe; once.
+    /// Takes the pipe from its standard output; `None` if there is no pipe, or at a second call.
     pub fn output(&mut self) -> Option<ChildStdout> {
         self.0.stdout.take()
     }
 
-    /// Whether it has ended, and how.
+    /// Returns the exit status as text; `None` while the process runs.
     pub fn ended(&mut self) -> Option<String> {
         self.0.try_wait().ok().flatten().map(|status| status.to_string())
     }
 }
 
 impl Drop for Process {
-    /// A lender takes its pages with it when it is asked to end.
+    /// Sends SIGTERM first: a lender that ends by itself removes its pages.
     fn drop(&mut self) {
         let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let deadline = Instant::now() + PATIENCE;
         while asked.is_ok() && matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
-        // One that has ended already is as good.
+        // A failure means that the process has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Where the lender of a demo in `dir` listens.
+/// Returns the socket of the lender of a demo in `dir`.
 pub fn lender_socket(dir: &Path) -> PathBuf {
     dir.join("lender")
 }
 
-/// Starts an exporting process on this machine, with files in `dir`.
+/// Starts an exporting process on this machine, with files in `dir`, and waits until it listens.
 ///
 /// # Errors
-/// If it cannot be started.
+/// If it cannot be started, or ends at once.
 pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     let what = "starting a lender";
     let mut command = Command::new(std::env::current_exe().or_fail(|| what)?);
@@ -77,7 +77,7 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     command
         .args(["--json", "export", &room, "--nbd"])
         .arg(format!("unix:{}", lender_socket(dir).display()));
-    // One that is killed takes nothing with it: who clears up after the demo finds its pages there.
+    // A killed lender leaves its pages. In this directory the demo's cleanup finds them.
     command.arg("--dir").arg(stores(dir).join("lender"));
     command.env("AQUIFER_RUN_DIR", dir).stdout(Stdio::piped());
     let mut lender = Process::start(&mut command, "a lender")?;
@@ -87,31 +87,32 @@ pub fn lender(dir: &Path, size: Bytes) -> Result<Process> {
     if line.is_empty() { Err(Failure::new(what, "it ended at once")) } else { Ok(lender) }
 }
 
-/// A host of a demo, one of two.
+/// One of the two hosts of a demo.
 #[derive(Debug)]
 pub struct Site<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Where the demo has its files: the cluster's in `cluster`, the host's in a directory of its name.
+    /// The demo's directory: the cluster's files are in `cluster`, the host's in a directory of its
+    /// name.
     pub dir: &'a Path,
     /// Its network.
     pub namespace: &'a Namespace,
-    /// The other one's name and address.
+    /// The name and address of the other host.
     pub peer: (&'a str, Ipv4Addr),
 }
 
 impl Site<'_> {
-    /// Where the host has its files.
+    /// Returns the directory of the host's files.
     pub fn files(&self) -> PathBuf {
         self.dir.join(self.name)
     }
 
-    /// Where it has the pages that it lends.
+    /// Returns the directory of the pages that the host lends.
     pub fn store(&self) -> PathBuf {
         stores(self.dir).join(self.name)
     }
 
-    /// Its agent, not started yet, with more of a configuration than every agent has.
+    /// Returns the command that starts its agent; `sections` is added to the configuration.
     ///
     /// # Errors
     /// If its files cannot be written, or the namespace is gone.

@@ -1,4 +1,4 @@
-//! The memory of a demo's guest in use: its first process is told what to hold, and says what became of that.
+//! The demo's side of a guest's first process: it asks the process to hold memory.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
@@ -14,28 +14,28 @@ use crate::failure::{Failure, OrFail, Result};
 /// How long the guest may take to boot, or to fill and check its memory.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A part of what the guest's process holds.
+/// A part of the memory that the guest's process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Which.
+    /// Its number.
     pub(super) number: u64,
-    /// What its content follows from.
+    /// The seed of its content.
     pub(super) seed: u64,
 }
 
-/// What the guest's process has said.
+/// A reply of the guest's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Holds {
     part: Part,
-    /// How much it holds of that part.
+    /// Bytes that it holds of that part.
     pub(super) held: Bytes,
-    /// MiB of all that it holds which are not what they must be.
+    /// MiB with wrong content, of all parts.
     pub(super) wrong: u64,
     /// Errors in the log of its kernel.
     pub(super) errors: u64,
 }
 
-/// Tells the guest's process what to do, over the guest's serial port.
+/// A connection to the guest's process, over the guest's serial port.
 #[derive(Debug)]
 pub(super) struct User<'a> {
     port: BufReader<UnixStream>,
@@ -43,32 +43,32 @@ pub(super) struct User<'a> {
 }
 
 impl<'a> User<'a> {
-    /// Listens at the serial port of a guest that boots. (What it says while nobody does is lost.)
+    /// Connects to the serial port of a booting guest; output before the connection is lost.
     pub(super) fn meet(serial: &Path, wait: Wait<'a>) -> Result<Self> {
         let what = || "starting the guest";
         let port = wait.until(what(), PATIENCE, || Ok(UnixStream::connect(serial).ok()))?;
-        // It says little, and is waited for elsewhere.
+        // Reads must not block, so that `wait` can end them.
         port.set_nonblocking(true).or_fail(what)?;
         Ok(Self { port: BufReader::new(port), wait })
     }
 
-    /// Waits until the guest listens, which it says.
+    /// Waits for the first reply, which says that the guest listens.
     pub(super) fn is_there(&mut self) -> Result<Holds> {
         self.listen(Part::default(), Bytes::ZERO)
     }
 
-    /// Has it hold so much of a part, with every byte of all that it holds checked.
+    /// Lets the guest hold so much of a part, and check every byte of all parts.
     pub(super) fn hold(&mut self, part: Part, size: Bytes) -> Result<Holds> {
         self.tell(part, size)?;
         self.listen(part, size)
     }
 
-    /// Tells it to.
+    /// Sends the request to hold so much of a part.
     pub(super) fn tell(&mut self, Part { number, seed }: Part, size: Bytes) -> Result<()> {
         writeln!(self.port.get_mut(), "{number} {seed} {}", size.0 >> 20).or_fail(|| what(size))
     }
 
-    /// Waits until it says that it does.
+    /// Waits for the reply to that request.
     pub(super) fn listen(&mut self, part: Part, size: Bytes) -> Result<Holds> {
         let mut line = String::new();
         self.wait.until(&what(size), PATIENCE, || {
@@ -85,7 +85,7 @@ impl<'a> User<'a> {
                             return Ok(holds);
                         }
                     }
-                    // The rest of the line comes.
+                    // The rest of the line follows later.
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                     Err(error) => return Err(Failure::new(what(size), error)),
                 }

@@ -1,4 +1,4 @@
-//! Waiting for conditions, until there is a signal to end.
+//! Waiting for conditions, which a signal ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use crate::failure::{Failure, Result};
 
-/// How often it is looked.
+/// The time between two polls.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Waits for conditions, until there is a signal to end.
+/// A wait for conditions; the flag is set by a signal that asks the demo to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wait<'a>(pub(super) &'a AtomicBool);
 
 impl Wait<'_> {
-    /// Waits until there is something, and returns it; in vain is a failure.
+    /// Waits until `is` returns a value; fails if `patience` passes first.
     pub(super) fn until<T>(
         self,
         what: &str,
@@ -25,7 +25,7 @@ impl Wait<'_> {
         self.at_most(patience, is)?.ok_or_else(late)
     }
 
-    /// Waits until there is something, and returns it; nothing when that takes too long.
+    /// Waits until `is` returns a value; `None` if `patience` passes first.
     pub(super) fn at_most<T>(
         self,
         patience: Duration,

@@ -1,4 +1,4 @@
-//! Whether an agent can do its work with a configuration: all that it names is looked at, and nothing is changed.
+//! The checks of an agent's configuration: they look at all that it names, and change nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -18,7 +18,7 @@ use rustix::fs::{Access, access};
 use super::Check;
 use super::memory::TMPFS_MAGIC;
 
-/// One check for each thing that a configuration names.
+/// Returns one check for each thing that a configuration names.
 pub fn checks(config: &Config) -> Vec<Check> {
     let mut checks = vec![certificate(config), memory(config)];
     checks.extend(addresses(config));
@@ -40,7 +40,7 @@ pub fn checks(config: &Config) -> Vec<Check> {
     checks
 }
 
-/// Without what is wrong here an agent does not start, or does not do what it is for.
+/// Returns an essential fault: with it an agent does not start, or cannot do its work.
 fn fault(name: &str, found: impl Display, help: impl Into<String>) -> Check {
     Check::missing(name, found.to_string(), help).essential()
 }
@@ -93,12 +93,12 @@ fn memory(config: &Config) -> Check {
     }
 }
 
-/// Where it listens. What the agent that runs has is no fault.
+/// Checks the listening addresses; an address in use is no fault while an agent runs.
 fn addresses(config: &Config) -> Vec<Check> {
     let is_running = UnixStream::connect(&config.socket).is_ok();
     let store = config.lend.backend == LeaseBackend::Store;
     let pages = store.then_some(("pages", config.pages));
-    // The kernel's own target may be there already, for leases of an agent before this one.
+    // The kernel's own target may still listen there, for leases of an earlier agent.
     let nvme = config.lend.nvme.filter(|_| store).map(|at| ("lend.nvme", at));
     let all = [Some(("listen", config.listen)), pages, nvme];
     let mut seen = BTreeMap::new();
@@ -134,12 +134,12 @@ fn address(key: &str, at: SocketAddr, is_running: bool) -> Check {
     }
 }
 
-/// The path itself, or the nearest above it that is there.
+/// Returns the path itself, or its nearest ancestor that exists.
 fn nearest(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.exists()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
-/// Why files cannot be made in a directory that is there, or can be made.
+/// Returns why no files can be made in a directory, which may not exist yet.
 fn unwritable(path: &Path) -> Option<String> {
     let nearest = nearest(path);
     if !nearest.is_dir() {
@@ -171,7 +171,7 @@ fn store(config: &Config) -> Check {
         Ok(fs) if fs.f_type == TMPFS_MAGIC => {
             Check::ok(NAME, format!("{} is on a tmpfs", dir.display()))
         }
-        // Where nothing is said, the agent finds a place.
+        // Without a `store` setting, the agent prepares a directory at its start.
         Ok(_) if config.store.is_none() && on != dir => {
             Check::ok(NAME, format!("{} is made when the agent starts", dir.display()))
         }
@@ -210,7 +210,7 @@ fn device(config: &Config) -> Check {
     }
 }
 
-/// Names are unique, or the configuration is refused.
+/// Checks the peers' addresses; the configuration's parser has checked that the names are unique.
 fn peers(config: &Config) -> Check {
     const NAME: &str = "peers";
     let mut seen = BTreeMap::from([(config.listen, &config.host)]);

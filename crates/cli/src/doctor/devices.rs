@@ -1,4 +1,4 @@
-//! How a volume can become a block device here.
+//! The checks of the ways in which a volume can become a block device here.
 
 use aquifer_device::BackendKind;
 use aquifer_device::backend::{Probe, choose, probe};
@@ -22,7 +22,7 @@ fn chosen() -> Check {
     }
 }
 
-/// One backend. Without it there may be others, so it is never essential by itself.
+/// Checks one backend; it is never essential by itself, as there may be others.
 fn backend(probe: Probe) -> Check {
     let name = format!("backend {}", probe.kind);
     match probe.missing {

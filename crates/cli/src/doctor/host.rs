@@ -1,4 +1,4 @@
-//! The kernel and what this process may do.
+//! The checks of the kernel, and of this process's rights.
 
 use super::Check;
 
@@ -20,7 +20,7 @@ fn root() -> Check {
     }
 }
 
-/// Containers and service managers take this one away from root most often.
+/// Checks CAP_SYS_RESOURCE, which containers and service managers most often take away from root.
 fn capability() -> Check {
     const NAME: &str = "swap path";
     let has = rustix::thread::capabilities(None)
@@ -38,8 +38,8 @@ fn capability() -> Check {
     )
 }
 
-/// The oldest kernel with all that the device backends ask of it (LOOP_CONFIGURE came with 5.8; 5.10 is the next
-/// that is still maintained).
+/// The oldest kernel with all calls of the device backends. LOOP_CONFIGURE came with 5.8; 5.10 is
+/// the next release that is still maintained.
 const OLDEST: (u32, u32) = (5, 10);
 
 fn kernel() -> Check {

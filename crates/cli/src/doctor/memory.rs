@@ -1,4 +1,4 @@
-//! Memory: what limits it, what counts it, what lends it.
+//! The checks of memory: its limits, its accounting, and the memory that lends.
 
 use aquifer_page::Bytes;
 use rustix::fs::StatFs;
@@ -50,7 +50,7 @@ fn swap_accounting() -> Check {
     }
 }
 
-/// Memory of programs in the pool.
+/// Checks userfaultfd, which regions need.
 fn regions() -> Check {
     match aquifer_mapping::Userfault::new() {
         Ok(_) => Check::ok("regions", "page faults can be served (userfaultfd)"),
@@ -73,7 +73,7 @@ fn pressure() -> Check {
     }
 }
 
-/// tmpfs's magic number in statfs(2), which the kernel's own /dev has too.
+/// tmpfs's magic number in statfs(2); devtmpfs on /dev has the same.
 pub(super) const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 fn shm() -> Check {
@@ -99,7 +99,7 @@ fn is_mount_point(path: &str) -> bool {
     device(path) != device(&format!("{path}/.."))
 }
 
-/// A container runtime gives 64 MiB if it is not told otherwise, the kernel half of RAM.
+/// Checks the size of /dev/shm: container runtimes default to 64 MiB, the kernel to half of RAM.
 fn shm_size(fs: &StatFs) -> Check {
     let bytes = |blocks: u64| Bytes(blocks * u64::try_from(fs.f_bsize).unwrap_or(0));
     let (size, free) = (bytes(fs.f_blocks), bytes(fs.f_bavail));

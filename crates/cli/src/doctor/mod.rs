@@ -1,4 +1,4 @@
-//! What this host can do for Aquifer and what is missing: one [`Check`] a thing, each with the reason and the way out.
+//! The checks of this host for Aquifer: one [`Check`] a feature, with the reason and a remedy.
 
 pub mod agent;
 mod devices;
@@ -8,30 +8,30 @@ mod nvme;
 
 use serde::Serialize;
 
-/// How good a thing is.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// The feature works as it should.
     Ok,
-    /// It works, less well or less safely than it could.
+    /// The feature works, but less well or less safely than it could.
     Warn,
-    /// Not there.
+    /// The feature is missing.
     Missing,
 }
 
-/// One thing that was looked at.
+/// The check of one feature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The thing.
+    /// The feature's name.
     pub name: String,
-    /// How good it is.
+    /// The result.
     pub verdict: Verdict,
-    /// Whether Aquifer cannot do its work without it.
+    /// Whether Aquifer cannot do its work without the feature.
     pub essential: bool,
-    /// What was found: the reason for the verdict.
+    /// The finding: the reason for the result.
     pub found: String,
-    /// What to do about it.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
 }
@@ -59,29 +59,29 @@ impl Check {
     }
 }
 
-/// All that was looked at.
+/// The checks of a host or of a configuration.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// Whether Aquifer can do its work here: nothing essential is missing.
     pub able: bool,
-    /// The checks, in the order in which a person fixes things.
+    /// The checks, in the order in which a person repairs things.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// Looks at this host. Changes nothing on it.
+    /// Checks this host, and changes nothing on it.
     pub fn make() -> Self {
         Self::of([host::checks(), memory::checks(), devices::checks(), nvme::checks()].concat())
     }
 
-    /// What such checks come to.
+    /// Makes the report of these checks.
     pub fn of(checks: Vec<Check>) -> Self {
         let able = !checks.iter().any(|check| check.essential && check.verdict == Verdict::Missing);
         Self { able, checks }
     }
 }
 
-/// The text of a file under /proc or /sys, trimmed; `None` where it cannot be read.
+/// Returns the trimmed text of a file under /proc or /sys; `None` if it cannot be read.
 fn read(path: &str) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }

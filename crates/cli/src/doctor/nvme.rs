@@ -1,4 +1,4 @@
-//! NVMe over Fabrics by the kernel alone: attaching directly, and lending with --kernel.
+//! The checks of the kernel's own NVMe over Fabrics, for `attach --direct` and `export --kernel`.
 
 use aquifer_device::nvme::network::{self, ORDINARY_MTU};
 use aquifer_device::nvme::{Module, Root, Transport, target};
@@ -24,7 +24,7 @@ fn checks_of(root: &Root) -> Vec<Check> {
     checks
 }
 
-/// A module that something by hand needs; nothing else does, so none is essential.
+/// Checks a module that only commands given by hand need, so none is essential.
 fn part(root: &Root, module: &str, of_use_for: &str) -> Check {
     match Module::find(root, module) {
         Module::Loaded => Check::ok(module, format!("can be used: {of_use_for}")),
@@ -108,7 +108,7 @@ fn rdma(root: &Root) -> Check {
     }
 }
 
-/// One check for each network over which swap may hang this host.
+/// Returns one check for each network over which swap may hang this host.
 fn frames(root: &Root) -> Vec<Check> {
     const NAME: &str = "large frames";
     let dangers = network::dangers(root);

@@ -7,19 +7,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-/// The directory of a draft. Dropping it removes it with all that is still in it.
+/// The directory of a draft; its drop removes it with all that is still in it.
 #[derive(Debug)]
 pub(super) struct Draft {
-    /// Where its content is to be.
+    /// The directory that gets the content.
     target: PathBuf,
-    /// The draft itself, in `target`: on the same file system, so that its files can be renamed.
+    /// The draft itself, in `target`: renames need the same file system.
     path: PathBuf,
-    /// `target` was made for this draft.
+    /// Whether `target` was made for this draft.
     target_is_new: bool,
 }
 
 impl Draft {
-    /// An empty one for `target`, which is made if need be.
+    /// Makes an empty draft for `target`, and `target` if need be.
     ///
     /// # Errors
     /// If a directory cannot be made.
@@ -28,23 +28,23 @@ impl Draft {
         let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(target)?;
         let path = target.join(format!(".draft-{}", std::process::id()));
-        // From here on, a failure takes away what was made.
+        // If a step fails, the drop of `draft` removes the directories.
         let draft = Self { target: target.to_owned(), path, target_is_new };
-        // One that a killed process with the same id left.
+        // A killed process with the same id may have left a draft.
         let _ = fs::remove_dir_all(&draft.path);
         make(&draft.path)?;
         Ok(draft)
     }
 
-    /// Where files are to be made.
+    /// Returns the directory in which to make the files.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Moves what was made to its place. Files that were there before are replaced.
+    /// Moves the files to their places; replaces files that are there.
     ///
     /// # Errors
-    /// If something cannot be moved. What was moved by then stays in its place.
+    /// If a file cannot be moved. The files moved until then stay in their places.
     pub(super) fn keep(mut self) -> io::Result<()> {
         self.target_is_new = false;
         for entry in fs::read_dir(&self.path)? {
@@ -64,7 +64,7 @@ impl Draft {
     }
 }
 
-/// Renames a file or directory; what had the name before takes the place of what it was renamed from.
+/// Renames a file or directory; one that has the new name already gets the old name.
 fn put(from: &Path, to: &Path) -> io::Result<()> {
     let flags = if to.exists() { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
     renameat_with(CWD, from, CWD, to, flags).map_err(io::Error::from)

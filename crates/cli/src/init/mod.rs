@@ -1,4 +1,4 @@
-//! A cluster's directory: the authority, and what each host gets of its own.
+//! A cluster's directory: the authority, and the files of each host.
 
 mod draft;
 mod template;
@@ -40,28 +40,28 @@ pub struct Cluster {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     name: HostName,
-    /// How it was given: an IP address or a DNS name. Peers call it by this.
+    /// An IP address or a DNS name, as the operator gave it; peers use it.
     address: String,
-    /// Where it listens.
+    /// The address on which the host listens.
     ip: IpAddr,
 }
 
-/// What [`Cluster::make`] made.
+/// The result of [`Cluster::make`].
 #[derive(Debug, Serialize)]
 pub struct Made {
     /// The directory of the authority.
     pub authority: PathBuf,
     /// Whether the authority is new.
     pub authority_is_new: bool,
-    /// The hosts that were admitted.
+    /// The admitted hosts.
     pub hosts: Vec<MadeHost>,
-    /// Hosts admitted earlier, whose configuration does not list the new ones.
+    /// Hosts admitted earlier; their configurations do not list the new ones.
     pub to_be_told: Vec<HostName>,
-    /// What to add to the configuration of those.
+    /// The sections to add to those configurations.
     pub peers: String,
 }
 
-/// What a host got.
+/// The files made for a host.
 #[derive(Debug, Serialize)]
 pub struct MadeHost {
     /// Its name.
@@ -71,7 +71,7 @@ pub struct MadeHost {
 }
 
 impl Member {
-    /// A host that the others reach at `address`.
+    /// Returns a host that the others reach at `address`.
     ///
     /// # Errors
     /// If the address is a name that cannot be resolved.
@@ -88,7 +88,7 @@ impl Member {
         Ok(Self { name: name.clone(), address: address.to_owned(), ip })
     }
 
-    /// Where its agent is called.
+    /// Returns the address of its agent.
     fn agent(&self) -> String {
         if self.address.contains(':') {
             format!("[{}]:{AGENT_PORT}", self.address)
@@ -99,12 +99,13 @@ impl Member {
 }
 
 impl Cluster {
-    /// Makes the authority if there is none, and for each member its certificate, key and configuration. All of it is
-    /// made in a directory aside and moves to its place only when it is complete.
+    /// Makes the authority if there is none, and each member's certificate, key and configuration.
+    ///
+    /// All files are made in a draft, and move to their places when they are complete.
     ///
     /// # Errors
-    /// If names or addresses are not unique, something of a member exists already and `force` is not given, or a file
-    /// cannot be written; then nothing is made.
+    /// If names or addresses are not unique, if a member's files exist and `force` is false, or if
+    /// a file cannot be written. Nothing is made then, unless the last moves fail half-way.
     pub fn make(&self, members: &[Member], force: bool) -> Result<Made> {
         let known = self.known(members)?;
         refuse_duplicates(members, &known)?;
@@ -143,7 +144,7 @@ impl Cluster {
         })
     }
 
-    /// The authority, and whether it is new: then it is in `draft`.
+    /// Returns the authority, and whether it is new; a new one is in `draft`.
     fn authority(&self, draft: &Path) -> Result<(Authority, bool)> {
         let is_new = [CA_CERTIFICATE, CA_KEY].iter().all(|file| !self.dir.join(file).exists());
         let authority =
@@ -168,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Hosts that were admitted earlier, as far as their configuration is still here and tells.
+    /// Returns the hosts admitted earlier, if their configurations are here and can be parsed.
     fn known(&self, members: &[Member]) -> Result<Vec<Known>> {
         let entries = match fs::read_dir(&self.dir) {
             Ok(entries) => entries,
@@ -186,7 +187,7 @@ impl Cluster {
     }
 }
 
-/// What the configuration of a host admitted earlier tells of it.
+/// The part of an earlier host's configuration that is needed here.
 #[derive(Debug, Deserialize)]
 struct Known {
     host: HostName,
@@ -201,7 +202,7 @@ fn peer_of_known(known: &Known) -> String {
     template::peer(&known.host, &known.listen.to_string())
 }
 
-/// Hosts are told apart by name and by address.
+/// Refuses two hosts with the same name or the same address.
 fn refuse_duplicates(members: &[Member], known: &[Known]) -> Result<()> {
     let mut names = BTreeSet::new();
     let mut addresses: BTreeMap<_, _> =
@@ -306,7 +307,7 @@ mod tests {
     #[test]
     fn what_fails_half_way_leaves_nothing() {
         let (_dir, cluster) = cluster();
-        // No certificate can carry this name.
+        // No certificate can carry the name `b-`.
         let members = [member("a", "192.0.2.1"), member("b-", "192.0.2.2")];
         cluster.make(&members, false).unwrap_err();
         assert!(!cluster.dir.exists());

@@ -1,4 +1,4 @@
-//! The commented configuration that a new host gets.
+//! The commented configuration of a new host.
 
 use std::net::SocketAddr;
 
@@ -6,10 +6,10 @@ use aquifer_page::HostName;
 
 use super::{Member, PAGES_PORT};
 
-/// The port that is registered for NVMe over Fabrics.
+/// The port registered for NVMe over Fabrics.
 const NVME_PORT: u16 = 4420;
 
-/// The text of `agent.toml` for a host, with its peers' sections at the end.
+/// Returns the text of `agent.toml` for a host, with its peers' sections at the end.
 pub(super) fn config(member: &Member, peers: &str) -> String {
     let host = &member.name;
     let listen = SocketAddr::from((member.ip, super::AGENT_PORT));
@@ -103,7 +103,7 @@ pages = "{pages}"
     )
 }
 
-/// The section that tells a host of another.
+/// Returns the section that names a peer to a host.
 pub(super) fn peer(host: &HostName, address: &str) -> String {
     format!("[[peer]]\nname = \"{host}\"\naddress = \"{address}\"\n")
 }
@@ -126,7 +126,7 @@ mod tests {
         config(&member, &peer(&"b".parse().unwrap(), "192.0.2.2:7070"))
     }
 
-    /// The text with every commented key in force, but for those that have no default.
+    /// Returns the text with every commented key in force, except for keys without a default.
     fn uncommented() -> String {
         let in_force = |line: &str| match line.strip_prefix("# ") {
             Some(rest)
@@ -164,7 +164,7 @@ mod tests {
             uncommented()
         );
         let as_is = format!("{:?}", load(&text()));
-        // The default store is named by the host only when it is asked for.
+        // Only a configuration that names the store has the host's name in it.
         let spelled = format!("{:?}", load(&uncommented()))
             .replace("store: Some(\"/dev/shm/aquifer/a\")", "store: None");
         assert_eq!(spelled, as_is);

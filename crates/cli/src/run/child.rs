@@ -1,4 +1,4 @@
-//! A command run as if the shell had run it: signals reach it, its exit code comes back, the terminal is its own.
+//! A command run as if the shell had run it, with its signals, its exit code and the terminal.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -11,20 +11,21 @@ use signal_hook::consts::signal::{
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
 
-/// Signals that are the command's business.
+/// Signals that are forwarded to the command.
 const FORWARDED: [i32; 7] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH];
 
-/// Those of them that ask the command to end; before it has started they end what prepares it.
+/// Forwarded signals that ask the command to end; before its start they end the preparation.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
-/// Takes this program's signals from the moment it is made, so that none can end it between making something and
-/// removing it again.
+/// A handler of this program's signals. While it lives, no signal can end the program between the
+/// making of something and its removal.
 pub struct Supervisor {
     signals: SignalsInfo<WithRawSiginfo>,
 }
 
 impl Supervisor {
-    /// Begins to take the signals. One that this program was started to ignore (nohup) stays ignored, by the command too.
+    /// Takes over the signals. One that this program inherited as ignored (nohup) stays ignored,
+    /// also for the command.
     ///
     /// # Errors
     /// If the kernel refuses a handler.
@@ -34,22 +35,23 @@ impl Supervisor {
         Ok(Self { signals: SignalsInfo::new(heeded.chain(&[SIGCHLD]))? })
     }
 
-    /// The signal that asked this program to end since this was asked last.
+    /// Returns a signal that asked this program to end since the last call.
     pub fn asked_to_end(&mut self) -> Option<i32> {
         self.signals.pending().map(|info| info.si_signo).find(|signal| ENDING.contains(signal))
     }
 
-    /// Runs the command to its end and hands on to it every signal that this program gets meanwhile.
+    /// Runs the command to its end and forwards the signals that this program gets.
     ///
-    /// The command stays in this program's process group: it has the terminal as if this program were not there, and ^Z
-    /// stops both. A signal that the terminal made (^C) has reached it already and is not sent again.
+    /// The command stays in this program's process group, so it has the terminal, and ^Z stops
+    /// both. A signal that the terminal sent (^C) has reached the command already and is not
+    /// forwarded.
     ///
     /// # Errors
     /// If the command cannot be started.
     pub fn run(&mut self, command: &mut Command) -> io::Result<ExitStatus> {
         let mut child = command.spawn()?;
         loop {
-            // It may have ended before the wait begins; its SIGCHLD is then pending and ends the wait at once.
+            // The command may end before the wait. Its SIGCHLD is then pending and ends the wait.
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
             }
@@ -68,22 +70,23 @@ impl std::fmt::Debug for Supervisor {
     }
 }
 
-/// Sends a signal to the command. It has not been waited for since it was last seen alive, so its id is still its own.
+/// Sends a signal to the command. Its id is still its own, as it has not been waited for since it
+/// was last seen alive.
 fn forward(child: &Child, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
-        // One that has just ended needs no signal.
+        // A failure means that the command has just ended.
         let _ = kill_process(Pid::from_child(child), signal);
     }
 }
 
-/// The signals this program was started to ignore, one bit each as in /proc/self/status.
+/// Returns the signals that this program inherited as ignored, as the bits of /proc/self/status.
 fn ignored() -> io::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
 }
 
-/// The exit code that stands for a command's end, as shells have it: its own, or 128 and the signal that killed it.
+/// Returns the exit code of an ended command as shells do: its own, or 128 plus its signal.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)

@@ -1,4 +1,4 @@
-//! What runs that were killed left behind: processes, a cgroup, swap.
+//! The remains of killed runs: processes, a cgroup, swap.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use crate::cgroup::{Cgroup, Hierarchy};
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
-/// What has to go should a run be killed.
+/// The remains to remove if a run is killed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Note {
-    /// The cgroup it made.
+    /// The name of its cgroup.
     pub cgroup: String,
-    /// The swap it had made.
+    /// The volume of its swap; `None` if it has none.
     pub volume: Option<Volume>,
 }
 
 impl Note {
-    /// Leaves the note with the run's mark.
+    /// Writes the note into the run's mark.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -31,12 +31,13 @@ impl Note {
 
     fn read(instance: &Instance) -> Result<Option<Self>> {
         let text = instance.read_note().or_fail(|| "reading a note")?;
-        // A run that was killed before it noted anything had made nothing.
+        // A run that was killed before its first note had made nothing.
         Ok(serde_json::from_str(&text).ok())
     }
 }
 
-/// Removes what runs that were killed left. What cannot be removed is told on standard error and tried again next time.
+/// Removes the remains of killed runs. Reports a failure on standard error; the next run tries
+/// again.
 pub fn clean_up(marks: &Path, hierarchy: &Hierarchy, pool: &Pool, json: bool) {
     let dead = match Instance::dead(marks, "run") {
         Ok(dead) => dead,

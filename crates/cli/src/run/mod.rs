@@ -1,4 +1,5 @@
-//! What `aquifer run` is made of: memory in the pool, a command with its signals and its end, and what killed runs leave.
+//! The parts of `aquifer run`: swap in the pool, the command's process, and the remains of killed
+//! runs.
 
 pub mod child;
 pub mod leftovers;

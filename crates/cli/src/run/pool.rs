@@ -15,38 +15,38 @@ use crate::progress::Progress;
 use crate::run::watch::Place;
 use crate::volumes::{Owner, Volumes, Wish};
 
-/// How long the agent may take to borrow or return: it asks lenders in turn, and swaps back what is left.
+/// How long the agent may take to borrow or return: it asks lenders in turn, and swaps back pages.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to do where there is neither an agent nor a lender.
+/// The remedy if there is neither an agent nor a lender.
 const NO_POOL: &str = "start 'aquifer agent', or name an NBD export with --lender (see 'aquifer export'), \
                        or have no memory in the pool with --remote 0";
 
-/// A volume that is swap, and who made it so: what is needed to give it back.
+/// A swap volume, with its maker: all that is needed to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Volume {
     /// The agent borrowed it.
     Borrowed(VolumeId),
-    /// It was attached for the command.
+    /// This command attached it.
     Attached(VolumeId),
 }
 
 /// Memory in the pool that is swap.
 #[derive(Debug)]
 pub struct Memory {
-    /// What is to be given back.
+    /// The volume to give back.
     pub volume: Volume,
-    /// Where it can be asked how it is.
+    /// The place where its process answers.
     pub place: Place,
 }
 
-/// Where swap in the pool comes from and goes back to.
+/// The source of swap in the pool.
 #[derive(Debug)]
 pub struct Pool {
     /// This host's agent, whether it runs or not.
     pub agent: Agent,
-    /// Volumes of this host.
+    /// The volumes of this host.
     pub volumes: Volumes,
 }
 
@@ -54,7 +54,7 @@ impl Pool {
     /// Orders the agent to borrow `bytes` and to swap to it at this priority.
     ///
     /// # Errors
-    /// If no agent answers or nobody lends.
+    /// If no agent answers, or if no host lends.
     pub fn borrow(&self, bytes: Bytes, priority: u16) -> Result<Memory> {
         let _progress = Progress::spinner(format!("borrowing {bytes}"));
         let order = Borrow { bytes, priority: Some(priority) };
@@ -68,8 +68,7 @@ impl Pool {
         Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
-    /// Swaps to a lender's export at this priority; I/O waits for the lender for as long as
-    /// `patience`.
+    /// Swaps to a lender's export at this priority; `patience` is the timeout of its I/O.
     ///
     /// # Errors
     /// If it cannot be attached.
@@ -80,11 +79,12 @@ impl Pool {
         Ok(Memory { volume: Volume::Attached(place.volume), place })
     }
 
-    /// Gives a volume back. One that is gone already is given back; so is one of an agent that is not there: it is the
-    /// next agent's business.
+    /// Gives a volume back; does nothing if it is gone.
+    ///
+    /// A borrowed volume stays if there is no agent: the next agent takes care of it.
     ///
     /// # Errors
-    /// If what other programs swapped to it does not fit into RAM, or the agent refuses.
+    /// If the pages that other programs swapped to it do not fit into RAM, or if the agent refuses.
     pub fn release(&self, volume: Volume) -> Result<()> {
         match volume {
             Volume::Borrowed(volume) if self.agent.is_there() => {

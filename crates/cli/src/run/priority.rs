@@ -1,4 +1,5 @@
-//! The swap priority of a run: above all other swap of this host, so that its pages go nowhere else.
+//! The swap priority of a run: above all other swap of this host, so that its pages go nowhere
+//! else.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,17 +12,17 @@ use aquifer_device::swap::{MAX_PRIORITY, Swap, swaps};
 use crate::failure::{Failure, OrFail, Result};
 use crate::volumes::PRIORITY;
 
-/// How long another run may take from its choice until its swap is on: its agent asks lenders in turn.
+/// How long another run may take from its choice to swapon: its agent asks lenders in turn.
 const LIMIT: Duration = Duration::from_secs(150);
 
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A priority that no other run chooses while this lives.
+/// A priority that no other run chooses while this value lives.
 #[derive(Debug)]
 pub struct Choice {
-    /// The priority.
+    /// The priority, from 0 to 32767.
     pub priority: u16,
-    /// Locked until the swap is on, and the next run sees it.
+    /// Held until the swap is on, so that the next run sees it.
     _lock: Option<File>,
 }
 
@@ -30,7 +31,8 @@ impl Choice {
     /// run directory wait for each other.
     ///
     /// # Errors
-    /// If other swap has the highest priority that the kernel knows, or another run does not get on.
+    /// If other swap has the kernel's highest priority, or if another run holds the lock for too
+    /// long.
     pub fn make(run_dir: &Path, wished: Option<u16>) -> Result<Self> {
         if let Some(priority) = wished {
             return Ok(Self { priority, _lock: None });
@@ -50,8 +52,8 @@ impl Choice {
     }
 }
 
-/// The lowest priority above these and above what agents and 'aquifer attach' use by default, or else
-/// the swap for which there is none above.
+/// Returns the lowest priority above these and above the default of agents and 'aquifer attach'. If
+/// there is none, returns the swap with the highest.
 fn above(swaps: &[Swap]) -> Result<u16, &Swap> {
     let Some(highest) = swaps.iter().max_by_key(|swap| swap.priority) else {
         return Ok(PRIORITY + 1);

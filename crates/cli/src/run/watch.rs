@@ -1,4 +1,4 @@
-//! What happens to the lenders of a run while its command runs: a line each on standard error.
+//! The observer of a run's lenders: while the command runs, it reports events on standard error.
 
 mod news;
 
@@ -13,16 +13,16 @@ use aquifer_page::VolumeId;
 
 use self::news::{Message, News};
 
-/// Between two looks at the volume.
+/// The time between two looks at the volume.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the last look is tried while the volume's process does not answer in time.
+/// How often the last look is tried if the volume's process does not answer in time.
 const LAST_LOOKS: u32 = 3;
 
-/// Where a volume is found.
+/// The place of a volume's process.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// The directory under which its process keeps its files.
+    /// The directory of its files.
     pub state: PathBuf,
     /// The volume.
     pub volume: VolumeId,
@@ -39,7 +39,7 @@ impl Watch {
     /// Starts to watch a volume. Each message is a line of text, or of JSON.
     ///
     /// # Errors
-    /// If the system has no room for a thread.
+    /// If the kernel refuses a thread.
     pub fn start(place: Place, json: bool) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::Builder::new().name("watch".to_owned()).spawn(move || {
@@ -53,7 +53,7 @@ impl Watch {
         Ok(Self { _stop: stop, thread })
     }
 
-    /// Looks once more and ends; whether pages were lost.
+    /// Looks once more and ends the thread; returns whether pages were lost.
     pub fn end(self) -> bool {
         let Self { _stop: stop, thread } = self;
         drop(stop);
@@ -61,11 +61,11 @@ impl Watch {
     }
 }
 
-/// Tells what is new. False if the volume's process did not answer in time.
+/// Reports the news; returns false if the volume's process did not answer in time.
 fn look(place: &Place, news: &mut News, json: bool) -> bool {
     let messages = match client::status(&place.state, place.volume) {
         Ok(status) => news.of(&status.volume),
-        // A volume that was taken away in order leaves no record.
+        // A volume that was detached in order leaves no record.
         Err(ProcessError::NotServed(_)) => {
             let is_dead = client::record(&place.state, place.volume).is_ok()
                 && !client::is_alive(&place.state, place.volume);

@@ -1,4 +1,4 @@
-//! `aquifer agent --check`: it sees every fault before an agent meets it.
+//! Tests of `aquifer agent --check`: it finds every fault before an agent does.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use crate::common::{aquifer, stderr, stdout};
 use serde_json::Value;
 use toml::Table;
 
-/// Hosts `a` and `b` of a cluster, of which `a` is checked.
+/// Hosts `a` and `b` of a cluster; the tests check `a`.
 struct Host {
     dir: tempfile::TempDir,
     config: Table,
@@ -59,7 +59,7 @@ impl Host {
         section.as_table_mut().unwrap().insert(key.to_owned(), value.to_str().unwrap().into());
     }
 
-    /// What the check says, and its exit code.
+    /// Returns the check's exit code and output.
     fn check(&self, more: &[&str]) -> (Option<i32>, String) {
         let file = self.path("agent.toml");
         fs::write(&file, self.config.to_string()).unwrap();
@@ -69,7 +69,7 @@ impl Host {
         (output.status.code(), stdout(&output) + &stderr(&output))
     }
 
-    /// Demands that the check lists these faults, and that it is about all of them.
+    /// Asserts that the check lists these faults and no others.
     #[track_caller]
     fn has(&self, faults: &[(&str, &str)]) {
         let (code, text) = self.check(&["--json"]);
@@ -86,7 +86,7 @@ impl Host {
     }
 }
 
-/// Whether no block device can be made here: then the check says so, rightly.
+/// Returns whether no block device can be made here; the check then rightly reports a fault.
 fn lacks_devices() -> bool {
     aquifer_device::backend::choose(aquifer_device::BackendKind::Auto).is_err()
 }
@@ -139,7 +139,7 @@ fn all_faults_are_listed_at_once() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut set = |key: &str, value: String| _ = host.config.insert(key.to_owned(), value.into());
     set("listen", taken.local_addr().unwrap().to_string());
-    // No host has this one.
+    // No host has this address.
     set("pages", "192.0.2.1:7071".to_owned());
     set("store", env!("CARGO_TARGET_TMPDIR").to_owned());
     host.section("memory", "cgroup", Path::new("/sys/fs/cgroup/aquifer-no-such-cgroup"));

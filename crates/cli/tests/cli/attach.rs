@@ -1,4 +1,4 @@
-//! `aquifer attach`, `detach` and `run --lender` as programs, over real exports.
+//! Tests of `aquifer attach`, `detach` and `run --lender` as programs, over real exports.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead as _, BufReader};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::common::{Export, aquifer, eventually, lacks_cgroups, lacks_devices, stderr, stdout};
 
-/// A run directory whose volumes are taken away at the end, whatever happened.
+/// A run directory; its drop detaches all volumes in it.
 struct Dir(tempfile::TempDir);
 
 impl Dir {
@@ -24,19 +24,19 @@ impl Dir {
         self.0.path()
     }
 
-    /// `aquifer` with these words, to its end.
+    /// Runs `aquifer` with these words to its end.
     fn aquifer(&self, words: &[&str]) -> Output {
         aquifer(self.path()).args(words).output().unwrap()
     }
 
-    /// `aquifer attach`, which works.
+    /// Runs `aquifer attach`, which must succeed.
     fn attach(&self, words: &[&str]) -> Value {
         let output = aquifer(self.path()).args(["attach", "--json"]).args(words).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str(&stdout(&output)).unwrap()
     }
 
-    /// The files of volumes that are left.
+    /// Returns the files of volumes that are left.
     fn volumes(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path().join("volumes")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()
@@ -69,7 +69,7 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
     if lacks_devices() {
         return;
     }
-    // Dropped in reverse: volumes first, then what they lie over.
+    // Dropped in reverse order: volumes before their exports.
     let served = tempfile::tempdir().unwrap();
     let export = Export::start(served.path(), &["130M"]);
     let dir = Dir::new();
@@ -85,7 +85,7 @@ fn what_is_written_to_the_device_is_read_from_it_and_goes_with_it() {
     assert_eq!(stored(&export), 0, "the lender has its memory back");
 }
 
-/// What is written to the device from an offset on is read from there.
+/// Asserts that data written to the device at an offset is read back from there.
 fn keeps(device: &str, offset: u64) {
     let block = OpenOptions::new().read(true).write(true).open(device).unwrap();
     let pattern: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
@@ -96,7 +96,7 @@ fn keeps(device: &str, offset: u64) {
     assert!(back == pattern);
 }
 
-/// The bytes for which the export needs memory.
+/// Returns the bytes for which the export needs memory.
 fn stored(export: &Export) -> u64 {
     let output = Command::new("nbdinfo")
         .args(["--map", "--totals", "--json", export.uri()])
@@ -115,7 +115,7 @@ fn a_namespace_is_as_good_as_an_export_for_the_host_that_knows_the_secret() {
     const HOST: &str = "nqn.2014-08.org.example:host";
     let served = tempfile::tempdir().unwrap();
     let secret = served.path().join("secret");
-    // The lender's own is in the second line.
+    // The second line is the lender's secret.
     fs::write(&secret, format!("{SECRET}\n{SECRET}\n")).unwrap();
     let secret = secret.to_str().unwrap();
     let words = ["130M", "--nvme", "127.0.0.1:0", "--allow-host", HOST, "--dhchap-secret", secret];
@@ -153,7 +153,7 @@ fn swap_goes_on_and_off_with_it() {
     let served = tempfile::tempdir().unwrap();
     let export = Export::start(served.path(), &["64M"]);
     let dir = Dir::new();
-    // The lowest priority: no other test of this machine swaps to it before its own.
+    // The lowest priority, so that no other test of this machine swaps to it first.
     let attached = dir.attach(&[export.uri(), "--swap", "--priority", "0"]);
     assert!(swaps().contains(device(&attached)));
     let output = dir.aquifer(&["detach", "--all", "--json"]);
@@ -178,7 +178,7 @@ fn an_export_serves_one_volume_only() {
 fn serves_one_volume_only(uri: &str) {
     let dir = Dir::new();
     dir.attach(&[uri]);
-    // Whatever they want it for, also on another host, where nothing is known of the first.
+    // For any use, and also on another host, which does not know the first volume.
     let other = Dir::new();
     for words in [
         &["attach", uri][..],

@@ -1,4 +1,4 @@
-//! The command line itself: help, errors, JSON, pipes.
+//! Tests of the command line itself: help, errors, JSON, pipes.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -140,7 +140,7 @@ fn init_makes_what_each_host_needs() {
     assert!(json(&stderr(&output))["error"]["help"].as_str().unwrap().contains("--force"));
 }
 
-/// A load that holds its memory, with its two ends.
+/// A load that holds its memory, with the ends of its pipes.
 struct Load(Child, Option<ChildStdin>, BufReader<ChildStdout>);
 
 impl Load {
@@ -157,7 +157,7 @@ impl Load {
         writeln!(self.1.as_ref().unwrap(), "{order}").unwrap();
     }
 
-    /// The next event of this kind.
+    /// Returns the next event of this kind.
     fn event(&mut self, kind: &str) -> Value {
         loop {
             let mut line = String::new();

@@ -1,4 +1,4 @@
-//! `aquifer export` as a program: what real clients find, and that nothing outlives it.
+//! Tests of `aquifer export` as a program: real clients can use it, and it leaves nothing behind.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
-/// Whether a program is not installed here.
+/// Returns whether a program is not installed here.
 fn lacks(program: &str) -> bool {
     let lacks = Command::new(program).arg("--version").output().is_err();
     if lacks {
@@ -64,7 +64,7 @@ fn nvme_hosts_are_told_where_and_as_what() {
     let nvme = &export.ready["nvme"];
     assert!(nvme["nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
     assert_eq!(nvme["addresses"][0], *socket);
-    // What can be pasted after 'aquifer attach'.
+    // The URIs can be pasted after 'aquifer attach'.
     let nqn = nvme["nqn"].as_str().unwrap();
     let unix = format!("nvme+unix:///{nqn}?socket={}", socket.trim_start_matches("unix:"));
     assert_eq!(nvme["uris"][0], unix);
@@ -165,7 +165,7 @@ fn it_says_nothing_more_after_it_is_ready() {
     assert_eq!(rest, "");
 }
 
-/// A user that is neither root nor this one.
+/// A user id that is neither root's nor this user's.
 const OTHER: u32 = 61_234;
 
 #[test]

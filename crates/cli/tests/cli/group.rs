@@ -1,4 +1,5 @@
-//! The services of a group as programs: `aquifer group cache`, which can be killed at any moment, and what QEMU's tools find; and `group balance`.
+//! Tests of a group's services as programs: `aquifer group cache`, also killed and under QEMU's
+//! tools, and `aquifer group balance`.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -24,7 +25,7 @@ fn is_root() -> bool {
     is
 }
 
-/// A host with a group. Nothing is left of it.
+/// A host with a group, in a temporary directory.
 struct Host {
     dir: tempfile::TempDir,
 }
@@ -53,7 +54,7 @@ impl Host {
         Connection::connect(Arc::new(target), Duration::from_secs(120)).unwrap()
     }
 
-    /// How the cache is, by the group.
+    /// Returns the status of the group's cache.
     fn status(&self) -> Value {
         let shown = self.aquifer().args(["--json", "group", "show", "blue"]).output().unwrap();
         let shown: Value = serde_json::from_str(&stdout(&shown)).unwrap();
@@ -65,7 +66,7 @@ impl Host {
     }
 }
 
-/// A running cache. Dropping it ends it.
+/// A running cache; its drop ends it.
 struct Cache(Child);
 
 impl Cache {
@@ -75,7 +76,7 @@ impl Cache {
         cache
     }
 
-    /// And how it is at first.
+    /// Starts a cache; returns it with its first status.
     fn start_with(host: &Host, words: &[&str]) -> (Self, Value) {
         let mut child = host.aquifer();
         child.args(["--json", "group", "cache", "blue"]).args(words).stdout(Stdio::piped());
@@ -268,7 +269,7 @@ fn what_groups_save_is_handed_out_by_one_that_corrects_what_one_before_it_has_le
         return;
     }
     let host = Host::new();
-    // It has a size that was given to it when its group had members.
+    // The cache has a size that it got while its group had members.
     let _cache = Cache::start_with(&host, &[]).0;
     let resized = cache::resize(
         &host.dir.path().join("run/regions"),

@@ -1,4 +1,4 @@
-//! The command as a program, driven as an operator, a peer or a stranger would drive it.
+//! Tests of the program, driven as an operator, a peer or a stranger would drive it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

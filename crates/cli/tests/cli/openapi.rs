@@ -1,4 +1,4 @@
-//! The API's description: that it is valid, and that a real agent keeps to it, as public tools see both.
+//! Tests of the API's description by public tools: it is valid, and a real agent keeps to it.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use aquifer_store::tmpfs::stores;
 use crate::common::{aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
@@ -22,7 +22,7 @@ fn document() -> PathBuf {
     root().join("docs/openapi.json")
 }
 
-/// A public tool, installed if need be.
+/// Returns a public tool, and installs it if need be.
 fn tool(name: &str) -> Command {
     let installed = Command::new(root().join("scripts/openapi-tools")).output().unwrap();
     assert!(installed.status.success(), "{}", stderr(&installed));
@@ -40,7 +40,7 @@ struct Agent {
 impl Agent {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // Addresses of loopback that no other process of tests has.
+        // Loopback addresses that no other test process has.
         let [.., two, one] = std::process::id().to_be_bytes();
         let [a, b] = [10, 11].map(|host| Ipv4Addr::new(127, host, two, one.clamp(1, 254)));
         let mut init = aquifer(dir.path());
@@ -84,7 +84,7 @@ impl Agent {
         self.dir.path().join(name)
     }
 
-    /// Demands that it keeps to what the description says of one tag, for as many seconds as given.
+    /// Asserts that the agent keeps to the description of one tag, in tests of `seconds`.
     #[track_caller]
     fn keeps_to(&mut self, tag: &str, url: &str, seconds: u32) {
         let tls = self.path("b/tls");
@@ -125,7 +125,7 @@ impl Drop for Agent {
     }
 }
 
-/// Makes a unix socket reachable over TCP, for tools that know no unix sockets; for as long as this process lives.
+/// Makes a unix socket reachable over TCP while this process lives, for tools that know TCP only.
 fn forward(socket: PathBuf) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();

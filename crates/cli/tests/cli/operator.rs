@@ -1,4 +1,4 @@
-//! What an operator reads when something is not as it should be: who is refused, what is waited for, what is left.
+//! Tests of the messages that an operator reads: refusals, waits, leftovers.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::{aquifer, lacks_cgroups, stderr, stdout};
 
-/// A user without any right.
+/// The user id of `nobody`, a user without rights.
 const NOBODY: u32 = 65_534;
 
 /// A directory that every user may enter, with the binary in it.
@@ -19,7 +19,7 @@ struct Open {
 }
 
 impl Open {
-    /// Nothing where this test cannot run: it takes root to be somebody else.
+    /// Makes the directory; `None` if this process is not root and cannot run as another user.
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: needs root");
@@ -29,7 +29,7 @@ impl Open {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let binary = env!("CARGO_BIN_EXE_aquifer");
         let copy = dir.path().join("aquifer");
-        // Where it was built others may not be let in.
+        // Other users may have no access to the build directory.
         fs::hard_link(binary, &copy).or_else(|_| fs::copy(binary, &copy).map(drop)).unwrap();
         Some(Self { dir })
     }
@@ -38,14 +38,14 @@ impl Open {
         self.dir.path()
     }
 
-    /// `aquifer WORDS` as a user without rights.
+    /// Runs `aquifer WORDS` as a user without rights.
     fn as_nobody(&self, words: &[&str]) -> Output {
         let mut command = Command::new(self.path().join("aquifer"));
         command.args(words).env("AQUIFER_RUN_DIR", self.path()).env_remove("AQUIFER_SOCKET");
         command.uid(NOBODY).gid(NOBODY).output().unwrap()
     }
 
-    /// Demands that a user without rights is told so, and what to do.
+    /// Asserts that a user without rights gets that reason, and the remedy.
     #[track_caller]
     fn refuses_nobody(&self, words: &[&str]) {
         let output = self.as_nobody(words);
@@ -206,7 +206,7 @@ fn locked_memory_that_is_too_much_asks_for_more_local_ram() {
     assert!(text.contains("mlock") && text.contains("by --local"), "{text}");
 }
 
-/// What the directory of an adopted VM says of it, without a QEMU: enough to be shown.
+/// Writes the record of an adopted VM without a QEMU: enough for `vm show`.
 fn adopt(dir: &Path, name: &str) -> PathBuf {
     let vm = dir.join("vms").join(name);
     fs::create_dir_all(&vm).unwrap();
@@ -238,7 +238,7 @@ fn an_adopted_vm_is_shown_with_its_own_paths() {
     );
 }
 
-/// A QEMU that does all that it is asked by its monitor, with a guest that is deaf.
+/// Imitates a QEMU that obeys its monitor, with a guest that ignores all requests.
 fn deaf_guest(monitor: UnixListener) {
     std::thread::spawn(move || {
         for mut client in monitor.incoming().flatten() {

@@ -1,4 +1,5 @@
-//! `aquifer run` as a program: what goes through it, and what it leaves.
+//! Tests of `aquifer run` as a program: signals and exit codes pass through it, and it leaves
+//! nothing.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -9,14 +10,14 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::common::{aquifer, eventually, lacks_cgroups, stderr, stdout};
 
-/// `aquifer run` without memory in the pool, which needs no agent.
+/// Returns `aquifer run` without memory in the pool, which needs no agent.
 fn run(dir: &Path, command: &[&str]) -> std::process::Command {
     let mut run = aquifer(dir);
     run.args(["run", "--local", "64M", "--remote", "0", "--"]).args(command);
     run
 }
 
-/// A run whose command has said that it is ready.
+/// A run with a command that is ready.
 struct Running {
     aquifer: Child,
     output: BufReader<ChildStdout>,
@@ -34,7 +35,7 @@ impl Running {
         Self { aquifer, output, command: Pid::from_raw(line.trim().parse().unwrap()).unwrap() }
     }
 
-    /// Waits for the script to say this.
+    /// Asserts that the script's next line is `what`.
     fn says(&mut self, what: &str) {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -61,7 +62,7 @@ impl Drop for Running {
     }
 }
 
-/// Nothing is marked as running in this run directory.
+/// Returns whether this run directory has no marks of running commands.
 fn no_marks(dir: &Path) -> bool {
     std::fs::read_dir(dir.join("runs")).unwrap().count() == 0
 }
@@ -121,7 +122,7 @@ fn signals_reach_the_command() {
     for (signal, name) in
         [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::USR1, "USR1")]
     {
-        // 'wait' rather than 'sleep' alone: a shell runs a trap only between its own commands.
+        // 'wait', as a shell runs a trap only between its own commands.
         let script = format!("trap 'exit 42' {name}; echo ready; sleep 600 & wait");
         let mut running = Running::start(dir.path(), &script);
         running.says("ready");

@@ -1,4 +1,5 @@
-//! `aquifer run` with memory in the pool: where its pages go, and what it says of their lenders.
+//! Tests of `aquifer run` with memory in the pool: the place of its pages, and its messages about
+//! lenders.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,14 +14,14 @@ use serde_json::Value;
 use crate::agents::framework::{Answer, Cluster, Spec, lacks_rights, the_kernels_swap};
 use crate::common::{Export, aquifer, lacks_cgroups, lacks_devices, stderr, stdout};
 
-/// A run that swaps to `export`, with these words more, up to its command.
+/// Returns a run that swaps to `export`, with these words added, up to its command.
 fn run(dir: &Path, export: &Export, words: &[&str]) -> Command {
     let mut run = aquifer(dir);
     run.args(["run", "--local", "24M", "--lender", export.uri()]).args(words).arg("--");
     run
 }
 
-/// The devices of the volumes in a run directory.
+/// Returns the devices of the volumes in a run directory.
 fn devices(dir: &Path) -> Vec<PathBuf> {
     let files =
         fs::read_dir(dir.join("volumes")).into_iter().flatten().map(|entry| entry.unwrap().path());
@@ -29,12 +30,12 @@ fn devices(dir: &Path) -> Vec<PathBuf> {
     records.map(|path| record(path)["device"].as_str().unwrap().into()).collect()
 }
 
-/// The priority of the swap on a device.
+/// Returns the priority of the swap on a device.
 fn priority(device: &Path) -> i32 {
     swaps().unwrap().into_iter().find(|swap| swap.path == device).unwrap().priority
 }
 
-/// Whether this test cannot run here: pages of its run would go to other swap too.
+/// Returns whether this test cannot run here: pages of its run would go to other swap, too.
 fn lacks_priorities() -> bool {
     let lacks = swaps().unwrap().iter().any(|swap| swap.priority == 32_767);
     if lacks {
@@ -43,7 +44,7 @@ fn lacks_priorities() -> bool {
     lacks
 }
 
-/// A run whose command waits until this is dropped.
+/// A run with a command that waits until the drop.
 struct Waiting {
     child: Child,
     _input: ChildStdin,
@@ -74,7 +75,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Swap of somebody else's, gone when this is dropped.
+/// Swap that belongs to no run; its drop removes it.
 struct OtherSwap {
     dir: tempfile::TempDir,
     device: PathBuf,
@@ -114,7 +115,7 @@ fn a_runs_swap_goes_before_all_other_swap() {
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let exports = [&first, &second].map(|dir| Export::start(dir.path(), &["64M"]));
     let other = OtherSwap::on("300");
-    // Both choose at once.
+    // Both runs choose at once.
     let mut runs = [0, 1].map(|number| Waiting::start(dir.path(), &exports[number], &[]));
     runs.iter_mut().for_each(Waiting::is_ready);
     let own: Vec<_> = devices(dir.path()).iter().map(|device| priority(device)).collect();
@@ -169,8 +170,8 @@ fn the_agent_swaps_at_the_priority_that_a_run_chose() {
     assert!(priorities.contains(&"50"), "{said}");
 }
 
-/// Fills memory, most of which is then swapped out, and touches all of it for each line that it
-/// reads.
+/// A program that fills memory, most of which is then swapped out. It touches all of it for each
+/// line that it reads.
 const TOUCHER: &str = "
 import sys
 pages = bytearray(72 << 20)
@@ -182,7 +183,7 @@ for line in sys.stdin:
     print('touched', flush=True)
 ";
 
-/// A run whose command is [`TOUCHER`], and what aquifer says of it.
+/// A run of [`TOUCHER`], and aquifer's messages about it.
 struct Touching {
     child: Child,
     input: ChildStdin,
@@ -215,7 +216,7 @@ impl Touching {
         writeln!(self.input).unwrap();
     }
 
-    /// Waits for a line that has one of these.
+    /// Waits for a line that has one of these words.
     #[track_caller]
     fn says(&mut self, words: &[&str]) {
         loop {
@@ -229,7 +230,7 @@ impl Touching {
         }
     }
 
-    /// Waits for its end: its exit code, and all that aquifer said.
+    /// Waits for its end; returns the exit code and all messages of aquifer.
     fn end(mut self) -> (Option<i32>, String) {
         drop(self.input);
         std::io::Read::read_to_string(&mut self.said, &mut self.so_far).unwrap();

@@ -1,4 +1,4 @@
-//! VMs of which one hangs, dies or powers itself off. Their guests are QEMU's firmware, which needs no more.
+//! Tests of VMs that hang, die or power themselves off. QEMU's firmware is guest enough.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::common::{aquifer, eventually, stderr, stdout};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A host's VMs, which end with the test.
+/// A host's VMs; its drop ends them.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -26,21 +26,21 @@ impl Host {
         self.0.path()
     }
 
-    /// What 'aquifer' answers, which must not fail.
+    /// Runs an `aquifer` command that must succeed; returns its answer.
     fn done(&self, words: &[&str]) -> Value {
         let output = aquifer(self.dir()).arg("--json").args(words).output().unwrap();
         assert!(output.status.success(), "{words:?}: {}", stderr(&output));
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 
-    /// Starts a VM; its QEMU's process.
+    /// Starts a VM; returns the process of its QEMU.
     fn start(&self, name: &str, more: &[&str]) -> u32 {
         let words =
             [&["vm", "start", name, "--memory", "32M", "--accel", "tcg"][..], more].concat();
         self.done(&words)["pid"].as_u64().unwrap() as u32
     }
 
-    /// How the last VM of this name has ended, once it has.
+    /// Waits for the end of a VM of this name; returns its record.
     fn end(&self, name: &str) -> String {
         let last = || {
             let all = self.done(&["vm", "list", "--all"]);
@@ -52,7 +52,7 @@ impl Host {
         last().unwrap()
     }
 
-    /// The process that keeps a VM: it started its QEMU.
+    /// Returns the VM's supervisor: the parent of its QEMU.
     fn keeper(qemu: u32) -> u32 {
         let status = fs::read_to_string(format!("/proc/{qemu}/status")).unwrap();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
@@ -64,7 +64,7 @@ fn signal(process: u32, signal: Signal) {
     kill_process(Pid::from_raw(process as i32).unwrap(), signal).unwrap();
 }
 
-/// A process that is stopped until this is dropped.
+/// A process that is stopped until the drop.
 struct Stopped(u32);
 
 impl Stopped {
@@ -98,7 +98,7 @@ fn a_vm_that_is_stopped_holds_up_no_other() {
     let silent = host.start("silent", &["--max-memory", "64M"]);
     host.start("other", &["--max-memory", "64M"]);
     let stopped = [Stopped::new(Host::keeper(silent)), Stopped::new(silent)];
-    // More than its monitors and its keeper have room for in their queues.
+    // More requests than the queues of its monitors and its supervisor hold.
     for _ in 0..3 {
         let turn = host.done(&["vm", "balance", "--periods", "1", "--dry-run"]);
         let silent = turn["silent"].as_object().unwrap();
@@ -137,7 +137,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
     let mut qmp =
         aquifer_guest::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60))
             .unwrap();
-    // As far as is known: who has its monitor may have it quit.
+    // The record cannot tell a `quit` through the monitor from a guest that powers itself off.
     let _ = qmp.execute("quit", serde_json::json!({}));
     let end = host.end("off");
     assert!(end.contains("powered_off"), "{end}");
@@ -163,7 +163,7 @@ fn qemu_runs_in_its_sandbox_unless_told_otherwise() {
         let line = status.lines().find_map(|line| line.strip_prefix("Seccomp:")).unwrap();
         line.trim().to_owned()
     };
-    // 2 is a filter (proc_pid_status(5)).
+    // 2 is SECCOMP_MODE_FILTER (proc_pid_status(5)).
     assert_eq!(filters(host.start("boxed", &[])), "2");
     assert_eq!(filters(host.start("free", &["--", "-sandbox", "off"])), "0");
 }

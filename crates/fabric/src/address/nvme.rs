@@ -1,3 +1,5 @@
+//! URIs of NVMe subsystems.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -6,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::{Address, AddressError, parse_rest, write_uri};
 use crate::nvme::proto::{DEFAULT_PORT, Nqn};
 
-/// An NVMe subsystem somewhere: `nvme+tcp://HOST[:PORT]/NQN`, `nvme+unix:///NQN?socket=PATH`.
+/// URI of an NVMe subsystem: `nvme+tcp://HOST[:PORT]/NQN`, `nvme+unix:///NQN?socket=PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct NvmeUri {
-    /// The target.
+    /// The target's address.
     pub address: Address,
     /// The subsystem's name.
     pub subsystem: Nqn,

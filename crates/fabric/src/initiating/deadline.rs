@@ -1,20 +1,20 @@
-//! How long an operation of an initiator may take.
+//! Time limit of an initiator's operation.
 
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
 
-/// Why nothing more comes.
+/// Reason why an operation cannot go on.
 #[derive(Debug)]
 pub(crate) enum Interrupted {
     /// The connection broke.
     Lost(io::Error),
-    /// The other end was not done within so long.
+    /// The peer did not finish within this time.
     Silent(Duration),
 }
 
-/// When an operation must be done, whatever it moves until then.
+/// End of the time for an operation; progress does not extend it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -26,17 +26,16 @@ impl Deadline {
         Self { at: Instant::now() + patience, patience }
     }
 
-    /// How long it still is.
     pub(crate) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Whether there is time left.
+    /// Returns [`Interrupted::Silent`] if no time is left.
     pub(crate) fn check(self) -> Result<(), Interrupted> {
         if self.left().is_zero() { Err(Interrupted::Silent(self.patience)) } else { Ok(()) }
     }
 
-    /// Receives some bytes.
+    /// Receives at least one byte; the end of the stream is [`Interrupted::Lost`].
     pub(crate) fn recv(
         self,
         channel: &mut dyn Channel,
@@ -53,7 +52,6 @@ impl Deadline {
         }
     }
 
-    /// Sends all bytes.
     pub(crate) fn send(
         self,
         channel: &mut dyn Channel,
@@ -63,7 +61,6 @@ impl Deadline {
         channel.send_all(slices).map_err(|error| self.interrupted(error))
     }
 
-    /// What an error of the channel means.
     fn interrupted(self, error: io::Error) -> Interrupted {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

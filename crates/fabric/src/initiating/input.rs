@@ -1,4 +1,4 @@
-//! What has arrived and is not used yet.
+//! Receive buffer of an initiator.
 
 use std::io;
 
@@ -7,10 +7,12 @@ use zerocopy::FromBytes;
 use super::{Deadline, Interrupted};
 use crate::channel::Channel;
 
-/// Enough for a dozen pages in one receive; longer payloads go straight to where they belong.
+/// Bytes in the buffer: a dozen pages and their headers arrive in one receive. `read` bypasses the
+/// buffer while at least half of this is missing.
 const STAGING: usize = 64 << 10;
 
-/// A receive buffer. Small things are received many at a time, large ones without a copy.
+/// Bytes that have arrived and are not yet used. Small items arrive many at a time, large ones are
+/// not copied.
 #[derive(Debug)]
 pub(crate) struct Input {
     buffer: Box<[u8]>,
@@ -23,12 +25,13 @@ impl Input {
         Self { buffer: vec![0; STAGING].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Whether something came that nobody asked for.
+    /// Returns whether the buffer holds no bytes. Bytes that it holds between two rounds answer no
+    /// request.
     pub(crate) fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Waits for the next fixed-size piece without taking it.
+    /// Waits for the next fixed-size item without removing it.
     pub(crate) fn peek<T: FromBytes>(
         &mut self,
         channel: &mut dyn Channel,
@@ -42,7 +45,7 @@ impl Input {
         Ok(value)
     }
 
-    /// Waits for the next fixed-size piece and takes it.
+    /// Waits for the next fixed-size item and removes it.
     pub(crate) fn take<T: FromBytes>(
         &mut self,
         channel: &mut dyn Channel,
@@ -53,7 +56,7 @@ impl Input {
         Ok(value)
     }
 
-    /// Waits for all of `into`.
+    /// Waits until `into` is full.
     pub(crate) fn read(
         &mut self,
         channel: &mut dyn Channel,

@@ -1,4 +1,5 @@
-//! What initiators of every protocol have in common: operations, many in flight, a deadline for them, and the receive buffer.
+//! Common parts of the initiators of every protocol: operations, many in flight, their deadline,
+//! and the receive buffer.
 
 mod deadline;
 mod input;

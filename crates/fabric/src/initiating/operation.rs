@@ -1,58 +1,58 @@
-//! What a connection can be asked to do.
+//! Operations that a connection carries out.
 
-/// The most requests in flight.
+/// Most requests in flight.
 pub(crate) const WINDOW: usize = 64;
 
-/// One request of a connection's `run`.
+/// One request for a connection's `run`.
 #[derive(Debug)]
 pub enum Operation<'a> {
-    /// Fill the slice.
+    /// Reads into the slice.
     Read {
-        /// First byte.
+        /// Offset in bytes.
         offset: u64,
-        /// Where the bytes go.
+        /// Destination of the bytes.
         into: &'a mut [u8],
     },
-    /// Write the slice.
+    /// Writes the slice.
     Write {
-        /// First byte.
+        /// Offset in bytes.
         offset: u64,
-        /// The bytes.
+        /// Bytes to write.
         from: &'a [u8],
     },
-    /// Give the range's room back.
+    /// Frees the storage of the range.
     Trim {
-        /// First byte.
+        /// Offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
     },
-    /// Make the range read as zeroes.
+    /// Makes the range read as zeroes.
     WriteZeroes {
-        /// First byte.
+        /// Offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
     },
-    /// Make what was acknowledged permanent.
+    /// Makes acknowledged writes permanent.
     Flush,
-    /// Append to `runs` which parts of the range are holes. Of NBD only.
+    /// Appends to `runs` which parts of the range are holes. NBD only.
     BlockStatus {
-        /// First byte.
+        /// Offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
-        /// Where the runs go.
+        /// Destination of the runs.
         runs: &'a mut Vec<Run>,
     },
 }
 
-/// A part of an export that is alike.
+/// Part of an export that is all hole or all data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Whether it takes no room and reads as zeroes.
+    /// Whether the part occupies no storage and reads as zeroes.
     pub hole: bool,
 }
 
@@ -68,15 +68,16 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether there is anything to do: the specification leaves open what requests for no bytes are.
+    /// Returns whether there is nothing to do. The specifications leave requests for no bytes open.
     pub(crate) fn is_empty(&self) -> bool {
         !matches!(self, Self::Flush) && self.range().1 == 0
     }
 }
 
-/// How many operations of the front may be in flight together, `most` at most.
+/// Returns how many operations at the front may be in flight together, at most `most`.
 ///
-/// Reads and writes do not mix: while we would wait for the server to take data, it could wait for us to take data.
+/// Reads and writes do not mix. While this end waits for the server to take data, the server could
+/// wait for this end to do so.
 pub(crate) fn round_length(operations: &[Operation<'_>], most: usize) -> usize {
     let kind = |operation: &Operation<'_>| match operation {
         Operation::Read { .. } => Some(true),

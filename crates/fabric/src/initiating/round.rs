@@ -1,7 +1,9 @@
+//! Record of the operations in flight.
+
 use super::operation::{Operation, WINDOW, round_length};
 
-/// The operations in flight: which ones are open, which have failed, which were told of holes, and how much of their data
-/// has not moved yet.
+/// Operations in flight: which are open, failed or have block status, and how many bytes of their
+/// data are missing.
 pub(crate) struct Round<F> {
     first: u64,
     open: u64,
@@ -12,7 +14,7 @@ pub(crate) struct Round<F> {
 }
 
 impl<F> Round<F> {
-    /// All operations that have anything to do; they are known as `first` and the numbers that follow.
+    /// Opens all operations that are not empty, and numbers the operations from `first` on.
     pub(crate) fn new(first: u64, operations: &[Operation<'_>]) -> Self {
         let mut round =
             Self { first, open: 0, failed: 0, told: 0, missing: [0; WINDOW], first_failure: None };
@@ -27,53 +29,53 @@ impl<F> Round<F> {
         round
     }
 
-    /// The place of the open operation of this number; `None` if there is none.
+    /// Returns the index of the open operation of this number; `None` if there is none.
     pub(crate) fn index(&self, number: u64) -> Option<usize> {
         let index = number.wrapping_sub(self.first);
         (index < WINDOW as u64 && self.open >> index & 1 == 1).then_some(index as usize)
     }
 
-    /// The number of the operation at this place.
     pub(crate) fn number(&self, index: usize) -> u64 {
         self.first + index as u64
     }
 
-    /// Bytes that have not come or gone yet.
+    /// Returns the number of bytes still to transfer.
     pub(crate) fn missing(&mut self, index: usize) -> &mut u32 {
         &mut self.missing[index]
     }
 
-    /// Whether all is answered.
+    /// Returns whether every operation is answered.
     pub(crate) fn is_over(&self) -> bool {
         self.open == 0
     }
 
-    /// The operation has failed, but its last reply may not have come yet.
+    /// Marks the operation as failed; its last reply may still be in flight.
     pub(crate) fn fail(&mut self, index: usize, failure: F) {
         self.failed |= 1 << index;
         self.first_failure.get_or_insert(failure);
     }
 
-    /// The operation is told of holes. Whether it was told already.
+    /// Notes that block status has arrived for the operation. Returns whether it had arrived
+    /// earlier.
     pub(crate) fn tell(&mut self, index: usize) -> bool {
         let already = self.told >> index & 1 == 1;
         self.told |= 1 << index;
         already
     }
 
-    /// That was the last reply to the operation. False if it is said to have succeeded and has not moved all its data.
+    /// Closes the operation after its last reply. Returns false if the reply reports success but
+    /// data is missing.
     pub(crate) fn close(&mut self, index: usize) -> bool {
         self.open &= !(1 << index);
         self.failed >> index & 1 == 1 || self.missing[index] == 0
     }
 
-    /// The first failure, if there was one.
     pub(crate) fn result(self) -> Result<(), F> {
         self.first_failure.map_or(Ok(()), Err)
     }
 }
 
-/// Does the operations in rounds of at most `most`.
+/// Runs the operations in rounds of at most `most`.
 pub(crate) fn in_rounds<'a, F>(
     mut operations: &mut [Operation<'a>],
     most: usize,

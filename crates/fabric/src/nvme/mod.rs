@@ -1,8 +1,9 @@
 //! NVMe over Fabrics on TCP.
 //!
-//! "Base" in this module's comments is the NVM Express Base Specification 2.0, "TCP" the NVM Express TCP Transport
-//! Specification 1.0, "NVM" the NVM Command Set Specification 1.0, all of 2021. Other revisions number figures and
-//! sections differently; the titles, in quotes, stay.
+//! In this module's comments "Base" is the NVM Express Base Specification 2.0. "TCP" is the NVM
+//! Express TCP Transport Specification 1.0. "NVM" is the NVM Command Set Specification 1.0. All
+//! three are of 2021. Other revisions number figures and sections differently, but keep the titles
+//! quoted here.
 
 pub mod auth;
 pub mod initiator;

@@ -1,3 +1,5 @@
+//! Listening sockets, unix and TCP, and the origin of the connections that they accept.
+
 use std::fs;
 use std::io;
 use std::net::{IpAddr, TcpListener};
@@ -12,21 +14,22 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use crate::Address;
 use crate::channel::Socket;
 
-/// Connections that may wait for being accepted.
+/// Connections to a unix socket that may wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long a peer may leave sent bytes unacknowledged, or stay silent when probed, before its connection is given up.
+/// How long a peer may leave sent bytes or probes unacknowledged before the kernel ends the
+/// connection.
 const TCP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a connection comes from.
+/// Peer's end of an accepted connection, as far as the socket shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
     /// On this machine: a unix socket or a loopback address.
     pub(crate) local: bool,
-    /// The address that it comes from, unless that is a unix socket.
+    /// Peer's address; `None` for a unix socket.
     pub(crate) ip: Option<IpAddr>,
-    /// The process that connected, if it can be known.
+    /// Process that connected, where the kernel tells: on unix sockets.
     pub(crate) process: Option<u32>,
-    /// For messages.
+    /// Text for messages.
     pub(crate) from: String,
 }
 
@@ -38,7 +41,6 @@ impl Origin {
     }
 }
 
-/// A listening socket of either kind.
 #[derive(Debug)]
 pub(super) enum Acceptor {
     Unix(UnixListener),
@@ -91,7 +93,8 @@ impl Acceptor {
     }
 }
 
-/// Lets the kernel end a connection whose peer has vanished without a word, so that its thread does not wait for ever.
+/// Lets the kernel end a connection if its peer vanishes, so that the connection's thread does not
+/// wait forever.
 fn notice_dead_peers(socket: &Socket) -> io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, TCP_PATIENCE / 2)?;
@@ -100,7 +103,8 @@ fn notice_dead_peers(socket: &Socket) -> io::Result<()> {
     Ok(())
 }
 
-/// Listens on a unix socket that only its owner can use, taking the place of one that nobody listens on any more.
+/// Listens on a unix socket that only its owner can use. Replaces a socket on which no process
+/// listens.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match listen_unix(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path) => {
@@ -118,7 +122,7 @@ fn listen_unix(path: &Path) -> io::Result<UnixListener> {
         SocketFlags::CLOEXEC,
         None,
     )?;
-    // On Linux the mode of the socket becomes that of its file, so there is no moment at which others could connect.
+    // On Linux the file takes the socket's mode, so at no moment can other users connect.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;

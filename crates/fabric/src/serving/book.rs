@@ -1,18 +1,18 @@
-//! Which connections a listener has, and which of them leaves when another needs its place.
+//! Connections of a listener, and the choice of the one that ends when another needs its place.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use aquifer_page::LeaseId;
 
-/// How many connections a listener has at the same time.
+/// Most connections that a listener serves at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
     /// Connections of all hosts together.
     pub all: usize,
     /// Connections from one IP address.
     ///
-    /// The default is room for five NVMe controllers of 64 I/O queues and an admin queue each.
+    /// The default has room for five NVMe controllers with 64 I/O queues and an admin queue each.
     pub per_host: usize,
     /// Whether loopback addresses are exempt from `per_host`, as unix sockets always are.
     pub exempts_loopback: bool,
@@ -25,13 +25,13 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The address to which a connection counts, if its host is not exempt.
+    /// Returns the address to which a connection counts; `None` if its host is exempt.
     pub(crate) fn host(self, ip: Option<IpAddr>) -> Option<IpAddr> {
         ip.map(|ip| ip.to_canonical()).filter(|ip| !(self.exempts_loopback && ip.is_loopback()))
     }
 }
 
-/// Why a connection is refused: so many are there, and all have said what they want.
+/// Refusal of a connection: a limit is reached, and no connection can make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Full {
     #[error("there are {0} connections already")]
@@ -40,7 +40,7 @@ pub(super) enum Full {
     Host(usize),
 }
 
-/// The connections there are, each with a handle of the listener's.
+/// Open connections, each with the listener's handle to it.
 #[derive(Debug)]
 pub(super) struct Book<C> {
     limits: ConnectionLimits,
@@ -52,11 +52,11 @@ pub(super) struct Book<C> {
 struct Entry<C> {
     handle: C,
     host: Option<IpAddr>,
-    /// The client has said what it wants.
+    /// The client has chosen its lease or other export, so the connection keeps its place.
     settled: bool,
-    /// What it wants, unless that is something else than a lease.
+    /// Lease that the client wants; `None` before it says so, and for other exports.
     lease: Option<LeaseId>,
-    /// It was told to make room.
+    /// The listener has shut the connection down to make room.
     leaving: bool,
 }
 
@@ -65,10 +65,12 @@ impl<C> Book<C> {
         Self { limits, next: 0, open: BTreeMap::new() }
     }
 
-    /// Takes a connection in. Returns its number, and the connection that the caller must end to make room, if there is one.
+    /// Takes in a connection. Returns its number, and the handle of the connection that the caller
+    /// must end to make room, if any.
     ///
-    /// It is the one that has been in its handshake the longest: a client that has not said what it wants must not keep
-    /// out a borrower that is on its way back to its pages. A host at its limit makes room among its own only.
+    /// The connection to end is the one that has been longest in its handshake. A client that has
+    /// not made its choice must not keep out a borrower that returns to its pages. A host at its
+    /// limit makes room among its own connections only.
     pub(super) fn admit(
         &mut self,
         ip: Option<IpAddr>,
@@ -99,14 +101,14 @@ impl<C> Book<C> {
         self.open.iter().find(|(_, entry)| dawdles(entry)).map(|(&id, _)| id)
     }
 
-    /// The client wants this lease, and is not let in yet.
+    /// Records the lease that a client wants, before the client is admitted to it.
     pub(super) fn note(&mut self, id: u64, lease: LeaseId) {
         if let Some(entry) = self.open.get_mut(&id) {
             entry.lease = Some(lease);
         }
     }
 
-    /// The client has said what it wants.
+    /// Records the client's choice: the connection keeps its place.
     pub(super) fn settle(&mut self, id: u64, lease: Option<LeaseId>) {
         if let Some(entry) = self.open.get_mut(&id) {
             entry.settled = true;
@@ -122,7 +124,7 @@ impl<C> Book<C> {
         self.open.get(&id).map(|entry| &entry.handle)
     }
 
-    /// All connections, with the lease of each.
+    /// Returns all connections, each with its lease.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Option<LeaseId>, &C)> {
         self.open.iter().map(|(&id, entry)| (id, entry.lease, &entry.handle))
     }
@@ -139,7 +141,8 @@ mod tests {
         Some(IpAddr::from([10, 0, 0, number]))
     }
 
-    /// Admits a connection, which gets its number for a handle, and says which one leaves.
+    /// Admits a connection with its number as the handle. Returns the handle of the connection that
+    /// leaves.
     fn admit(book: &mut Book<u64>, ip: Option<IpAddr>) -> Result<Option<u64>, Full> {
         let handle = book.next + 1;
         book.admit(ip, handle).map(|(id, leaves)| {
@@ -148,7 +151,7 @@ mod tests {
         })
     }
 
-    /// Admits a connection that says at once what it wants.
+    /// Admits a connection and records its client's choice at once.
     fn settled(book: &mut Book<u64>, ip: Option<IpAddr>) -> Result<Option<u64>, Full> {
         let leaves = admit(book, ip)?;
         book.settle(book.next, None);

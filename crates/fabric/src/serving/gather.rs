@@ -1,10 +1,12 @@
+//! Slices of one send, and slices of zeroes.
+
 use std::io::IoSlice;
 
-/// The longest run of zeroes that a slice can point to.
+/// Longest run of zeroes that one slice can point to.
 pub(crate) const ZEROES: usize = 16 << 10;
 static ZERO: [u8; ZEROES] = [0; ZEROES];
 
-/// So many zeroes, in slices.
+/// Returns slices that hold `length` zeroes in all.
 pub(crate) fn zeroes(length: usize) -> impl Iterator<Item = &'static [u8]> {
     let last = length % ZEROES;
     std::iter::repeat_n(ZEROES, length / ZEROES)
@@ -12,7 +14,7 @@ pub(crate) fn zeroes(length: usize) -> impl Iterator<Item = &'static [u8]> {
         .map(|length| &ZERO[..length])
 }
 
-/// The slices of one send, at most `SLICES`.
+/// Slices of one send, at most `SLICES`.
 pub(crate) struct Gather<'a, const SLICES: usize> {
     slices: [IoSlice<'a>; SLICES],
     count: usize,
@@ -42,7 +44,7 @@ impl<'a, const SLICES: usize> Gather<'a, SLICES> {
         &self.slices[..self.count]
     }
 
-    /// Copies all but the first `sent` bytes into `aside` and returns how many that are.
+    /// Copies all but the first `sent` bytes into `aside` and returns the number of bytes copied.
     pub(crate) fn copy_rest(&self, sent: usize, aside: &mut [u8]) -> usize {
         let mut skip = sent;
         let mut filled = 0;

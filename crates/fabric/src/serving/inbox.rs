@@ -1,11 +1,13 @@
+//! Receive buffer of a server's connection.
+
 use std::io;
 
 use crate::channel::Channel;
 
-/// Bytes in an [`Inbox`]. What one receive can take: 32 writes of a page each, twice over.
+/// Bytes in an [`Inbox`]: one receive takes 32 writes of a page each, twice over.
 pub(crate) const INBOX: usize = 256 << 10;
 
-/// What has arrived and is not used yet.
+/// Bytes that have arrived and are not yet used.
 pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
@@ -17,18 +19,17 @@ impl Inbox {
         Self { buffer: vec![0; INBOX].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// The bytes there are.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Uses up the first `count` bytes.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Waits for more bytes. What is there stays, and must be less than [`INBOX`]; `false` is the end.
+    /// Waits for more bytes; returns `false` at the end of the stream. The bytes already there
+    /// stay, and must be fewer than [`INBOX`].
     pub(crate) fn fill(&mut self, channel: &mut dyn Channel) -> io::Result<bool> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);

@@ -1,3 +1,5 @@
+//! Listener that accepts connections and serves each on a thread of its own.
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -15,22 +17,24 @@ use crate::Address;
 use crate::accepting;
 use crate::channel::{Channel, Socket};
 
-/// Stack of a connection's thread: its buffers are on the heap.
+/// Stack of a connection's thread, in bytes; the thread's buffers are on the heap.
 const STACK: usize = 256 << 10;
 
-/// What is done with connections.
+/// Protocol that the connections of a listener speak.
 pub(crate) trait Service: Send + Sync + 'static {
-    /// The protocol, for the names of threads.
+    /// Name of the protocol, for threads and logs.
     const NAME: &'static str;
 
-    /// Serves a connection to its end, on a thread of its own. MUST tell `place` when the client has said what it wants:
-    /// until then it makes room for others if there are too many.
+    /// Serves a connection to its end, on a thread of its own.
+    ///
+    /// Implementations MUST call [`Place::settle`] once the client has made its choice. Until then
+    /// the listener may end the connection to make room for others.
     fn serve(&self, socket: Socket, origin: Origin, place: &Place<Self>)
     where
         Self: Sized;
 }
 
-/// The thread that accepts connections, and the book in which they are. Dropping it ends them all.
+/// Thread that accepts connections, and the book of those connections. Dropping it ends them all.
 pub(crate) struct Listener<S: Service> {
     address: Address,
     acceptor: Acceptor,
@@ -42,7 +46,7 @@ struct Shared<S> {
     service: S,
     book: Mutex<Book<Socket>>,
     closing: AtomicBool,
-    /// Rung when a connection has left the book.
+    /// Notified when a connection has left the book.
     left: Condvar,
 }
 
@@ -56,7 +60,7 @@ impl<S: Service> fmt::Debug for Listener<S> {
 }
 
 impl<S: Service> Listener<S> {
-    /// Listens on `address` for as many connections at a time as `limits` has room for.
+    /// Listens on `address` for as many connections at a time as `limits` allows.
     pub(crate) fn start(
         address: &Address,
         limits: ConnectionLimits,
@@ -70,7 +74,7 @@ impl<S: Service> Listener<S> {
         Ok(Self { address, acceptor, shared, thread: Some(thread) })
     }
 
-    /// Where it listens: as asked for, with the port that the kernel chose for port 0.
+    /// Returns the address as requested, with the port that the kernel chose for port 0.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
@@ -84,15 +88,16 @@ impl<S: Service> Listener<S> {
 impl<S: Service> Drop for Listener<S> {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
-        // Wakes the thread in `accept`. It can only fail on a socket that does not listen, and then nobody waits.
+        // Wakes the thread in `accept`. The call fails only on a socket that does not listen, and
+        // then no thread waits.
         let _ = rustix::net::shutdown(self.acceptor.as_fd(), rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the panic hook.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         }
         self.shared.close(|_| true);
         if let Address::Unix(path) = &self.address {
-            // Whoever removed it before us did our work.
+            // Another process may have removed the file first.
             let _ = fs::remove_file(path);
         }
     }
@@ -104,12 +109,13 @@ impl<S> Shared<S> {
         Self { service, book, closing: AtomicBool::new(false), left: Condvar::new() }
     }
 
-    /// Shuts down the connections to the leases that `which` picks and waits until they have ended.
+    /// Shuts down the connections to the leases that `which` picks, and waits until they have
+    /// ended.
     fn close(&self, which: impl Fn(Option<LeaseId>) -> bool) {
         let mut book = self.locked();
         let mut picked = Vec::new();
         for (id, _, socket) in book.iter().filter(|(_, lease, _)| which(*lease)) {
-            // One that is shut down already is on its way out.
+            // If this fails, the connection is ending already.
             let _ = socket.shutdown();
             picked.push(id);
         }
@@ -119,7 +125,7 @@ impl<S> Shared<S> {
     }
 
     fn locked(&self) -> MutexGuard<'_, Book<Socket>> {
-        // Entries come and go whole, so a panic elsewhere cannot have left the book half written.
+        // Every change of the book is complete, so a panic elsewhere cannot leave it half written.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -143,7 +149,7 @@ fn start_connection<S: Service>(
         let mut book = shared.locked();
         match book.admit(origin.ip, handle) {
             Ok((id, leaves)) => {
-                // One that is shut down already is on its way out.
+                // If this fails, the connection is ending already.
                 let _ = leaves.map(Channel::shutdown);
                 id
             }
@@ -155,12 +161,13 @@ fn start_connection<S: Service>(
     };
     let place = Place { id, shared: Arc::clone(shared) };
     let thread = thread::Builder::new().name(format!("{}-{id}", S::NAME)).stack_size(STACK);
-    // Should the thread not start, dropping the closure drops the place, and the connection leaves the book.
+    // If the thread does not start, dropping the closure drops the place, and the connection leaves
+    // the book.
     thread.spawn(move || place.shared.service.serve(socket, origin, &place))?;
     Ok(())
 }
 
-/// Serves a connection of this machine that no listener took, on this thread.
+/// Serves a connection that no listener accepted, on this thread.
 pub(crate) fn serve_alone<S: Service>(service: S, stream: UnixStream) {
     let shared = Arc::new(Shared::new(service, ConnectionLimits::default()));
     let place = Place { id: 0, shared };
@@ -168,31 +175,33 @@ pub(crate) fn serve_alone<S: Service>(service: S, stream: UnixStream) {
     place.shared.service.serve(stream.into(), origin, &place);
 }
 
-/// One connection's place in the book, given up when dropped.
+/// Entry of one connection in the book, removed on drop.
 pub(crate) struct Place<S> {
     id: u64,
     shared: Arc<Shared<S>>,
 }
 
 impl<S> Place<S> {
-    /// How the connection is ended from elsewhere.
+    /// Returns a closure that ends the connection from another thread.
     pub(crate) fn end(&self) -> io::Result<End> {
         let socket = self.shared.locked().get(self.id).map(Socket::try_clone).transpose()?;
         let socket = Mutex::new(socket);
         Ok(Box::new(move || {
             if let Some(socket) = &*socket.lock().unwrap_or_else(PoisonError::into_inner) {
-                // One that is shut down already is on its way out.
+                // If this fails, the connection is ending already.
                 let _ = socket.shutdown();
             }
         }))
     }
 
-    /// The client wants this lease, and is not let in yet: it makes room for others still, and ends with the lease.
+    /// Records the lease that the client wants, before the client is admitted to it. The connection
+    /// may still be ended to make room, and it ends with the lease.
     pub(crate) fn note(&self, lease: LeaseId) {
         self.shared.locked().note(self.id, lease);
     }
 
-    /// The client has said what it wants: this lease, or something else. It needs not make room for others any more.
+    /// Records the client's choice, a lease or another export: from here on the connection keeps
+    /// its place.
     pub(crate) fn settle(&self, lease: Option<LeaseId>) {
         self.shared.locked().settle(self.id, lease);
     }

@@ -1,4 +1,5 @@
-//! What servers of every protocol have in common: accepting connections, a thread for each, and the buffers at its ends.
+//! Common parts of the servers of every protocol: accepting connections, a thread for each, and its
+//! buffers.
 
 mod acceptor;
 mod book;

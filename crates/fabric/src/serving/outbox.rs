@@ -1,13 +1,15 @@
+//! Send buffer of a server's connection.
+
 use std::io::{self, IoSlice};
 
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::channel::Channel;
 
-/// Bytes in an [`Outbox`]. What one send can carry: the replies to 32 reads of a page each, twice over.
+/// Bytes in an [`Outbox`]: one send carries the replies to 32 reads of a page each, twice over.
 pub(crate) const OUTBOX: usize = 256 << 10;
 
-/// Replies that are not sent yet.
+/// Replies that are not yet sent.
 pub(crate) struct Outbox {
     buffer: Box<[u8]>,
     length: usize,
@@ -18,12 +20,12 @@ impl Outbox {
         Self { buffer: vec![0; OUTBOX].into_boxed_slice(), length: 0 }
     }
 
-    /// Makes room for `count` bytes, sending what is there if it must.
+    /// Makes room for `count` bytes; if they do not fit, sends the bytes already there.
     pub(crate) fn reserve(&mut self, count: usize, channel: &mut dyn Channel) -> io::Result<()> {
         if self.buffer.len() - self.length < count { self.flush(channel) } else { Ok(()) }
     }
 
-    /// Sends all there is, waiting for the client if it must.
+    /// Sends all bytes and waits for the client if necessary.
     pub(crate) fn flush(&mut self, channel: &mut dyn Channel) -> io::Result<()> {
         if self.length == 0 {
             return Ok(());
@@ -32,34 +34,33 @@ impl Outbox {
         channel.send_all(&mut [IoSlice::new(&self.buffer[..length])])
     }
 
-    /// The bytes there are.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[..self.length]
     }
 
-    /// Forgets all there is, which was sent by other means.
+    /// Drops all bytes, which the caller has sent by other means.
     pub(crate) fn clear(&mut self) {
         self.length = 0;
     }
 
-    /// Adds a structure of the protocol. Room was reserved.
+    /// Adds a structure of the protocol. The caller has reserved the room.
     pub(crate) fn push(&mut self, part: &(impl IntoBytes + Immutable)) {
         self.space(size_of_val(part)).copy_from_slice(part.as_bytes());
     }
 
-    /// Adds bytes. Room was reserved.
+    /// Adds bytes. The caller has reserved the room.
     pub(crate) fn push_bytes(&mut self, bytes: &[u8]) {
         self.space(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Adds `count` bytes for the caller to fill. Room was reserved.
+    /// Adds `count` bytes for the caller to fill. The caller has reserved the room.
     pub(crate) fn space(&mut self, count: usize) -> &mut [u8] {
         let start = self.length;
         self.length += count;
         &mut self.buffer[start..self.length]
     }
 
-    /// Takes back what was added since there were `length` bytes.
+    /// Removes the bytes beyond the first `length`.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }

@@ -1,5 +1,8 @@
-//! Handing out what groups save on a host (Groups, sections 4.2.2 and 7.1): each period it is read what the sharing of each saves and how its VMs are,
-//! `aquifer_control::group` decides, VMs are told by their balloons what they have, and scanners who pays for them.
+//! The balancer of the memory that groups save on a host (\[Kim14\], sections 4.2.2 and 7.1).
+//!
+//! In each period the balancer reads the savings of each group and the state of its VMs, and
+//! `aquifer_control::group` decides. The balancer then sets the VMs' balloons, and tells each
+//! scanner which group pays for it.
 
 mod tenant;
 
@@ -24,79 +27,80 @@ use crate::scan::payer::{self, Payer};
 pub use aquifer_control::group::overhead::{Account, Change, Loan};
 pub use aquifer_control::group::reprovision::{Plan, Verdict, Vm};
 
-/// Why nothing can be handed out.
+/// An error that prevents balancing.
 #[derive(Debug, thiserror::Error)]
 pub enum BalanceError {
-    /// A group's agreement.
+    /// A group's agreement cannot be read.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// Its regions.
+    /// An operation on regions failed.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// Another one is at work.
+    /// Another balancer acts on this host.
     #[error(
         "what groups of this host save is handed out already, by another 'aquifer group balance' or the agent"
     )]
     Busy,
-    /// What is locked by who is at work.
+    /// The lock file of the acting balancer cannot be locked.
     #[error("locking {}: {source}", path.display())]
     Lock {
-        /// The file.
+        /// The lock file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What a period has found and done.
+/// The findings and actions of a period.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Each group that has members here.
+    /// The groups that have members or a disk cache here.
     pub groups: Vec<Balanced>,
-    /// What they lend each other.
+    /// Loans between groups.
     pub loans: Vec<Loan>,
-    /// What has changed of that.
+    /// Changes of loans in this period.
     pub changes: Vec<Change>,
-    /// Agreements that cannot be read, and why. Such a group goes on by what was read last.
+    /// Agreements or groups that cannot be read, and why. A group with such an agreement keeps the
+    /// last one that was read.
     pub malformed: Vec<String>,
 }
 
 /// A group in a period.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Balanced {
-    /// What it shares.
+    /// The group's sharing.
     #[serde(flatten)]
     pub sharing: Sharing,
-    /// What of that it has to hand out, what others have of it, and who pays.
+    /// Savings to hand out, loans, and the group that pays for the scanner.
     pub account: Account,
-    /// Its VMs, as they were found.
+    /// The group's VMs, as found at the start of the period.
     pub vms: Vec<Vm>,
-    /// What they are told to have.
+    /// The sizes that the VMs are told.
     pub plan: Plan,
-    /// The cache of its disks, if it has one, as it was left.
+    /// The group's disk cache at the end of the period, if there is one.
     pub cache: Option<cache::Status>,
-    /// VMs that do not answer, and count as they were last seen.
+    /// VMs that do not answer, and count as last seen.
     #[serde(default)]
     pub silent: Vec<RegionName>,
-    /// What could not be done.
+    /// News and failures, as text.
     pub failed: Vec<String>,
 }
 
-/// Hands out what the groups of a host save.
+/// The balancer of the memory that a host's groups save.
 #[derive(Debug)]
 pub struct Balancing {
     run_dir: PathBuf,
     agreements: Agreements,
     ledger: Ledger,
     tenants: BTreeMap<Group, Tenant>,
-    /// What was wrong with agreements when they were last read.
+    /// Errors of agreements in the last period.
     malformed: Vec<String>,
-    /// Held from when this first acts: nobody else does.
+    /// The lock that excludes other balancers, held from the first action on.
     lock: Option<File>,
 }
 
 impl Balancing {
-    /// Of the host whose processes have their files in `run_dir`, and whose groups have these agreements.
+    /// Makes a balancer of the host whose processes have their files in `run_dir`.
     pub fn new(run_dir: &Path, agreements: Agreements) -> Self {
         let ledger = Ledger::new(overhead::Config::default());
         Self {
@@ -109,12 +113,16 @@ impl Balancing {
         }
     }
 
-    /// Looks at all groups, decides, and if it is to `act` tells VMs and scanners. To be called each period (1 s in the paper, section 6.1). Groups, and the VMs
-    /// of each, are asked side by side, so a silent one costs the others no more than some seconds, now and then.
+    /// Reads all groups and decides; if `act`, also tells the VMs and the scanners. The caller
+    /// calls this once a period (1 s in \[Kim14\], section 6.1).
+    ///
+    /// Groups, and the VMs of each, are queried in parallel. So a silent one delays the others by
+    /// no more than some seconds, once in a while.
     ///
     /// # Errors
-    /// [`BalanceError`]: agreements that cannot be listed, or another one that acts. What is wrong with one group is in [`Turn::malformed`]; what could not be
-    /// told to a VM is in the [`Balanced`] of its group.
+    /// [`BalanceError`] if the agreements cannot be listed, or another balancer acts. Errors of one
+    /// group are in [`Turn::malformed`]; failures to tell a VM are in the [`Balanced`] of its
+    /// group.
     pub fn turn(&mut self, act: bool) -> Result<Turn, BalanceError> {
         if act {
             self.alone()?;
@@ -130,7 +138,7 @@ impl Balancing {
         let mut turn = Turn { malformed, ..Turn::default() };
         for looked in looked {
             match looked {
-                // One without members saves nothing, and its cache is to know.
+                // A group without members saves nothing, and its cache must hear that.
                 Ok(one) if one.1.sharing.regions > 0 || one.2.is_there() => found.push(one),
                 Ok(_) => {}
                 Err(error) => turn.malformed.push(error.to_string()),
@@ -151,7 +159,8 @@ impl Balancing {
         Ok(turn)
     }
 
-    /// Reads what groups agree on. One that cannot be read goes on by what was read last. Says what is wrong.
+    /// Reads the agreements, and returns the errors. A group with an unreadable agreement keeps its
+    /// last one.
     fn read_agreements(&mut self) -> Result<Vec<String>, BalanceError> {
         let directory = self.directory();
         let mut malformed = Vec::new();
@@ -176,7 +185,7 @@ impl Balancing {
         Ok(malformed)
     }
 
-    /// Has nobody else hand out what groups save.
+    /// Excludes other balancers on this host.
     fn alone(&mut self) -> Result<(), BalanceError> {
         if self.lock.is_some() {
             return Ok(());
@@ -200,21 +209,22 @@ impl Balancing {
         Ok(())
     }
 
-    /// Where regions are.
+    /// Returns the directory of the regions.
     fn directory(&self) -> PathBuf {
         self.run_dir.join("regions")
     }
 
-    /// Has each VM have what is its own, and no more.
+    /// Returns each VM to its own size.
     ///
     /// # Errors
-    /// [`BalanceError`].
+    /// [`BalanceError`] if another balancer acts, or the agreements or a group's regions cannot be
+    /// read.
     pub fn undo(&mut self) -> Result<Vec<(RegionName, Bytes)>, BalanceError> {
         self.alone()?;
         let mut told = Vec::new();
         let directory = self.directory();
         for (_, agreement) in self.agreements.each()? {
-            // What a group has that cannot be read goes back by hand.
+            // The VMs of a group with an unreadable agreement must be reset by hand.
             let Ok(agreement) = agreement.inspect_err(|error| tracing::warn!("{error}")) else {
                 continue;
             };
@@ -226,13 +236,13 @@ impl Balancing {
     }
 }
 
-/// Has scanners be on the accounts of those who pay for them.
+/// Tells each scanner which group pays for it.
 fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
     for Account { group, payer, .. } in accounts {
         let cgroup =
             agreements.iter().find(|one| one.name == *payer).and_then(|one| one.cgroup.clone());
         let payer = (payer != group).then(|| Payer { group: payer.clone(), cgroup });
-        // Whoever did this before may have been killed.
+        // Compares with the file, because an earlier balancer may have been killed.
         let charged = payer::read(directory, group).and_then(|now| {
             if now == payer { Ok(()) } else { payer::write(directory, group, payer.as_ref()) }
         });
@@ -243,7 +253,7 @@ fn charge(directory: &Path, agreements: &[&Agreement], accounts: &[Account]) {
 }
 
 impl Drop for Balancing {
-    /// Scanners are on the accounts of their own groups again: nobody keeps account of loans any more.
+    /// Charges each scanner to its own group again, because loans are no longer accounted for.
     fn drop(&mut self) {
         if self.lock.is_none() {
             return;

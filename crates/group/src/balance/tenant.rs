@@ -1,4 +1,4 @@
-//! One group.
+//! The balancer's state of one group.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,62 +19,62 @@ use crate::cache;
 use crate::member::Members;
 use crate::scan::Sharing;
 
-/// For how long a VM that did not answer counts as silent before it is asked again.
+/// How long a VM that did not answer is not queried again.
 const SILENT: Duration = Duration::from_secs(10);
 
-/// What is known of a group from the periods before.
+/// A group's state from earlier periods.
 #[derive(Debug)]
 pub(super) struct Tenant {
     members: Members,
-    /// What its members agreed on when that could last be read.
+    /// The last agreement that could be read.
     pub(super) agreement: Agreement,
     reprovisioner: Reprovisioner,
-    /// Its VMs as they were last found.
+    /// The VMs as last seen.
     vms: BTreeMap<RegionName, Known>,
-    /// What its surplus lacked in the last period.
+    /// The group's deficit in the last period.
     short: Bytes,
-    /// What the cache of its disks had when it last answered.
+    /// Size of the disk cache in its last answer.
     cache: Option<Bytes>,
 }
 
 #[derive(Clone, Debug)]
 struct Known {
     is: Vm,
-    /// What it was last told to have.
+    /// The size that the VM was last told.
     told: Option<Bytes>,
-    /// What it has swapped since it booted, once it has said so.
+    /// Bytes that the guest has swapped since it booted, once known.
     swapped: Option<u64>,
-    /// It does not answer, and is not asked before then.
+    /// Until when the VM counts as silent and is not queried.
     silent_until: Option<Instant>,
 }
 
-/// The cache of a group's disks, as a period finds it.
+/// A group's disk cache, as found at the start of a period.
 #[derive(Debug)]
 pub(super) struct FoundCache {
-    /// How it is, if there is one and it answers.
+    /// The cache's status, if there is a cache and it answers.
     pub(super) status: Option<cache::Status>,
-    /// What it may have and cannot be asked for.
+    /// Memory that a silent cache may hold.
     pub(super) withheld: Bytes,
-    /// Why it does not answer.
+    /// Why the cache does not answer.
     pub(super) silent: Option<String>,
 }
 
 impl FoundCache {
-    /// Whether there is one, as far as is known.
+    /// Returns whether there is a cache, as far as is known.
     pub(super) fn is_there(&self) -> bool {
         self.status.is_some() || self.silent.is_some()
     }
 }
 
-/// What a period finds of a group.
+/// A group, as found at the start of a period.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) sharing: Sharing,
     pub(super) vms: Vec<Vm>,
     pub(super) reading: Reading,
-    /// Those of its VMs that do not answer, and count as they were last seen.
+    /// VMs that do not answer, and count as last seen.
     pub(super) silent: Vec<RegionName>,
-    /// What is new of that, for people.
+    /// Changes of that, as text.
     pub(super) news: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl Tenant {
         }
     }
 
-    /// How it is now. Its VMs are asked side by side.
+    /// Reads the group's state; its VMs are queried in parallel.
     pub(super) fn look(&mut self) -> Result<Found, RegionError> {
         self.reprovisioner.set_config(self.agreement.reprovision.clone());
         self.members.look()?;
@@ -125,7 +125,7 @@ impl Tenant {
         Ok(Found { sharing, vms, reading, silent, news })
     }
 
-    /// How the cache of its disks is now. What one that does not answer had is its own still.
+    /// Reads the state of the disk cache. A silent cache counts with its last known size.
     pub(super) fn look_at_cache(&mut self, directory: &Path, saved: Bytes) -> FoundCache {
         match cache::status(directory, &self.agreement.name) {
             Ok(status) => {
@@ -139,7 +139,7 @@ impl Tenant {
         }
     }
 
-    /// Decides what its VMs and its cache are to have and, if it is to `act`, tells them.
+    /// Decides the sizes of the VMs and the cache; if `act`, also tells them.
     pub(super) fn balance(
         &mut self,
         (run_dir, directory): (&Path, &Path),
@@ -149,7 +149,7 @@ impl Tenant {
         act: bool,
     ) -> Balanced {
         let surplus = account.surplus();
-        // What a silent cache has nobody else gets.
+        // Memory of a silent cache is not handed out.
         let awaited = surplus.awaited.saturating_add(cache.withheld);
         let plan = self.plan(Surplus { awaited, ..surplus }, &found.vms);
         let mut failed = found.news;
@@ -168,7 +168,7 @@ impl Tenant {
                         plan.cache.size
                     )),
                 };
-            // It gives before anybody gets.
+            // The cache shrinks before any VM grows.
             if cache.as_ref().is_some_and(|cache| plan.cache.size < cache.size) {
                 resize(&mut cache, &mut failed);
             }
@@ -187,14 +187,14 @@ impl Tenant {
         Balanced { sharing, account, vms, plan, cache, silent, failed }
     }
 
-    /// What its VMs are to have.
+    /// Decides the sizes of the VMs.
     fn plan(&mut self, surplus: Surplus, vms: &[Vm]) -> Plan {
         let plan = self.reprovisioner.step(surplus, vms);
         self.short = plan.short;
         plan
     }
 
-    /// Tells its VMs to have what is their own. Who was told what.
+    /// Tells the VMs to return to their own sizes; returns those told.
     pub(super) fn tell_own(&mut self, run_dir: &Path, vms: &[Vm]) -> Vec<(RegionName, Bytes)> {
         let more = vms.iter().filter(|vm| vm.size > vm.base);
         let told = side_by_side(more, |vm| {
@@ -205,7 +205,8 @@ impl Tenant {
     }
 }
 
-/// Tells VMs, those first that give; those that get only if they `may_get`. What could not be told, and why.
+/// Tells the VMs their sizes: first those that shrink, then, if `may_get`, those that grow. Returns
+/// the failures.
 fn tell(
     vms: &mut BTreeMap<RegionName, Known>,
     run_dir: &Path,
@@ -214,7 +215,8 @@ fn tell(
 ) -> Vec<String> {
     let is_told = |verdict: &&Verdict| {
         let known = vms.get(&verdict.vm);
-        // One that has what it was told to have need not hear it again; a silent one would not hear it.
+        // A VM that has the size it was told need not hear it again; a silent one would not hear
+        // it.
         known.is_some_and(|known| {
             known.silent_until.is_none()
                 && (known.is.size != verdict.to || verdict.from != verdict.to)
@@ -239,8 +241,9 @@ fn tell(
     failed
 }
 
-/// How a VM is now, and what is new of that. As it was, if it does not answer: what it holds it does not give back by being silent. One that was never
-/// heard may hold all that it can.
+/// Reads a VM's state, and says so if it has become silent or answers again. A silent VM counts as
+/// last seen, because it still holds its memory. A VM that never answered counts with the most that
+/// it may hold.
 fn find(
     vm: &Files,
     before: Option<Known>,
@@ -261,7 +264,7 @@ fn find(
     let name = vm.name();
     let answer = match client::balloon(vm, None) {
         Ok(answer) => answer,
-        // It has ended meanwhile.
+        // The VM has ended meanwhile.
         Err(GuestError::Unknown(_)) => return (None, None),
         Err(error) => {
             let new = was_silent.is_none();
@@ -279,7 +282,7 @@ fn find(
 }
 
 impl Known {
-    /// A VM that says this now.
+    /// Makes the state of a VM from its answer.
     fn from(name: &RegionName, now: &Ballooned, before: Option<Self>, contributed: Bytes) -> Self {
         let swapped = now.figures.as_ref().map(|figures| figures.swap_in + figures.swap_out);
         let last = before.as_ref().and_then(|before| before.swapped);

@@ -1,4 +1,4 @@
-//! The control socket: one JSON object a line, one request a connection.
+//! The control socket of a disk cache: one JSON object a line, one request a connection.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -17,27 +17,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{CacheError, Status};
 
-/// Longer requests are not ours.
+/// Largest request, in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// How long a client may take to ask, or to read an answer: others wait meanwhile.
+/// Timeout of a client's request and of writing the answer: other clients wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the cache may take for an answer. It gives back as much memory as it can in a part of that.
+/// Timeout of the cache's answer. The cache shrinks for a part of that time at most.
 const ANSWERING: Duration = Duration::from_secs(8);
 
-/// What a cache is asked.
+/// A request to a cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 enum Request {
     Status,
-    /// Have at most so much.
+    /// Sets the most memory that the cache may have.
     Resize {
         size: Bytes,
     },
 }
 
-/// What it answers.
+/// The cache's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 enum Response {
@@ -45,20 +45,24 @@ enum Response {
     Failed { error: String },
 }
 
-/// How the cache of a group is whose regions are in a directory. None if there is none.
+/// Returns the status of a group's cache on this host; `None` if there is none.
 ///
 /// # Errors
-/// [`CacheError`].
+/// [`CacheError::Io`] if the cache does not answer; [`CacheError::Refused`] if it answers with an
+/// error.
 pub fn status(regions_dir: &Path, group: &Group) -> Result<Option<Status>, CacheError> {
     ask(regions_dir, group, &Request::Status)
 }
 
-/// Has that cache have at most so much, unless its size is fixed, and says how it is. None if there is none.
+/// Sets the most memory that a group's cache may have, and returns the cache's status; `None` if
+/// there is none. A cache with a fixed size ignores the request.
 ///
-/// What it says is what it has by now: one that has much to give back may need to be told again.
+/// The status holds the size reached so far: a cache that has much to give back may need another
+/// request.
 ///
 /// # Errors
-/// [`CacheError`].
+/// [`CacheError::Io`] if the cache does not answer; [`CacheError::Refused`] if it answers with an
+/// error.
 pub fn resize(
     regions_dir: &Path,
     group: &Group,
@@ -94,13 +98,13 @@ fn say(mut to: &UnixStream, what: &impl Serialize) -> io::Result<()> {
     to.write_all(&line)
 }
 
-/// What a cache does when it is asked.
+/// The operations that the socket serves.
 pub(super) trait Asked: Send + Sync + 'static {
     fn status(&self) -> Status;
     fn resize(&self, size: Bytes);
 }
 
-/// The socket, and the thread that answers there. Dropping it ends both.
+/// The control socket and its thread. Dropping it ends both.
 #[derive(Debug)]
 pub(super) struct Control {
     listener: UnixListener,
@@ -109,7 +113,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Nobody else is to be at that path.
+    /// Binds the socket, replacing a stale one. The caller holds the group's cache lock.
     pub(super) fn bind(path: &Path, asked: Arc<impl Asked>) -> io::Result<Self> {
         let _ = fs::remove_file(path);
         let listener = UnixListener::bind(path)?;
@@ -122,7 +126,8 @@ impl Control {
                 || ended.load(Ordering::Acquire),
                 || theirs.accept(),
                 |(client, _)| {
-                    // A client asks one thing, and soon: another one need not wait long.
+                    // Each client sends a single request at once, so that the next need not wait
+                    // long.
                     if let Err(error) = answer(&client, &*asked) {
                         tracing::warn!("a control connection ended early: {error}");
                     }
@@ -137,10 +142,10 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        // Wakes the thread that waits there.
+        // Wakes the thread from accept(2).
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the panic hook.
+            // The panic hook has reported a panic there.
             let _ = thread.join();
         }
     }

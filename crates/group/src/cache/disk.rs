@@ -12,13 +12,14 @@ use super::pages::{Key, Pages};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A part of a disk whose pages are locked together: what is read from the file is in the cache before somebody writes it anew.
+/// Size in bytes of a part, whose pages are locked together. So a page read from the file is in the
+/// cache before a writer changes it.
 pub(super) const PART: u64 = MOST as u64;
 
-/// Locks of a disk's parts, which share them.
+/// Number of locks; the parts of a disk share them.
 const LOCKS: u64 = 64;
 
-/// What was read and written so far.
+/// Bytes read and written so far.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     pub(super) read: AtomicU64,
@@ -27,8 +28,8 @@ pub(super) struct Traffic {
 
 /// A disk that is served.
 ///
-/// A page that is cached is as it is in the file, but for the moment in which somebody writes it, who has its part locked. So one that is cached can be read
-/// without a lock.
+/// A cached page equals the file's, except while a writer holds the lock of its part. So a cached
+/// page can be read without the lock.
 #[derive(Debug)]
 pub(super) struct Disk {
     number: u32,
@@ -40,7 +41,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// With a number that no disk had before.
+    /// Makes a disk. `number` must not have been used for another one.
     pub(super) fn new(
         number: u32,
         file: DiskFile,
@@ -68,7 +69,8 @@ impl Disk {
         self.lock(at).write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks all that is in a range, of any length. Who locks several does it in this order.
+    /// Locks all parts in a range of any length. Locks are taken in ascending order, against
+    /// deadlocks.
     fn all_for_writing(&self, start: u64, end: u64) -> Vec<RwLockWriteGuard<'_, ()>> {
         let parts = start / PART..end.div_ceil(PART);
         let all = parts.end - parts.start >= LOCKS;
@@ -76,7 +78,7 @@ impl Disk {
         (0..LOCKS).filter(is_meant).map(|lock| self.for_writing(lock * PART)).collect()
     }
 
-    /// Reads what is cached of a part, and the rest from the file.
+    /// Reads cached pages of a part, and the others from the file.
     fn read_part(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let mut missing = None;
         let end = at + into.len() as u64;
@@ -97,7 +99,7 @@ impl Disk {
         missing.map_or(Ok(()), |first| self.fetch(first, &mut into[(first - at) as usize..]))
     }
 
-    /// Reads pages from a lender that has them, or from the file, and has them be cached.
+    /// Reads pages from a lender that has all of them, or else from the file, and caches them.
     fn fetch(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let whole = around(at, into.len());
         let _locked = self.for_reading(at);
@@ -119,7 +121,7 @@ impl Disk {
         self.write_locked(whole, at, from)
     }
 
-    /// Writes a part that is locked.
+    /// Writes within a part that the caller has locked.
     fn write_locked(&self, (start, end): (u64, u64), at: u64, from: &[u8]) -> io::Result<()> {
         let written = with_buffer(((end - start) / PAGE) as usize, |buffer| {
             let last = end - PAGE;
@@ -136,11 +138,11 @@ impl Disk {
             }
             Ok(())
         });
-        // Nobody knows what a write that failed has left there.
+        // The content after a failed write is unknown.
         written.inspect_err(|_| self.pages.forget(self.key(start / PAGE), (end - start) / PAGE))
     }
 
-    /// Reads a page of which a part is about to be written.
+    /// Reads a page that is about to be partly overwritten.
     fn load(&self, at: u64, page: &mut [u8]) -> io::Result<()> {
         if self.pages.read(self.key(at / PAGE), 0, page) {
             Ok(())
@@ -149,7 +151,7 @@ impl Disk {
         }
     }
 
-    /// Has whole pages read as zeroes, if that takes no writing.
+    /// Zeroes whole pages without writing them, if the file system can.
     fn zero(&self, start: u64, end: u64, hole: bool) -> io::Result<()> {
         let _locked = self.all_for_writing(start, end);
         let zeroed = self.file.zero(start, end - start, hole);
@@ -165,12 +167,13 @@ impl Disk {
         Ok(())
     }
 
-    /// Has nothing of it be cached.
+    /// Drops all pages of the disk from the cache.
     fn forget(&self) {
         self.pages.forget(self.key(0), u64::MAX);
     }
 
-    /// Has nothing of it be cached, and others open it. It is not to be used any more.
+    /// Drops all pages of the disk from the cache, and releases the file's locks. The disk must not
+    /// be used afterwards.
     pub(super) fn close(&self) {
         self.forget();
         self.file.let_go();
@@ -203,7 +206,7 @@ impl server::Disk for Disk {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Where the system has lost what it was to write, what is cached is not what is there.
+        // After a failed flush the file may hold other data than the cache.
         self.file.flush().inspect_err(|_| self.forget())
     }
 
@@ -238,17 +241,17 @@ impl server::Disk for Disk {
     }
 }
 
-/// The pages around a range, by their first byte and the one behind their last.
+/// Returns the range of whole pages that contains this range.
 fn around(at: u64, length: usize) -> (u64, u64) {
     (at / PAGE * PAGE, (at + length as u64).next_multiple_of(PAGE))
 }
 
-/// The pages inside a range.
+/// Returns the whole pages within a range.
 fn inside(offset: u64, length: u64) -> (u64, u64) {
     (offset.next_multiple_of(PAGE), (offset + length) / PAGE * PAGE)
 }
 
-/// A range, cut where parts end.
+/// Splits a range at the borders of parts.
 fn parts(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize)> {
     let end = offset + length;
     let mut at = offset;

@@ -1,4 +1,4 @@
-//! A disk's file, read and written past the cache that the kernel would keep of it.
+//! A disk's file, read and written past the kernel's page cache.
 
 use std::cell::RefCell;
 use std::fs::{File, Metadata, OpenOptions};
@@ -14,10 +14,10 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
 
 use crate::sys;
 
-/// The most that is read or written at once.
+/// Most bytes of one read or write.
 pub(super) const MOST: usize = 1 << 20;
 
-/// A page of memory, aligned as direct I/O has it.
+/// A page of memory, aligned for direct I/O.
 #[derive(Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 pub(super) struct Page([u8; PAGE_SIZE]);
@@ -26,7 +26,8 @@ thread_local! {
     static BUFFER: RefCell<Vec<Page>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends this thread's buffer, as so many pages of whatever was there. Not to be called by what it calls.
+/// Lends `use_it` this thread's buffer of `pages` pages with arbitrary content. Calls must not
+/// nest.
 pub(super) fn with_buffer<T>(pages: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < pages {
@@ -36,15 +37,16 @@ pub(super) fn with_buffer<T>(pages: usize, use_it: impl FnOnce(&mut [u8]) -> T) 
     })
 }
 
-/// QEMU's locks of an image, which its opening holds: a byte for what is done with it, and one for what nobody else may do.
+/// QEMU's image locks (block/file-posix.c): a lock of byte `DOES + x` says that the holder does x,
+/// one of `ALONE + x` that others must not.
 const DOES: i64 = 100;
 const ALONE: i64 = 200;
-/// What those bytes are about.
+/// The operations x.
 const READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// What is the same for all names of a file, or of a device.
+/// The identity of a file or device, which is the same under all of its names.
 pub(super) type Identity = (u64, u64);
 
 pub(super) fn identity(metadata: &Metadata) -> Identity {
@@ -52,19 +54,20 @@ pub(super) fn identity(metadata: &Metadata) -> Identity {
     if is_device { (u64::MAX, metadata.rdev()) } else { (metadata.dev(), metadata.ino()) }
 }
 
-/// A file or block device that is a disk.
+/// A file or block device that holds a disk.
 #[derive(Debug)]
 pub(super) struct DiskFile {
-    /// None where the file system has no direct I/O.
+    /// `None` if the file system has no direct I/O.
     direct: Option<File>,
     plain: File,
     size: u64,
-    /// It may be shorter than its size, and grows.
+    /// Whether the file may be shorter than `size`, and grows.
     grows: bool,
 }
 
 impl DiskFile {
-    /// Opens it, and has nobody else write it meanwhile; or, if this is to write it, read it.
+    /// Opens a disk and locks it. No other process may write it meanwhile or, unless `read_only`,
+    /// read it.
     pub(super) fn open(path: &Path, read_only: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(!read_only);
@@ -86,7 +89,7 @@ impl DiskFile {
         Ok(if this.takes_direct() { this } else { Self { direct: None, ..this } })
     }
 
-    /// Whether pages can be read directly: some files can be opened so, and not be read.
+    /// Returns whether direct reads work: some files can be opened for direct I/O and not read.
     fn takes_direct(&self) -> bool {
         let first = |direct: &File| with_buffer(1, |page| direct.read_at(page, 0));
         self.direct.as_ref().is_some_and(|direct| first(direct).is_ok())
@@ -100,13 +103,14 @@ impl DiskFile {
         Ok(identity(&self.plain.metadata()?))
     }
 
-    /// Lets others open it, before it is closed.
+    /// Releases the locks before the file is closed.
     pub(super) fn let_go(&self) {
-        // It goes when it is closed, at the latest.
+        // Closing the file releases them at the latest.
         let _ = sys::unlock(&self.plain);
     }
 
-    /// What is used for this range of whole pages: the last one may be a part of a page, which cannot be written directly.
+    /// Returns the handle for a range of whole pages, and whether it is direct. The last page may
+    /// be partial, which direct I/O cannot write.
     fn by(&self, start: u64, length: usize) -> (&File, bool) {
         match &self.direct {
             Some(direct) if self.grows || start + length as u64 <= self.size => (direct, true),
@@ -114,7 +118,7 @@ impl DiskFile {
         }
     }
 
-    /// Reads whole pages into this thread's buffer, or another one that is as aligned; what is beyond the end is zeroes.
+    /// Reads whole pages into an aligned buffer; bytes beyond the end of the file are zeroes.
     pub(super) fn read(&self, start: u64, into: &mut [u8]) -> io::Result<()> {
         let (file, direct) = self.by(start, into.len());
         let mut done = 0;
@@ -126,7 +130,8 @@ impl DiskFile {
                     if start + done as u64 >= self.length()? {
                         break;
                     }
-                    // What could be read before something that cannot: the rest of this page, direct I/O cannot ask for alone.
+                    // The read stopped before a bad spot. Direct I/O cannot read the rest of this
+                    // page alone, so read the page again.
                     done -= done % PAGE_SIZE;
                     if read < PAGE_SIZE {
                         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -147,29 +152,29 @@ impl DiskFile {
         Ok(())
     }
 
-    /// How long it is now.
+    /// Returns the current length.
     fn length(&self) -> io::Result<u64> {
         if self.grows { Ok(self.plain.metadata()?.len()) } else { Ok(self.size) }
     }
 
-    /// Writes whole pages, of which those beyond the size are left out.
+    /// Writes whole pages, except bytes beyond the size.
     pub(super) fn write(&self, start: u64, from: &[u8]) -> io::Result<()> {
         let (file, _) = self.by(start, from.len());
         let inside = (self.size - start).min(from.len() as u64) as usize;
         file.write_all_at(&from[..inside], start)
     }
 
-    /// Has all that was written be permanent, and nothing of it be kept by the kernel.
+    /// Makes all writes durable, and drops them from the kernel's page cache.
     pub(super) fn flush(&self) -> io::Result<()> {
         fdatasync(&self.plain)?;
         self.forget(0, 0);
         Ok(())
     }
 
-    /// Has whole pages read as zeroes without writing them, if that can be done.
+    /// Zeroes whole pages without writing them, if the file system can.
     pub(super) fn zero(&self, start: u64, length: u64, hole: bool) -> io::Result<()> {
         let how = if hole { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
-        // One that grows does that by being written.
+        // The file's size stays: a growing file grows by writes only.
         match fallocate(self.plain.as_fd(), how | FallocateFlags::KEEP_SIZE, start, length) {
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
                 Err(io::ErrorKind::Unsupported.into())
@@ -178,15 +183,15 @@ impl DiskFile {
         }
     }
 
-    /// Has the kernel not keep what was read through its cache.
+    /// Drops a range from the kernel's page cache.
     fn forget(&self, start: u64, length: usize) {
-        // Where it does all the same, it only has more than it should.
+        // A failure only costs memory.
         let _ =
             fadvise(&self.plain, start, std::num::NonZero::new(length as u64), Advice::DontNeed);
     }
 }
 
-/// Locks the file as QEMU does, so that neither opens what the other writes.
+/// Locks the file as QEMU does, so that neither opens a file that the other writes.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let does: &[i64] = if read_only { &[READ] } else { &[READ, WRITE, RESIZE] };
     for byte in does.iter().map(|what| DOES + what).chain([ALONE + WRITE, ALONE + RESIZE]) {
@@ -203,7 +208,8 @@ fn lock(file: &File, read_only: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// What a qcow2 image can come to take: what its guest sees, a part more for tables, and as much again for what QEMU may put aside.
+/// Returns the size to which a qcow2 image may grow: twice the guest's disk plus 64 MiB. The rest
+/// is room for tables, and for other data of QEMU. Returns 0 for other files.
 fn qcow2_room(file: &File) -> u64 {
     let mut head = [0; 32];
     if file.read_exact_at(&mut head, 0).is_err() || &head[..4] != b"QFI\xfb" {

@@ -1,7 +1,9 @@
-//! A cache of the same group on another host, which keeps pages for this one: what has left the memory here, and is on the disk as well.
+//! A cache of the same group on another host that keeps pages for this one. Each page that it keeps
+//! has left the memory here and is on the disk as well.
 //!
-//! It may lose them, forget them, or change them: of each page that is there this host knows a hash, and what does not have it is read from the disk. It cannot
-//! read them: they are sealed by a key that nobody else has, each for its place.
+//! The lender may lose, drop or change pages. This host keeps a hash of each page, and reads any
+//! page with another hash from the disk. The lender cannot read the pages: each is encrypted for
+//! its place, with a key that only this host has.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
@@ -21,29 +23,29 @@ use super::pages::{Key, locked};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// How long a lender may take to answer, before the disk is asked.
+/// Timeout of a lender's answer; after it, the disk is read.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long one that has failed is left alone.
+/// Pause before a failed lender is connected again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How long one that has no memory is sent nothing, at least.
+/// Least time for which a full lender is sent nothing.
 const REST: Duration = Duration::from_secs(1);
 
-/// Pages on their way. What does not fit is not sent.
+/// Most pages in the queue. Further pages are not sent.
 const QUEUE: usize = 1024;
 
-/// What is sent at a time.
+/// Most tasks of one batch.
 const BATCH: usize = 64;
 
-/// The longest range that is given back at once.
+/// Most pages of one trim.
 const LONGEST: u64 = 1 << 19;
 
-/// Pages of a disk, and disks, that have a place with a lender: a place is a number of 62 bits.
+/// Bits of the number of a page, and of a disk, that a lender can keep: an offset has 62 bits.
 const PAGES: u32 = 36;
 const DISKS: u32 = 14;
 
-/// One lender. Dropping it ends all connections to it, and so it forgets the pages.
+/// A lender. Dropping it closes all connections to it, upon which it drops the pages.
 pub(super) struct Lender {
     inner: Arc<Inner>,
     queue: Option<SyncSender<Task>>,
@@ -53,14 +55,15 @@ pub(super) struct Lender {
 struct Inner {
     target: Arc<Target>,
     known: Mutex<Known>,
-    /// Connections that nobody uses just now.
+    /// Idle connections.
     idle: Mutex<Vec<Connection>>,
-    /// It answers. It is found out by who sends, so that who reads never waits for one that does not, but once.
+    /// Whether the lender answers. Only the sending thread reconnects, so that a reader waits for a
+    /// dead lender once at most.
     is_up: AtomicBool,
-    /// It has no memory just now.
+    /// Whether the lender has no memory now.
     is_full: AtomicBool,
     ends: AtomicBool,
-    /// Pages in the queue.
+    /// Number of pages in the queue.
     queued: AtomicU64,
     sealer: Option<Sealer>,
     seed: u64,
@@ -75,7 +78,7 @@ struct Counts {
     wrong: AtomicU64,
 }
 
-/// Which pages it has.
+/// The pages that the lender keeps.
 struct Known {
     pages: unsync::Cache<Key, Is, UnitWeighter, DefaultHashBuilder>,
     next: u64,
@@ -84,13 +87,13 @@ struct Known {
 #[derive(Clone, Copy)]
 struct Is {
     hash: u64,
-    /// No two have the same: which version of the page it is.
+    /// A unique number of this version of the page.
     number: u64,
-    /// It has come there.
+    /// Whether the page has arrived there.
     there: bool,
 }
 
-/// What is to be sent.
+/// A task of the sending thread.
 enum Task {
     Keep { key: Key, number: u64, page: Box<[u8]> },
     Forget { first: Key, pages: u64 },
@@ -103,14 +106,15 @@ impl fmt::Debug for Lender {
 }
 
 impl Lender {
-    /// The one that is there, now or later, for at most so much. What goes there is sealed, unless it need not be.
+    /// Connects to `target`, now or later, and keeps at most `most` there. Pages are encrypted if
+    /// `sealed`.
     ///
     /// # Errors
-    /// The system's: no thread.
+    /// If no thread can be started.
     pub(super) fn new(target: Target, most: Bytes, sealed: bool) -> io::Result<Self> {
         let pages = most.0 / PAGE;
         let hash = DefaultHashBuilder::default();
-        // It grows with what it has.
+        // Starts with no capacity, and grows on demand.
         let pages = unsync::Cache::with(0, pages, UnitWeighter, hash, Default::default());
         let place = LeaseId::random();
         let inner = Arc::new(Inner {
@@ -146,8 +150,9 @@ impl Lender {
         }
     }
 
-    /// Sends a page, unless it is there or there is too much to do; `fill` says what it is. It is as it is on the disk, and whoever changes that there waits
-    /// with [`forget`](Self::forget) until this returns.
+    /// Sends a page, unless the lender has it or is busy; `fill` copies its content. The content
+    /// equals the disk's; a writer that changes the disk waits with [`forget`](Self::forget) until
+    /// this returns.
     pub(super) fn offer(&self, key: Key, fill: impl FnOnce(&mut [u8]) -> bool) {
         let Inner { known, is_up, is_full, queued, seed, .. } = &*self.inner;
         let has_place = key.page >> PAGES == 0 && key.disk >> DISKS == 0;
@@ -173,12 +178,12 @@ impl Lender {
         }
     }
 
-    /// A page is to be another one from now on.
+    /// Forgets a page that is about to change.
     pub(super) fn forget(&self, key: Key) {
         locked(&self.inner.known).pages.remove(&key);
     }
 
-    /// Pages are to be others from now on, and not soon.
+    /// Forgets pages and lets the lender drop them.
     pub(super) fn give_back(&self, first: Key, pages: u64) {
         let range = first.page..first.page.saturating_add(pages);
         let mut known = locked(&self.inner.known);
@@ -210,7 +215,8 @@ impl Lender {
         self.queue.as_ref().is_some_and(|queue| queue.try_send(task).is_ok())
     }
 
-    /// Reads pages that follow each other, if all of them are there. Who changes them on the disk waits meanwhile.
+    /// Reads consecutive pages; returns whether the lender had all of them. The caller excludes
+    /// writers.
     pub(super) fn read(&self, first: Key, into: &mut [u8]) -> bool {
         self.inner.read(first, into)
     }
@@ -221,7 +227,7 @@ impl Drop for Lender {
         self.inner.ends.store(true, Ordering::Release);
         self.queue = None;
         if let Some(sending) = self.sending.take() {
-            // A panic there has been reported by the panic hook.
+            // The panic hook has reported a panic there.
             let _ = sending.join();
         }
     }
@@ -267,7 +273,8 @@ impl Inner {
         all
     }
 
-    /// A connection to use, and to leave with the idle ones after it, if there is one or can be.
+    /// Returns a connection, idle or new, if the lender is up. The caller returns it to the idle
+    /// ones.
     fn connection(&self) -> Option<Connection> {
         if !self.is_up.load(Ordering::Relaxed) {
             return None;
@@ -282,7 +289,7 @@ impl Inner {
             .ok()
     }
 
-    /// It is not to be used for now, and has nothing any more: it forgets when connections end.
+    /// Marks the lender as down and forgets its pages: it drops them when the connections end.
     fn fail(&self, error: &NbdError) {
         if self.is_up.swap(false, Ordering::Relaxed) {
             tracing::warn!("{error}: what it kept is read from disks");
@@ -293,7 +300,7 @@ impl Inner {
         locked(&self.known).pages.clear();
     }
 
-    /// This version of a page is not there.
+    /// Forgets this version of a page.
     fn gone(&self, key: Key, number: u64) {
         let mut known = locked(&self.known);
         if known.pages.peek(&key).is_some_and(|is| is.number == number) {
@@ -301,7 +308,7 @@ impl Inner {
         }
     }
 
-    /// Sends what is to be sent, until nobody can tell it anything any more.
+    /// Connects, and performs tasks until the lender is dropped.
     fn send(&self, tasks: &Receiver<Task>) {
         let (mut again, mut rests) = (Instant::now(), Instant::now());
         while !self.ends.load(Ordering::Acquire) {
@@ -334,7 +341,7 @@ impl Inner {
         }
     }
 
-    /// Whether it is all there.
+    /// Performs a batch of tasks; returns whether all succeeded.
     fn send_all(&self, batch: &mut [Task]) -> bool {
         let Some(mut connection) = self.connection() else { return false };
         let current = |key: &Key, number: u64| {
@@ -375,7 +382,7 @@ impl Inner {
         }
     }
 
-    /// These are there, or not.
+    /// Marks the pages of a batch as arrived, or forgets them.
     fn done(&self, batch: &[Task], sent: bool) {
         for task in batch {
             let Task::Keep { key, number, .. } = task else { continue };
@@ -392,7 +399,7 @@ impl Inner {
     }
 }
 
-/// Where a page is in what the lender has of this host.
+/// Returns the offset of a page in the lender's export.
 fn place(key: Key) -> u64 {
     (u64::from(key.disk) << PAGES | key.page) * PAGE
 }

@@ -1,4 +1,5 @@
-//! Pages of caches of the same group on other hosts, kept here for as long as there is memory that nobody needs.
+//! The pages that this host keeps for caches of the same group on other hosts, while memory is
+//! unneeded.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,11 +13,12 @@ use super::pages::{Key, Pages, locked};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// So much of every borrower's pages can be asked for: all that the protocol has numbers for, and a bit.
+/// Size of each borrower's export: the offsets of a lender's pages have 62 bits.
 pub(super) const SIZE: Bytes = Bytes(1 << 62);
 
-/// The exports of a cache that lends: one for each borrower, by the name `GROUP/` and whatever the borrower calls itself. It is there when it is asked for, empty,
-/// and gone with its last connection.
+/// The exports of a cache that lends: one for each borrower, named `GROUP/` and a name that the
+/// borrower chooses. An export is empty when it is first opened, and is removed with its last
+/// connection.
 #[derive(Debug)]
 pub(super) struct Lent {
     group: Group,
@@ -37,7 +39,8 @@ struct Borrower {
     from: String,
 }
 
-/// What a borrower has here, as a disk. A page that has left reads as zeroes: the borrower knows what it was.
+/// A borrower's pages, as a disk. A dropped page reads as zeroes, which the borrower detects by its
+/// hash.
 #[derive(Debug)]
 struct Handle {
     number: u32,
@@ -45,7 +48,7 @@ struct Handle {
     lent: Arc<Lent>,
 }
 
-/// As it is served.
+/// The NBD server's view of the exports.
 #[derive(Debug)]
 pub(super) struct Borrowers(pub(super) Arc<Lent>);
 
@@ -54,7 +57,7 @@ impl Lent {
         Self { group, pages, open: Mutex::default() }
     }
 
-    /// Who has pages here.
+    /// Returns the borrowers' hosts and addresses, sorted.
     pub(super) fn borrowers(&self) -> Vec<String> {
         let mut from: Vec<_> =
             locked(&self.open).borrowers.values().map(|one| one.from.clone()).collect();
@@ -81,7 +84,7 @@ impl Lent {
 }
 
 impl Handle {
-    /// The page of an offset.
+    /// Returns the key of the page at an offset.
     fn key(&self, offset: u64) -> Key {
         Key { lent: true, disk: self.number, page: offset / PAGE }
     }
@@ -115,7 +118,7 @@ impl Exports for Borrowers {
     }
 }
 
-/// Whole pages only.
+/// Rejects ranges that are not whole pages.
 fn check(offset: u64, length: u64) -> io::Result<()> {
     if offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) {
         Ok(())

@@ -1,16 +1,23 @@
-//! A cache of the disks of a group's VMs, in memory that nobody needs just now (Groups, section 4.2.3).
+//! A cache of the disks of a group's VMs, in memory that is unneeded now (\[Kim14\], section
+//! 4.2.3).
 //!
-//! What sharing has saved and no VM was given keeps what guests have read from their disks, and may read again when they had to let go of it. All of it is
-//! clean: it can be taken away at any moment, and is, before a VM loses anything. VMs have their disks through it, by NBD over a unix socket; what they write
-//! goes through to the disk. So it can also die: a guest waits for the next one, and finds what it has written.
+//! Memory that sharing saves and no VM was given caches disk pages, which guests may read again
+//! after they evicted them. All cached pages are clean, so the cache can give them up at any
+//! moment, and does before a VM loses memory. VMs reach their disks through the cache, by NBD over
+//! a unix socket. The VMs' writes go through to the disk, so the cache may even be killed: a guest
+//! waits for the next one.
 //!
-//! One process a group ([`Service`]). [`status`] and [`resize`] are for others: who divides memory calls them.
+//! Each group has one process ([`Service`]). The balancer of memory calls [`status`] and
+//! [`resize`].
 //!
-//! Caches of one group on several hosts lend each other what they have (section 8.2, "remote group swap": a VM swaps to a disk that is cached): what leaves the
-//! memory of one goes to another one, if that has room, and is read from there rather than from the disk.
+//! Caches of one group on several hosts lend each other memory (section 8.2, "remote group swap": a
+//! VM swaps to a cached disk). A page evicted from one goes to another that has room, and is read
+//! from there rather than from the disk.
 //!
-//! The files: `service` has the sockets, `control` is one of them, `shelf` opens disks for clients of the other, `disk` reads and writes one through
-//! `pages`, which is all memory there is, and `file`, which has the kernel keep none beside it. `lender` is a cache on another host, and `lent` what such have here.
+//! The files: `service` has the sockets, and `control` serves one of them. `shelf` opens disks for
+//! the NBD clients. `disk` reads and writes a disk through `pages`, which holds all cached memory,
+//! and `file`, which bypasses the kernel's page cache. `lender` is a cache on another host, and
+//! `lent` holds the pages of such borrowers here.
 
 mod control;
 mod disk;
@@ -34,28 +41,28 @@ use serde::{Deserialize, Serialize};
 pub use control::{resize, status};
 pub use service::Service;
 
-/// What comes before the path in the name of an export that is only to be read. Others are to be written, by one process.
+/// Prefix of the names of read-only exports. Other exports are writable, by one process.
 pub const READ_ONLY: &str = "ro:";
 
-/// What a cache has, from whom, and for whom.
+/// The options of a cache.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What it may have of memory, which may be nothing.
+    /// Size of its memory, in bytes; may be zero.
     pub size: Bytes,
-    /// It keeps that size, whatever it is asked.
+    /// Whether requests to resize it are ignored.
     pub fixed: bool,
-    /// Where it lends some of that to caches of the group on other hosts.
+    /// Addresses at which it lends memory to the group's caches on other hosts.
     pub lends: Vec<(Address, Security)>,
-    /// Caches that lend to this one. The export of each is its own to choose.
+    /// Caches that lend to this one. The names of the exports are ignored.
     pub lenders: Vec<Target>,
-    /// What it may have from each.
+    /// Most memory to borrow from each.
     pub borrows: Bytes,
-    /// Lenders cannot read what they keep.
+    /// Whether borrowed pages are encrypted, so that lenders cannot read them.
     pub sealed: bool,
 }
 
 impl Default for Options {
-    /// Alone, and of no size but what it is given.
+    /// Returns the options of a cache of size zero, without lenders and borrowers.
     fn default() -> Self {
         let size = Bytes::ZERO;
         let (lends, lenders) = (Vec::new(), Vec::new());
@@ -63,90 +70,90 @@ impl Default for Options {
     }
 }
 
-/// Why there is no cache, or it does not do what it is asked.
+/// An error of a cache.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// A file.
+    /// An operation on a file failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is one.
+    /// Another process caches the disks of this group.
     #[error("the disks of group '{0}' are cached already, by another 'aquifer group cache'")]
     Busy(Group),
-    /// Where its sockets are to be.
+    /// The directory of the sockets cannot be made.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// Its socket.
+    /// A server cannot listen.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// It answered that it failed; its words.
+    /// The cache answered with this error.
     #[error("{0}")]
     Refused(String),
 }
 
-/// How a cache is.
+/// The status of a cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The group.
     pub group: Group,
-    /// What it may have of memory.
+    /// Size of its memory, used or not.
     pub size: Bytes,
-    /// It always may, whatever it is asked.
+    /// Whether requests to resize it are ignored.
     pub fixed: bool,
-    /// What it has.
+    /// Memory that holds pages.
     pub used: Bytes,
-    /// Pages that were read and there, since it started.
+    /// Page reads that hit the cache, since its start.
     pub hits: u64,
-    /// Pages that were read and not there.
+    /// Page reads that missed the cache.
     pub misses: u64,
-    /// What clients have read.
+    /// Bytes that clients have read.
     pub read_bytes: Bytes,
-    /// What they have written.
+    /// Bytes that clients have written.
     pub written_bytes: Bytes,
-    /// The disks that they have.
+    /// The open disks.
     pub disks: Vec<DiskStatus>,
-    /// Where it lends.
+    /// Addresses at which it lends.
     pub lends: Vec<Address>,
-    /// What others have of `used`.
+    /// The part of `used` that holds pages of borrowers.
     pub lent: Bytes,
-    /// Who they are.
+    /// The borrowers.
     pub borrowers: Vec<String>,
-    /// Who lends to it.
+    /// The lenders.
     pub lenders: Vec<LenderStatus>,
 }
 
-/// A cache that lends to another one, as that sees it. Bytes are of pages, since it started.
+/// A borrower's view of a lender. The byte counts are of pages, since the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LenderStatus {
-    /// Its address.
+    /// Address of the lender.
     pub lender: String,
-    /// It is there.
+    /// Whether the lender answers.
     pub answers: bool,
-    /// What it has now, if it has not dropped it.
+    /// Pages that it keeps now, unless it has dropped some.
     pub has: Bytes,
-    /// What has come there.
+    /// Pages sent there.
     pub sent_bytes: Bytes,
-    /// What was read from there, and was right.
+    /// Pages read back with the right content.
     pub read_bytes: Bytes,
-    /// What it had no more when it was asked.
+    /// Pages that it had dropped when they were read.
     pub dropped_bytes: Bytes,
-    /// What it had changed.
+    /// Pages that it returned with wrong content.
     pub wrong_bytes: Bytes,
 }
 
-/// A disk that clients have.
+/// A disk that clients have open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatus {
-    /// The file, by the name that it was first asked for by.
+    /// Path of the file, as the first client named it.
     pub path: PathBuf,
-    /// Nobody writes it.
+    /// Whether the disk is read-only.
     pub read_only: bool,
-    /// Of clients, now.
+    /// Number of open connections.
     pub connections: u64,
 }

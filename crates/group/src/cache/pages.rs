@@ -1,4 +1,4 @@
-//! The pages that are cached: which they are, and the memory that they are in.
+//! The cached pages: an index, and the memory that holds them.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -14,58 +14,58 @@ use quick_cache::{DefaultHashBuilder, Lifecycle, UnitWeighter, unsync};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::io::Errno;
 
-/// Parts that are locked one by one.
+/// Number of shards, each with its own lock.
 const SHARDS: u64 = 16;
 
-/// Where a shard's frames begin in the file of all: a part of it that nobody fills.
+/// Distance in bytes between the frames of two shards in the file: more than a shard fills.
 const AREA: u64 = 1 << 48;
 
-/// Pages beside each other that are in one shard, so that what is read together is mostly locked once.
+/// Adjacent pages in the same shard, so that a read of several mostly takes one lock.
 const TOGETHER: u64 = 16;
 
-/// A page of a disk.
+/// The key of a cached page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// The disk is what a cache on another host keeps here.
+    /// Whether the page belongs to a cache on another host.
     pub(super) lent: bool,
-    /// No two openings of disks have the same.
+    /// A number that is unique to one opening of a disk.
     pub(super) disk: u32,
     pub(super) page: u64,
 }
 
-/// Clean pages of disks in memory that nobody else has, of a size that can be changed at any time.
+/// Clean pages of disks, in memory of a size that can change at any time.
 ///
-/// They are in a file without a name, which has memory where there is a cached page, and nowhere else.
+/// The pages are in a memfd, which has memory where a page is cached and nowhere else.
 #[derive(Debug)]
 pub(super) struct Pages {
     frames: File,
     shards: Vec<Mutex<Shard>>,
-    /// Who keeps what leaves from here, each some of it.
+    /// The lenders that evicted pages go to, each for some of the keys.
     lenders: Vec<Lender>,
-    /// What may be cached; locked while that changes.
+    /// The capacity; the lock is held while it changes.
     size: Mutex<Bytes>,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
-/// Some of the pages: those whose keys lead here.
+/// The pages of some of the keys.
 #[derive(Debug)]
 struct Shard {
-    /// The frame that each page is in.
+    /// The frame of each page.
     index: unsync::Cache<Key, u64, UnitWeighter, DefaultHashBuilder, Evicted>,
-    /// What the index has let go of, for now.
+    /// Pages that the index has just evicted.
     evicted: Evicted,
-    /// How many of the pages are lent.
+    /// Number of pages that belong to borrowers.
     lent: u64,
-    /// Frames without memory, all of them before `next`.
+    /// Frames without memory, all of them below `next`.
     free: Vec<u64>,
     next: u64,
 }
 
-/// A page that is about to get a frame.
+/// The frame of a page that is about to get one.
 const NO_FRAME: u64 = u64::MAX;
 
-/// Takes down which pages leave, and their frames.
+/// A record of the evicted pages and their frames.
 #[derive(Clone, Debug, Default)]
 struct Evicted(Arc<Mutex<Vec<(Key, u64)>>>);
 
@@ -86,7 +86,8 @@ impl Shard {
         Self { index: index(0, &evicted), evicted, lent: 0, free: Vec::new(), next }
     }
 
-    /// The frame of a page, which gets one if it has none; `leave` is told of those that go for it. None where it is not to be cached.
+    /// Returns the frame of a page, after allocating one if it has none; `leave` is called for the
+    /// pages evicted for it. `None` if the page is not admitted.
     fn frame_for(&mut self, frames: &File, key: Key, leave: impl FnMut(Key, u64)) -> Option<u64> {
         if let Some(frame) = self.index.peek(&key) {
             return Some(*frame);
@@ -97,7 +98,7 @@ impl Shard {
         self.index.insert(key, NO_FRAME);
         let mut gone = self.take_evicted(leave);
         let frame = if let Some(mut is) = self.index.peek_mut(&key) {
-            // That of a page that has just left has its memory still.
+            // The frame of a page that was just evicted still has its memory.
             let frame = gone.pop().or_else(|| self.free.pop()).unwrap_or(self.next);
             self.next = self.next.max(frame + 1);
             *is = frame;
@@ -110,7 +111,7 @@ impl Shard {
         frame
     }
 
-    /// The frames of what the index has let go of.
+    /// Takes the frames of the pages that the index has evicted.
     fn take_evicted(&mut self, mut leave: impl FnMut(Key, u64)) -> Vec<u64> {
         let evicted = std::mem::take(&mut *locked(&self.evicted.0));
         let gone = evicted.into_iter().map(|(key, frame)| {
@@ -128,7 +129,7 @@ impl Shard {
         }
     }
 
-    /// Gives the memory of frames back.
+    /// Frees the memory of frames.
     fn give_back(&mut self, frames: &File, mut gone: Vec<u64>) {
         gone.sort_unstable();
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -149,7 +150,7 @@ fn index(
 }
 
 impl Pages {
-    /// An empty one that may have so much.
+    /// Makes an empty cache of this size.
     pub(super) fn new(size: Bytes, lenders: Vec<Lender>) -> io::Result<Self> {
         let frames = File::from(memfd_create("aquifer-cache", MemfdFlags::CLOEXEC)?);
         let shards = (0..SHARDS).map(|number| Mutex::new(Shard::new(number))).collect();
@@ -159,7 +160,8 @@ impl Pages {
         Ok(this)
     }
 
-    /// Has it have at most so much, from when this returns. What leaves are the pages that are worth least.
+    /// Sets the size; the cache is within it when this returns. The least valuable pages are
+    /// evicted.
     pub(super) fn resize(&self, size: Bytes) {
         let mut now = locked(&self.size);
         let pages = size.0 / PAGE_SIZE as u64;
@@ -169,7 +171,8 @@ impl Pages {
             let was_off = shard.index.capacity() == 0;
             shard.index.set_capacity(share);
             if was_off || share == 0 {
-                // What has grown from nothing would remember no page that has left; what is to have nothing need not remember any.
+                // An index grown from zero would remember no evicted page; an index of size zero
+                // need remember none.
                 shard.index = index(share, &shard.evicted);
             }
             let gone = shard.take_evicted(|key, frame| self.leave(key, frame));
@@ -182,35 +185,34 @@ impl Pages {
         *locked(&self.size)
     }
 
-    /// What it has, and takes of memory for that.
+    /// Returns the size of the cached pages, which is also the memory that they take.
     pub(super) fn used(&self) -> Bytes {
         let pages: usize = self.shards.iter().map(|shard| locked(shard).index.len()).sum();
         Bytes(pages as u64 * PAGE_SIZE as u64)
     }
 
-    /// What caches on other hosts have of that.
+    /// Returns the part of that which belongs to borrowers.
     pub(super) fn lent(&self) -> Bytes {
         Bytes(self.shards.iter().map(|shard| locked(shard).lent).sum::<u64>() * PAGE_SIZE as u64)
     }
 
-    /// Who keeps what leaves from here.
     pub(super) fn lenders(&self) -> &[Lender] {
         &self.lenders
     }
 
-    /// What it takes of memory, as the system counts it.
+    /// Returns the memory that the file takes, by the system's count.
     #[cfg(test)]
     pub(super) fn taken(&self) -> Bytes {
         use std::os::unix::fs::MetadataExt as _;
         Bytes(self.frames.metadata().map_or(u64::MAX, |is| is.blocks() * 512))
     }
 
-    /// Pages that were there when they were asked for, and that were not.
+    /// Returns the numbers of hits and misses.
     pub(super) fn counts(&self) -> [u64; 2] {
         [self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed)]
     }
 
-    /// Reads a part of a page, if that is there.
+    /// Reads a part of a page; returns whether the page is cached.
     pub(super) fn read(&self, key: Key, offset: usize, into: &mut [u8]) -> bool {
         let shard = self.shard(key);
         let frame = shard.index.get(&key).copied();
@@ -222,15 +224,17 @@ impl Pages {
         read
     }
 
-    /// Caches a page as it is on the disk, or lends memory for one. Whether it is cached now.
+    /// Caches a page that equals the disk's, or a borrower's page. Returns whether it is cached
+    /// now.
     pub(super) fn put(&self, key: Key, page: &[u8]) -> bool {
         self.put_in(&mut self.shard(key), key, page)
     }
 
-    /// Caches what a page is from now on.
+    /// Caches a page with new content.
     pub(super) fn change(&self, key: Key, page: &[u8]) {
         let mut shard = self.shard(key);
-        // Whoever has it leave as it was holds the shard, too, and was before this or finds it changed.
+        // An eviction of the old content also holds the shard's lock, so it comes before this or
+        // sees the new content.
         if let Some(lender) = self.lender(key) {
             lender.forget(key);
         }
@@ -248,18 +252,19 @@ impl Pages {
         };
         let written = self.frames.write_all_at(page, frame * PAGE_SIZE as u64).is_ok();
         if !written {
-            // There is no memory for it; what was there is old.
+            // There is no memory for it, and the frame holds old content.
             shard.forget(&self.frames, key);
         }
         written
     }
 
-    /// Reads whole pages of a disk that follow each other, and lie in one part of it, if a lender has all of them. Nobody changes them meanwhile.
+    /// Reads consecutive whole pages of one part of a disk from a lender; returns whether it had
+    /// all of them. The caller excludes writers.
     pub(super) fn read_remote(&self, first: Key, into: &mut [u8]) -> bool {
         self.lender(first).is_some_and(|lender| lender.read(first, into))
     }
 
-    /// A page leaves its frame.
+    /// Offers an evicted page to its lender.
     fn leave(&self, key: Key, frame: u64) {
         self.offer(key, |copy| self.frames.read_exact_at(copy, frame * PAGE_SIZE as u64).is_ok());
     }
@@ -270,7 +275,7 @@ impl Pages {
         }
     }
 
-    /// Who keeps a page of this host when it leaves. One has all of a part of a disk.
+    /// Returns the lender for a page of this host; one lender has all pages of a part of a disk.
     fn lender(&self, key: Key) -> Option<&Lender> {
         let part = key.page * PAGE_SIZE as u64 / PART;
         if key.lent || self.lenders.is_empty() {
@@ -279,11 +284,11 @@ impl Pages {
         self.lenders.get((part % self.lenders.len() as u64) as usize)
     }
 
-    /// Has pages that follow each other not be cached any more, here or by lenders.
+    /// Drops consecutive pages here and at the lenders.
     pub(super) fn forget(&self, first: Key, pages: u64) {
         let end = first.page.saturating_add(pages);
         self.forget_here(first, end);
-        // What has left meanwhile was told to them before.
+        // Pages evicted meanwhile were offered before this call reaches the lenders.
         for lender in self.lenders.iter().filter(|_| !first.lent) {
             lender.give_back(first, end - first.page);
         }
@@ -322,7 +327,7 @@ impl Pages {
     }
 }
 
-/// What is behind a lock: whoever panicked left no half of anything.
+/// Locks a mutex, even after a panic: no holder leaves its data half changed.
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

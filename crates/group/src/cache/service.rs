@@ -1,4 +1,4 @@
-//! A cache at work.
+//! A running disk cache: its lock, its sockets and its servers.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -20,13 +20,14 @@ use super::lent::{Borrowers, Lent};
 use super::shelf::{Disks, Shelf};
 use super::{CacheError, Options, Status};
 
-/// How long a cache may give memory back before it says how far it got.
+/// How long a cache may shrink before it reports the size reached.
 const GIVING: Duration = Duration::from_secs(2);
 
-/// How much it gives back at a time: a fraction of a second's work.
+/// Memory freed at a time: a fraction of a second's work.
 const STEP: Bytes = Bytes::mib(256);
 
-/// The cache of a group's disks, served. Dropping it ends that; clients find no trace of it but what they have written.
+/// The disk cache of a group, being served. Dropping it ends the service, and leaves only the
+/// clients' writes.
 #[derive(Debug)]
 pub struct Service {
     inner: Arc<Inner>,
@@ -39,19 +40,21 @@ pub struct Service {
 #[derive(Debug)]
 struct Inner {
     group: Group,
-    /// It keeps the size that it began with.
+    /// Whether requests to resize it are ignored.
     fixed: bool,
     shelf: Arc<Shelf>,
     lent: Arc<Lent>,
-    /// Where it lends, from when it does.
+    /// The addresses at which it lends, once it does.
     lends: OnceLock<Vec<Address>>,
 }
 
 impl Service {
-    /// That of the group whose regions are in `regions_dir`. It takes the place of one that was killed.
+    /// Starts the cache of the group whose regions are in `regions_dir`. The new cache replaces one
+    /// that was killed.
     ///
     /// # Errors
-    /// [`CacheError`], also where there is another one.
+    /// [`CacheError::Busy`] if the group has a cache; other [`CacheError`]s if a socket, a file or
+    /// memory is not available.
     pub fn start(regions_dir: &Path, group: Group, options: Options) -> Result<Self, CacheError> {
         let files = GroupFiles::new(regions_dir, &group);
         let lock = lock(&files, &group)?;
@@ -77,19 +80,19 @@ impl Service {
                 Arc::new(Borrowers(inner.lent.clone())),
             )?);
         }
-        // It is set once.
+        // Only this call sets it.
         let _ =
             inner.lends.set(this.servers.iter().map(|server| server.address().clone()).collect());
         this.control =
             Some(Control::bind(&control, inner.clone()).map_err(io("listening at", &control))?);
-        // Last of all, as it is what VMs look for.
+        // Last, because VMs connect once this socket exists.
         let address = Address::Unix(this.files.cache_disks());
         let exports = Arc::new(Disks(inner.shelf.clone()));
         this.servers.push(Server::bind(&address, Security::Plain, exports)?);
         Ok(this)
     }
 
-    /// How it is.
+    /// Returns the status.
     pub fn status(&self) -> Status {
         self.inner.status()
     }
@@ -125,7 +128,7 @@ impl Asked for Inner {
         loop {
             let next = size.max(pages.size().saturating_sub(STEP));
             pages.resize(next);
-            // Who asks hears how far it got.
+            // The client hears the size reached.
             if next == size || Instant::now() > deadline {
                 return;
             }
@@ -138,7 +141,7 @@ impl Drop for Service {
         self.servers.clear();
         self.control = None;
         for file in [self.files.cache_control(), self.files.cache_lock()] {
-            // What is not there needs no removing.
+            // A missing file is no error.
             let _ = fs::remove_file(file);
         }
         self.lock = None;
@@ -146,7 +149,7 @@ impl Drop for Service {
     }
 }
 
-/// Has this be the only one of its group.
+/// Takes the lock that makes this the only cache of its group.
 fn lock(files: &GroupFiles, group: &Group) -> Result<File, CacheError> {
     let path = files.cache_lock();
     loop {
@@ -154,7 +157,7 @@ fn lock(files: &GroupFiles, group: &Group) -> Result<File, CacheError> {
         let mut options = OpenOptions::new();
         let lock = options.create(true).truncate(false).write(true).mode(0o600).open(&path);
         let lock = match lock {
-            // One that ended has taken the directory away.
+            // A cache that just ended has removed the directory.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             lock => lock.map_err(io("opening", &path))?,
         };
@@ -163,7 +166,7 @@ fn lock(files: &GroupFiles, group: &Group) -> Result<File, CacheError> {
             Err(TryLockError::WouldBlock) => return Err(CacheError::Busy(group.clone())),
             Err(TryLockError::Error(error)) => return Err(io("locking", &path)(error)),
         }
-        // One that ended meanwhile has taken it away, and another one may have made it anew.
+        // A cache that just ended has removed the file, and another one may have made it anew.
         let is_there = lock
             .metadata()
             .is_ok_and(|lock| fs::metadata(&path).is_ok_and(|is| is.ino() == lock.ino()));

@@ -1,4 +1,4 @@
-//! The disks that are served, and to whom.
+//! The disks that are served, and their clients.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,8 +15,9 @@ use super::lender::Lender;
 use super::pages::{Pages, locked};
 use super::{DiskStatus, READ_ONLY};
 
-/// Disks by the absolute paths of their files: opened when the first client asks for them, and closed, with nothing of them cached, when the last one is
-/// gone. What others do to the file then is seen the next time.
+/// The open disks, by the identity of their files. The first client opens a disk. When the last
+/// client is gone, the disk is closed and its pages are dropped, so that later changes by others
+/// are seen.
 #[derive(Debug)]
 pub(super) struct Shelf {
     pub(super) pages: Arc<Pages>,
@@ -34,12 +35,13 @@ struct Open {
 struct Entry {
     disk: Arc<Disk>,
     path: PathBuf,
-    /// The process that alone writes it. None where everybody reads.
+    /// The process that may write the disk, if it is known; the outer `None` if the disk is
+    /// read-only.
     writer: Option<Option<u32>>,
     connections: u64,
 }
 
-/// A disk as a client has it.
+/// A client's handle to a disk.
 #[derive(Debug)]
 struct Handle {
     disk: Arc<Disk>,
@@ -47,7 +49,7 @@ struct Handle {
     shelf: Arc<Shelf>,
 }
 
-/// The exports of a shelf.
+/// The NBD server's view of the open disks.
 #[derive(Debug)]
 pub(super) struct Disks(pub(super) Arc<Shelf>);
 
@@ -60,7 +62,7 @@ impl Shelf {
         })
     }
 
-    /// The disks that clients have.
+    /// Lists the open disks.
     pub(super) fn disks(&self) -> Vec<DiskStatus> {
         let open = locked(&self.open);
         let status = |entry: &Entry| DiskStatus {
@@ -85,7 +87,7 @@ impl Shelf {
             return Ok(Handle { disk: entry.disk.clone(), identity, shelf: self.clone() });
         }
         let file = DiskFile::open(path, writer.is_none()).map_err(cannot)?;
-        // The name may be another file's by now.
+        // The path may name another file by now.
         let identity = file.identity().map_err(cannot)?;
         let number = open.next;
         open.next =

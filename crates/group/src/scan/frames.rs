@@ -1,4 +1,4 @@
-//! The file of pages that a group's regions have in common on a host.
+//! The file of the pages that a group's regions share on a host.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -10,10 +10,10 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{ScanError, failed};
 
-/// By how many frames the file grows: they take nothing before they are used.
+/// Frames by which the file grows; a frame takes no memory before it is used.
 const STEP: u64 = 1 << 16;
 
-/// The file; locked, so that nobody else writes it.
+/// The file of frames, locked against other writers.
 #[derive(Debug)]
 pub(super) struct Frames {
     file: File,
@@ -21,14 +21,14 @@ pub(super) struct Frames {
     giving: File,
     /// Whether each frame is in use.
     used: Vec<bool>,
-    /// Those that were and are not.
+    /// Frames that were used and are free.
     free: Vec<u64>,
-    /// None from this one on was ever used.
+    /// No frame from this one on was ever used.
     next: u64,
 }
 
 impl Frames {
-    /// With the frames that are shared in use.
+    /// Opens the file; the frames in `shared` are in use.
     pub(super) fn open(
         files: &GroupFiles,
         group: &Group,
@@ -68,7 +68,7 @@ impl Frames {
         Ok(this)
     }
 
-    /// Whether the file was removed, with the last region of the group.
+    /// Returns whether the file was removed, which happens with the group's last region.
     pub(super) fn is_gone(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
     }
@@ -83,7 +83,8 @@ impl Frames {
             .map_err(failed("reading", &self.path))
     }
 
-    /// Puts a page into a frame. New frames follow one another, as the pages do that are found one after the other: they can be mapped together.
+    /// Writes a page into a free frame. New frames are consecutive, because pages found one after
+    /// the other are then mapped together.
     pub(super) fn put(&mut self, page: &[u8]) -> Result<u64, ScanError> {
         let is_full = self.next == self.used.len() as u64;
         let frame = match self.free.pop() {
@@ -106,8 +107,8 @@ impl Frames {
         Ok(frame)
     }
 
-    /// Gives back the memory of all other frames. Says which were in use. No page comes to be shared meanwhile: an engine may still be at what a scanner
-    /// before this one has proposed.
+    /// Frees the memory of all frames but `shared`; returns those that were in use. The lock keeps
+    /// engines from sharing pages meanwhile: one may still act on proposals of an earlier scanner.
     pub(super) fn give_back_all_but(
         &mut self,
         shared: impl Iterator<Item = u64>,

@@ -1,11 +1,17 @@
-//! Looking for equal pages of a group's regions on a host (Groups, section 4.1).
+//! The search for equal pages of a group's regions on a host (\[Kim14\], section 4.1).
 //!
-//! One scanner a group, which sees no other group's pages, goes over all pages that are in the local caches of the group's regions, again and
-//! again. Pages of zeroes are to take nothing. A page that is what it was when it was last looked at is compared with those that are shared
-//! already (the stable set), and then with others that may not stay as they are (the unstable set, forgotten after each pass). One that stays as it is
-//! and is like no other is looked at less and less often (`seen`). What it finds it proposes to the regions' engines, which compare the pages themselves, byte by byte, when nobody can write to them.
+//! Each group has its own scanner, which sees no pages of other groups. The scanner passes over all
+//! pages in the local caches of the group's regions, again and again. Pages of zeroes need no
+//! memory. A page that is unchanged since the last look is compared with the shared pages (the
+//! stable set). If none is equal, the page is compared with other unchanged pages, which may still
+//! change (the unstable set, emptied after each pass). A page that stays unchanged and unequal is
+//! looked at less and less often (`seen`).
 //!
-//! What is shared is on record in files of the engines: a scanner that ends leaves it as it is, and the next one goes on.
+//! The scanner proposes equal pages to the regions' engines. The engines compare the pages byte by
+//! byte while no program can write to them.
+//!
+//! The engines' files record the shared pages. So a scanner that ends leaves them shared, and the
+//! next one goes on.
 
 mod frames;
 pub mod payer;
@@ -34,33 +40,33 @@ use crate::member::{Looked, Member, Members};
 /// Pages that are read together.
 const RUN: u64 = 64;
 
-/// So many times as many pages are passed over as are looked at, at most, before there is a rest.
+/// Pages that may be skipped for each page looked at, before [`Scanner::scan`] returns.
 const PASSED: u64 = 16;
 
-/// Why there can be no scanner, or it cannot go on.
+/// An error that prevents scanning.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// A file.
+    /// An operation on a file failed.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another one is at work.
+    /// Another scanner of the group is at work.
     #[error(
         "the pages of group '{0}' are being looked at already, by another 'aquifer group scan'"
     )]
     Busy(Group),
-    /// A region.
+    /// An operation on a region failed.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
 
-/// What is found by a fingerprint, which needs no hashing any more: nobody knows what it is made with.
+/// A map by fingerprint. Fingerprints need no further hashing, because their seed is secret.
 type ByFingerprint<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,16 +86,16 @@ impl Hasher for AsItIs {
     }
 }
 
-/// Pages since the scanner started.
+/// Numbers of pages since the scanner started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Looked at, or passed over as they are shared: as the kernel's KSM counts them.
+    /// Pages looked at, or skipped because they are shared, as the kernel's KSM counts them.
     pub scanned: u64,
-    /// Proposed, and shared.
+    /// Proposed pages that became shared.
     pub merged: u64,
-    /// Of zeroes, that take nothing since.
+    /// Pages of zeroes whose memory was freed.
     pub zero: u64,
-    /// Proposed, and different by then.
+    /// Proposed pages that had changed meanwhile.
     pub differ: u64,
     /// Passes over all pages.
     pub passes: u64,
@@ -100,21 +106,21 @@ pub struct Counts {
 pub struct Scanner {
     group: Group,
     directory: PathBuf,
-    /// None of another scanner is alike: what a page's fingerprint is cannot be known, and equal fingerprints not be made.
+    /// A random seed of the fingerprints, so that tenants can neither predict nor collide them.
     seed: u64,
     frames: Option<Frames>,
     members: Members,
-    /// Frames by the fingerprints of their content.
+    /// The frames by fingerprint.
     stable: ByFingerprint<u64>,
-    /// Pages that were as they are a pass ago, by theirs: the member and the page.
+    /// Unchanged pages (member and page) by fingerprint.
     unstable: ByFingerprint<(usize, u64)>,
-    /// Where the pass is: the member and the page.
+    /// Position of the current pass (member and page).
     at: (usize, u64),
     counts: Counts,
 }
 
 impl Scanner {
-    /// That of a group whose regions are in `directory`. There need not be any yet.
+    /// Makes the scanner of a group whose regions are in `directory`. There need not be any yet.
     pub fn new(directory: &Path, group: Group) -> Self {
         Self {
             members: Members::new(directory, &group),
@@ -129,25 +135,26 @@ impl Scanner {
         }
     }
 
-    /// What it has done.
+    /// Returns the counts.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Finds regions that have come and forgets those that are gone, and gives back frames that nobody shares any more. To be called now and then, such
-    /// as once a second.
+    /// Adds new regions, drops vanished ones, and frees frames that no page shares any more. The
+    /// caller calls this about once a second.
     ///
     /// # Errors
-    /// [`ScanError`].
+    /// [`ScanError`] if regions cannot be listed, the frames' file fails, or another scanner is at
+    /// work.
     pub fn look(&mut self) -> Result<(), ScanError> {
         let Looked { changed, all_known } = self.members.look()?;
         if changed {
-            // Numbers of members are others now.
+            // The numbers of the members have changed.
             self.unstable.clear();
             self.at = (0, 0);
         }
         if self.members.all.is_empty() || self.frames.as_ref().is_some_and(Frames::is_gone) {
-            // Where there is no region there is no directory either.
+            // The group's directory goes with its last region.
             self.frames = None;
             self.stable.clear();
             return Ok(());
@@ -177,10 +184,11 @@ impl Scanner {
         Ok(())
     }
 
-    /// Looks at so many pages, or at fewer if that takes to pass over many that need not be looked at. Says at how many.
+    /// Looks at up to `most` pages, and at fewer if too many must be skipped. Returns the number of
+    /// pages looked at.
     ///
     /// # Errors
-    /// [`ScanError`].
+    /// [`ScanError`] if the frames' file fails.
     pub fn scan(&mut self, most: u64) -> Result<u64, ScanError> {
         let all: u64 = self.members.all.iter().map(Member::pages).sum();
         let passes = all.min(most.saturating_mul(PASSED));
@@ -240,7 +248,7 @@ impl Scanner {
         let is_there = self.members.all[other].is_here(at)
             && self.members.all[other].read(at, &mut there).is_ok();
         if !is_there || there != data {
-            // This one stands for both from now on.
+            // This page stands for both from now on.
             self.unstable.insert(fingerprint, (which, page));
             return Ok(());
         }
@@ -272,12 +280,12 @@ impl Scanner {
         }
     }
 
-    /// What its members share now.
+    /// Returns the members' sharing.
     fn sharing(&self) -> Sharing {
         Sharing::of(&self.members, &self.members.sharers())
     }
 
-    /// How things are, for people.
+    /// Makes the report of a period.
     fn report(
         &self,
         sharing: Sharing,
@@ -289,10 +297,10 @@ impl Scanner {
         Report::new((&self.group, payer), sharing, &self.counts, verdict, cpu_percent)
     }
 
-    /// Has nothing of the group be shared any more.
+    /// Unshares all pages of the group.
     ///
     /// # Errors
-    /// [`ScanError`].
+    /// [`ScanError`] if regions cannot be listed, or an engine fails.
     pub fn undo(directory: &Path, group: &Group) -> Result<(), ScanError> {
         for files in client::list(directory)? {
             if client::record(&files).is_ok_and(|spec| spec.group == *group) {

@@ -1,5 +1,6 @@
-//! Who pays for a group's scanner: the group itself, or one that has borrowed what it saves (Groups, section 7.1). It stands in a file of the group's,
-//! written by who hands out what groups save, and read by the scanner.
+//! The payer of a group's scanner: the group itself, or one that has borrowed its savings
+//! (\[Kim14\], section 7.1). The balancer writes it to a file of the group, and the scanner reads
+//! it.
 
 use std::fs;
 use std::io;
@@ -9,27 +10,27 @@ use aquifer_page::Group;
 use aquifer_region::process::{GroupFiles, record};
 use serde::{Deserialize, Serialize};
 
-/// Another group that pays.
+/// Another group that pays for a scanner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Payer {
-    /// Which.
+    /// The paying group.
     pub group: Group,
-    /// The cgroup in which it pays for CPU.
+    /// The cgroup to which its CPU time is charged.
     pub cgroup: Option<PathBuf>,
 }
 
-/// Who pays for the scanner of `group`, if not the group itself.
+/// Reads the payer of the scanner of `group`; `None` if it is the group itself.
 ///
 /// # Errors
-/// The system's.
+/// If the file cannot be read.
 pub fn read(directory: &Path, group: &Group) -> io::Result<Option<Payer>> {
     record::read(&GroupFiles::new(directory, group).payer())
 }
 
-/// Has somebody pay for the scanner of `group` from now on.
+/// Sets the payer of the scanner of `group`; `None` for the group itself.
 ///
 /// # Errors
-/// The system's.
+/// If the file cannot be written or removed.
 pub fn write(directory: &Path, group: &Group, payer: Option<&Payer>) -> io::Result<()> {
     let path = GroupFiles::new(directory, group).payer();
     match payer {

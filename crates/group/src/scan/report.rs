@@ -1,4 +1,4 @@
-//! What sharing saves, in numbers.
+//! Figures of sharing and of a scanner.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 use super::{Counts, ScanError};
 use crate::member::{Member, Members};
 
-/// What the regions of a group share on a host: counted from their records, exactly.
+/// The sharing of a group's regions on a host, counted exactly from the engines' records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sharing {
-    /// Regions of the group.
+    /// Number of the group's regions.
     pub regions: u64,
-    /// Of their memory, what is kept in frames of the group.
+    /// Memory of the regions that is in frames of the group.
     pub shared_bytes: Bytes,
-    /// What those frames take.
+    /// Memory that those frames take.
     pub frames_bytes: Bytes,
-    /// The difference.
+    /// `shared_bytes` less `frames_bytes`.
     pub saved_bytes: Bytes,
-    /// Pages that were shared until somebody wrote to them, since the engines started.
+    /// Shared pages that a write has unshared (copy-on-write), since the engines started.
     pub broken: u64,
-    /// Mappings that shared pages take, for each of them: 1 where none follows another one.
+    /// Mappings for each shared page: 1 if no two adjacent pages are in adjacent frames.
     pub mappings_per_page: f64,
 }
 
 impl Sharing {
-    /// That of these, of whose frames each is so many pages.
+    /// Counts the sharing of `members`; `sharers` holds the number of pages of each frame.
     pub(crate) fn of(members: &Members, sharers: &HashMap<u64, u64>) -> Self {
         let (mut broken, mut runs) = (0, 0);
         for member in &members.all {
@@ -49,10 +49,10 @@ impl Sharing {
     }
 }
 
-/// What a group shares on this host, whether it is being looked for more or not.
+/// Returns the sharing of a group on this host, whether or not a scanner is at work.
 ///
 /// # Errors
-/// [`ScanError`].
+/// [`ScanError::Region`] if the regions cannot be listed or read.
 pub fn sharing(directory: &Path, group: &Group) -> Result<Sharing, ScanError> {
     let mut members = Members::new(directory, group);
     for files in client::list(directory)? {
@@ -61,27 +61,27 @@ pub fn sharing(directory: &Path, group: &Group) -> Result<Sharing, ScanError> {
     Ok(Sharing::of(&members, &members.sharers()))
 }
 
-/// How a scanner is doing.
+/// The report of a scanner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The group.
     pub group: Group,
-    /// Who pays for it: this group, or one that has borrowed what it saves.
+    /// The group that pays: this one, or one that has borrowed its savings.
     pub payer: Group,
-    /// What it shares.
+    /// The group's sharing.
     #[serde(flatten)]
     pub sharing: Sharing,
-    /// How fast pages are looked at from now on.
+    /// Rate of scanning from now on.
     pub scan_pages_per_ms: Rate,
-    /// And why.
+    /// The decision about the rate.
     pub why: Verdict,
-    /// CPU of the scanner, of one processor, in the last period.
+    /// CPU time of the scanner in the last period, in percent of one processor.
     pub scanner_cpu_pct: f64,
-    /// Pages looked at, or passed over as they are shared, since it started.
+    /// Pages looked at, or skipped because they are shared, since the start.
     pub scanned: u64,
-    /// Of these, how many came to be shared.
+    /// Pages that became shared.
     pub merged: u64,
-    /// And how many were of zeroes, and take nothing since.
+    /// Pages of zeroes whose memory was freed.
     pub zero: u64,
     /// Passes over all pages.
     pub passes: u64,

@@ -1,4 +1,4 @@
-//! A scanner at work.
+//! The loop of a scanner.
 
 use std::fs;
 use std::io;
@@ -14,25 +14,26 @@ use super::totals::Totals;
 use super::{Report, ScanError, Scanner, failed};
 use crate::member::{Members, cpu_seconds};
 
-/// Between two looks at pages: few enough at a time that nobody waits for a processor.
+/// Pause between two batches, short enough that a batch keeps no thread waiting for a processor.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A period of the rate's controller (Groups, section 6.1).
+/// Period of the rate's controller (\[Kim14\], section 6.1).
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// On whose account a scanner is.
+/// The account to which a scanner's CPU time is charged.
 #[derive(Debug)]
 struct Accounted {
     directory: PathBuf,
     group: Group,
-    /// The cgroup of its own group.
+    /// The cgroup of the scanner's own group.
     home: Option<PathBuf>,
-    /// Who pays, if not its own group, and that one's regions.
+    /// The paying group and its regions, if it is not the scanner's own.
     payer: Option<(Payer, Members)>,
 }
 
 impl Accounted {
-    /// On its own group's: in its cgroup, or at the lowest priority.
+    /// Charges the scanner's own group: moves this process to the group's cgroup, or else to the
+    /// lowest priority.
     fn new(directory: &Path, group: &Group, home: Option<&Path>) -> Result<Self, ScanError> {
         let be_modest = || Ok(rustix::process::setpriority_process(None, 19)?);
         home.map_or_else(be_modest, join_cgroup)
@@ -41,12 +42,12 @@ impl Accounted {
         Ok(Self { directory, group, home: home.map(Path::to_owned), payer: None })
     }
 
-    /// Finds who pays now. True if that is another one than before.
+    /// Reads the current payer; returns whether it has changed.
     fn look(&mut self) -> bool {
         let now = payer::read(&self.directory, &self.group).ok().flatten();
         if now.as_ref() == self.payer.as_ref().map(|(payer, _)| payer) {
             if let Some((_, members)) = &mut self.payer {
-                // Who cannot be looked at now has done nothing.
+                // Regions that cannot be read now count as idle.
                 let _ = members.look();
             }
             return false;
@@ -70,20 +71,22 @@ impl Accounted {
     }
 }
 
-/// Puts this process into a cgroup, whose limits and shares of CPU are then its own.
+/// Moves this process into a cgroup, which then limits and accounts its CPU time.
 ///
 /// # Errors
-/// The system's.
+/// If the cgroup does not exist, or refuses the process.
 pub fn join_cgroup(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), "0")
 }
 
 impl Scanner {
-    /// Looks for equal pages, at the rate that `config` has it, until `goes_on` says no: in its tenant's `cgroup` or, where there is none, at the lowest
-    /// priority. Tells once in a period how things are.
+    /// Scans at the rate that a controller with `config` sets, until `goes_on` returns false. Calls
+    /// `tell` once a period.
+    ///
+    /// The process runs in its tenant's `cgroup` or, without one, at the lowest priority.
     ///
     /// # Errors
-    /// [`ScanError`].
+    /// [`ScanError`] if the cgroup cannot be joined, or looking or scanning fails.
     pub fn run(
         &mut self,
         config: Config,
@@ -106,7 +109,7 @@ impl Scanner {
             let milliseconds = last.elapsed().as_secs_f64() * 1000.0;
             last = Instant::now();
             let rate = f64::from(controller.rate().0);
-            // What could not be done in time is not made up for.
+            // Time lost is made up for ten ticks at most.
             due = (due + rate * milliseconds).min(rate * 1000.0 * TICK.as_secs_f64() * 10.0);
             let looked = self.scan(due as u64)?;
             due = if looked < due as u64 { 0.0 } else { due - looked as f64 };
@@ -117,7 +120,7 @@ impl Scanner {
                 let totals = Totals::of(&self.members, &sharing, accounted.members());
                 let (cpu, seconds) = (cpu_seconds(own), before.0.elapsed().as_secs_f64());
                 let scanner = cpu - before.1;
-                // What another group has done before is not of this period.
+                // The new payer's activity of earlier periods does not count.
                 let since = if changed { totals } else { before.2 };
                 let verdict = controller.step(&totals.since(&since, scanner, seconds * processors));
                 let payer = accounted.payer.as_ref().map(|(payer, _)| &payer.group);

@@ -1,19 +1,21 @@
-//! What a scanner has seen of a region's pages: which are calm, and which it need not look at in every pass.
+//! A scanner's memory of a region's pages: which are unchanged, and which need no look in every
+//! pass.
 
-/// A page that was so often as it was before, and like no other, is looked at in every second pass; in every fourth after as many times more, and then in every
-/// eighth. They are the same passes for all such pages, so that two that are equal are looked at together. (The kernel's KSM passes over such pages, too:
+/// After this many looks at an unchanged and unequal page, it is looked at in every second pass.
+/// After as many more it is every fourth, then every eighth. All such pages have the same passes,
+/// so that equal ones are looked at together. (The kernel's KSM skips such pages, too:
 /// `smart_scan`.)
 const TIMES: u8 = 3;
 
-/// By powers of two: the longest that a page waits, in passes.
+/// The longest interval of a page, as the binary logarithm of the number of passes.
 const LONGEST: u8 = 3;
 
-/// Of each page of a region.
+/// The state of each page of a region.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// A part of its fingerprint when it was last looked at; 0 if it was not.
+    /// A part of the page's fingerprint at the last look; 0 before the first one.
     fingerprints: Vec<u32>,
-    /// How often it was found to be as it was.
+    /// Looks since the last change.
     calm: Vec<u8>,
 }
 
@@ -22,13 +24,13 @@ impl Seen {
         Self { fingerprints: vec![0; pages as usize], calm: vec![0; pages as usize] }
     }
 
-    /// Whether the page is to be looked at in this pass.
+    /// Returns whether this pass must look at the page.
     pub(crate) fn is_due(&self, page: u64, pass: u64) -> bool {
         let waits = (self.calm[page as usize] / TIMES).min(LONGEST);
         pass.is_multiple_of(1 << waits)
     }
 
-    /// It is looked at. Whether it is what it was the last time.
+    /// Notes a look; returns whether the page is unchanged since the last one.
     pub(crate) fn is_calm(&mut self, page: u64, fingerprint: u64) -> bool {
         let (part, page) = ((fingerprint as u32).max(1), page as usize);
         let is_calm = std::mem::replace(&mut self.fingerprints[page], part) == part;
@@ -46,7 +48,7 @@ mod tests {
         let mut seen = Seen::new(2);
         assert!(!seen.is_calm(1, 7) && seen.is_calm(1, 7) && !seen.is_calm(0, 7));
         assert!(!seen.is_calm(1, 8) && seen.is_calm(1, 8));
-        // Also where all that is kept of its fingerprint is nothing.
+        // Also if the stored part of the fingerprint is zero.
         assert!(!seen.is_calm(0, 1 << 32) && seen.is_calm(0, 1 << 32));
     }
 
@@ -55,7 +57,7 @@ mod tests {
         let mut seen = Seen::new(2);
         let mut looked = Vec::new();
         for pass in 0..64 {
-            // The other one comes later.
+            // The other page comes later.
             for page in [0].into_iter().chain((pass >= 21).then_some(1)) {
                 if seen.is_due(page, pass) {
                     seen.is_calm(page, 7);
@@ -66,7 +68,7 @@ mod tests {
         let of = |page| looked.iter().filter(move |(is, _)| *is == page).map(|(_, pass)| *pass);
         assert!(of(0).eq([0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56]), "{looked:?}");
         assert!(of(1).filter(|pass| *pass > 40).eq([48, 56]), "{looked:?}");
-        // What was written is looked at each time again.
+        // A changed page is looked at in each pass again.
         seen.is_calm(0, 8);
         assert!((64..70).all(|pass| seen.is_due(0, pass)));
     }

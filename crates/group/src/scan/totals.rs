@@ -1,4 +1,4 @@
-//! What the members of a group do, by which a scanner's rate is set.
+//! The activity of a group's members, which determines a scanner's rate.
 
 use aquifer_control::group::scan_rate::Activity;
 use aquifer_page::Bytes;
@@ -6,21 +6,21 @@ use aquifer_page::Bytes;
 use super::report::Sharing;
 use crate::member::Members;
 
-/// What they have done since they started.
+/// Totals of the members since they started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Totals {
-    /// CPU that their programs and engines have used, in seconds.
+    /// CPU time of their programs and engines, in seconds.
     cpu_seconds: f64,
-    /// Fetched from lenders and written to them, and swapped by guests.
+    /// Bytes fetched from lenders, written back to them, and swapped by guests.
     swapped: Bytes,
-    /// Saved by sharing.
+    /// Memory that sharing saves.
     saved: Bytes,
-    /// Regions.
+    /// Number of regions.
     vms: u32,
 }
 
 impl Totals {
-    /// Of a group, which shares so much, and of the one that pays for its scanner if that is another one.
+    /// Sums up a group, or the activity of the group that pays for its scanner.
     pub(super) fn of(members: &Members, sharing: &Sharing, payer: Option<&Members>) -> Self {
         let (vms, saved) = (members.all.len() as u32, sharing.saved_bytes);
         let mut totals = Self { vms, saved, ..Self::default() };
@@ -32,9 +32,10 @@ impl Totals {
         totals
     }
 
-    /// What was done since `before`, with `scanner` seconds of CPU of the scanner's own, of `cpu` seconds that there were.
+    /// Returns the activity since `before`. The scanner used `scanner` seconds of CPU time, and
+    /// `cpu` seconds were available.
     pub(super) fn since(&self, before: &Self, scanner: f64, cpu: f64) -> Activity {
-        // One that is gone takes its share with it.
+        // A vanished member takes its part of the total with it.
         let used = (self.cpu_seconds - before.cpu_seconds).max(0.0) + scanner;
         let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
         Activity {

@@ -1,4 +1,4 @@
-//! Handing out what groups save, where something is wrong with one of them.
+//! Tests of the balancer with a group that has a problem.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -43,7 +43,7 @@ fn an_agreement_that_cannot_be_read_stops_no_other_group() {
     let turn = balancing.turn(true).unwrap();
     assert_eq!(names(&turn), ["blue", "red"]);
     assert!(turn.malformed[0].contains("green.toml"), "{:?}", turn.malformed);
-    // One that could be read before goes on by what was read then.
+    // A group whose agreement could be read earlier keeps that one.
     fs::write(agreements.file(&"red".parse().unwrap()), "").unwrap();
     let turn = balancing.turn(true).unwrap();
     assert_eq!((names(&turn), turn.malformed.len()), (vec!["blue", "red"], 2));
@@ -59,7 +59,7 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     let dir = tempfile::tempdir().unwrap();
     let agreements = agreed(dir.path(), &["blue", "red"]);
     let blue_cache = cache(dir.path(), "blue");
-    // A process that is stopped: nobody takes calls from its queue.
+    // A stopped process: no thread accepts from its backlog.
     let red: Group = "red".parse().unwrap();
     let files = GroupFiles::new(&dir.path().join("regions"), &red);
     fs::create_dir_all(files.directory()).unwrap();
@@ -75,7 +75,7 @@ fn a_cache_that_does_not_answer_stops_no_other_group() {
     assert!(blue.cache.is_some() && blue.failed.is_empty(), "{blue:?}");
     assert!(red.failed.iter().any(|why| why.contains("no answer to 'status' within")), "{red:?}");
     drop((queued, listener));
-    // The tmpfs of regions goes with the last of what is in it.
+    // The regions' tmpfs is unmounted with its last file.
     fs::remove_dir_all(files.directory()).unwrap();
     drop(blue_cache);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();

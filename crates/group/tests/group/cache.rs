@@ -1,6 +1,7 @@
-//! A cache of disks as its clients find it: what was written is what is read, byte by byte, while the cache grows and shrinks all the time.
+//! Tests of a disk cache by its clients. Clients read the bytes that they wrote, while the cache
+//! grows and shrinks all the time.
 //!
-//! Needs root. `AQUIFER_SECONDS` says how long clients work (4 unless told).
+//! The tests need root. `AQUIFER_SECONDS` is the duration of the clients' work (4 by default).
 
 use std::fs::{self, File};
 
@@ -41,7 +42,7 @@ fn what_was_read_is_cached_until_nobody_has_the_disk_any_more() {
     drop(one);
     until(|| here.status().disks.is_empty());
     assert_eq!(here.status().used, Bytes::ZERO);
-    // Whatever it is now is what is read.
+    // A later client reads the file's new content.
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     here.connect(&path).read(0, &mut read).unwrap();
     assert!(read.iter().all(|byte| *byte == 7));
@@ -77,7 +78,7 @@ fn a_disk_is_read_by_all_or_written_by_one() {
     let mut writer = writer.unwrap();
     assert!(!writer.is_read_only() && writer.can_multi_conn());
     writer.write(0, &[1]).unwrap();
-    // By another name it is the same disk.
+    // Under another name it is the same disk.
     let link = here.dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     here.connect(&link).read(0, &mut read).unwrap();
@@ -105,7 +106,7 @@ fn an_error_of_the_disk_is_one_of_its_client_and_of_nobody_else() {
     let mut client = here.connect(&path);
     let mut read = vec![0; 64 << 10];
     client.read(0, &mut read).unwrap();
-    // What is not there any more cannot be read, what is cached can.
+    // Bytes beyond the new end can be read only if they are cached.
     File::options().write(true).open(&path).unwrap().set_len(512 << 10).unwrap();
     let mut large = vec![0; 1 << 20];
     assert!(client.read(0, &mut large).unwrap_err().to_string().contains("error 5"));
@@ -123,7 +124,7 @@ fn an_image_that_grows_has_room_to() {
         return;
     }
     let here = Here::new(Bytes::mib(8));
-    // What the head of an image says, of a guest's disk of 100 MiB.
+    // The header of an image, of a guest's disk of 100 MiB.
     let mut head = b"QFI\xfb\0\0\0\x03".to_vec();
     head.resize(24, 0);
     head.extend((100_u64 << 20).to_be_bytes());

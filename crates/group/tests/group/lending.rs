@@ -1,6 +1,7 @@
-//! Caches of a group that lend to each other: what a client reads is what it wrote, whatever the lender does, and a lender can tell nothing of it.
+//! Tests of caches that lend to each other. A client reads the bytes that it wrote, whatever the
+//! lender does, and a lender cannot read them.
 //!
-//! Needs root. `AQUIFER_SECONDS` says how long clients work (4 unless told).
+//! The tests need root. `AQUIFER_SECONDS` is the duration of the clients' work (4 by default).
 
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +16,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::common::{Here, PAGE, PATIENCE, is_root, seconds, until, work};
 
-/// So often a lender dies while clients work.
+/// How often the lender dies while clients work.
 const KILLS: u32 = 3;
 
 fn target(address: &Address, export: &str) -> Target {
@@ -27,7 +28,7 @@ fn connect(address: &Address, export: &str) -> Result<Connection, String> {
         .map_err(|error| error.to_string())
 }
 
-/// One that lends on this port of the loopback interface, or on any if that is 0.
+/// Makes options of a lender at this port of the loopback interface; 0 for any port.
 fn lending(port: u16, size: Bytes) -> Options {
     let address = Address::Tcp { host: "127.0.0.1".to_owned(), port };
     Options { size, lends: vec![(address, Security::Plain)], ..Options::default() }
@@ -60,7 +61,8 @@ fn what_leaves_the_memory_here_is_read_from_a_lender_that_shrinks_and_dies_and_c
     work(&here, seconds() / 2, |_| has_read(&before, Bytes::mib(1)));
     let calm = lender(&here);
     assert!(calm.wrong_bytes == Bytes::ZERO, "{calm:?}");
-    // It dies each time that something has been read from the one before, and so in the middle of whatever it does.
+    // The lender dies each time after some pages were read from it, and thus in the middle of other
+    // work.
     let (mut killed, mut last) = (0, calm.clone());
     work(&here, seconds(), |chance| {
         there.resize(Bytes(if chance.below(4) == 0 { 0 } else { chance.below(16 << 20) }));
@@ -72,7 +74,7 @@ fn what_leaves_the_memory_here_is_read_from_a_lender_that_shrinks_and_dies_and_c
             return lender(&here).dropped_bytes > Bytes::ZERO;
         }
         last = lender(&here);
-        // With all that it has.
+        // The lender's pages go with the service.
         there.service = None;
         there.start(lending(port, Bytes::mib(16)));
         killed += 1;
@@ -81,7 +83,7 @@ fn what_leaves_the_memory_here_is_read_from_a_lender_that_shrinks_and_dies_and_c
     let wild = lender(&here);
     assert_eq!((killed, wild.wrong_bytes), (KILLS, Bytes::ZERO), "{wild:?}");
 
-    // Nothing stays with it of a disk that nobody has, or of a borrower that is gone.
+    // The lender keeps no pages of a closed disk, or of a borrower that is gone.
     there.resize(Bytes::mib(16));
     here.resize(Bytes::ZERO);
     let (path, _) = here.disk("other", 4 << 20);
@@ -119,7 +121,7 @@ fn a_lender_serves_its_group_and_keeps_borrowers_apart() {
     one.write(7 * PAGE, &page).unwrap();
     other.read(7 * PAGE, &mut page).unwrap();
     assert_eq!(page, [0; PAGE_SIZE]);
-    // Of one borrower, all connections have the same.
+    // All connections of one borrower see the same pages.
     connect(&address, "blue/one").unwrap().read(7 * PAGE, &mut page).unwrap();
     assert_eq!(page, [1; PAGE_SIZE]);
     other.write(7 * PAGE, &[2; PAGE_SIZE]).unwrap();
@@ -132,16 +134,16 @@ fn a_lender_serves_its_group_and_keeps_borrowers_apart() {
     assert!(one.write(0, &[3; PAGE_SIZE]).unwrap_err().is_no_space());
 }
 
-/// A lender that gives what it likes, and looks at what it gets.
+/// A lender that returns wrong pages, and inspects those it receives.
 #[derive(Debug, Default)]
 struct Liar {
     pages: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
     asked: AtomicU64,
-    /// Pages in which there is something of what is on the borrower's disk.
+    /// Pages that contain plaintext of the borrower's disk.
     readable: AtomicU64,
 }
 
-/// A disk of which every word has this in it.
+/// A mark in every word of a disk.
 const MARK: u64 = 0x5ec2_e75e_c2e7_0000;
 
 impl Disk for Liar {
@@ -217,7 +219,8 @@ fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
     let address = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
     let server = Server::bind(&address, Security::Plain, Arc::new(Lying(liar.clone()))).unwrap();
     let here = borrowing(server.address(), Bytes::mib(1));
-    // Some of what it gives is right, some is wrong and some is missing, and clients read what they wrote.
+    // Some returned pages are right, some wrong and some missing, and clients still read their own
+    // bytes.
     work(&here, seconds(), |_| {
         let is = lender(&here);
         [is.wrong_bytes, is.dropped_bytes, is.read_bytes]
@@ -225,7 +228,7 @@ fn a_lender_that_lies_is_found_out_and_can_read_nothing() {
             .all(|bytes| *bytes > Bytes(10 * PAGE))
     });
 
-    // What guests write is not for it to see.
+    // The lender cannot see the guests' writes.
     let path = here.dir.path().join("secret");
     std::fs::write(&path, vec![0; 4 << 20]).unwrap();
     let mut client = here.connect(&path);

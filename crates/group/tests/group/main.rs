@@ -1,4 +1,4 @@
-//! Caches of a group as their clients find them. Need root.
+//! Tests of a group's disk caches and balancer. The tests need root.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,5 @@
-//! Archives as the kernel unpacks them (Documentation/driver-api/early-userspace/buffer-format.rst, "newc").
+//! A writer of cpio archives in the kernel's format ("newc",
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 const DIRECTORY: u32 = 0o040_755;
 const FILE: u32 = 0o100_755;
 
-/// An archive in the making.
+/// An unfinished archive.
 #[derive(Debug, Default)]
 pub(super) struct Archive {
     bytes: Vec<u8>,
@@ -15,7 +16,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory and those above it, once.
+    /// Adds a directory and its parents, each once.
     pub(super) fn directory(&mut self, path: &str) {
         let path = path.trim_matches('/');
         if path.is_empty() || !self.directories.insert(path.to_owned()) {
@@ -27,7 +28,7 @@ impl Archive {
         self.entry(path, DIRECTORY, &[]);
     }
 
-    /// Adds a file that can be executed, and the directories above it.
+    /// Adds an executable file and its parent directories.
     pub(super) fn file(&mut self, path: &str, content: &[u8]) {
         let path = path.trim_matches('/');
         if let Some(parent) = Path::new(path).parent().and_then(Path::to_str) {
@@ -36,7 +37,7 @@ impl Archive {
         self.entry(path, FILE, content);
     }
 
-    /// The archive.
+    /// Appends the trailer and returns the archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -46,7 +47,8 @@ impl Archive {
         self.entries += 1;
         let links = if mode == DIRECTORY { 2 } else { 1 };
         let (size, name_size) = (content.len(), name.len() + 1);
-        // Magic, inode, mode, user, group, links, time, size, device and its number twice, length of the name, checksum.
+        // Magic, inode, mode, uid, gid, nlink, mtime, file size, device (major, minor), rdev
+        // (major, minor), name size, checksum.
         let header = format!(
             "070701{:08x}{mode:08x}{:08x}{:08x}{links:08x}{:08x}{size:08x}{:08x}{:08x}{:08x}{:08x}{name_size:08x}{:08x}",
             self.entries, 0, 0, 0, 0, 0, 0, 0, 0

@@ -1,4 +1,5 @@
-//! What must be known of a program file to copy it (System V ABI, "Object Files" and "Program Loading"; 64 bits, little-endian).
+//! The parts of a program file that a copy needs (System V ABI, "Object Files" and "Program
+//! Loading"; 64 bits, little-endian).
 
 use std::ops::Range;
 
@@ -19,7 +20,7 @@ fn number<const N: usize>(content: &[u8], at: usize) -> Option<u64> {
 }
 
 impl<'a> Headers<'a> {
-    /// Those of a file; none if it is no such file.
+    /// Parses a file's headers; returns `None` if it is not a 64-bit, little-endian ELF file.
     pub(super) fn of(content: &'a [u8]) -> Option<Self> {
         if !content.starts_with(b"\x7fELF\x02\x01")
             || ![EXECUTABLE, SHARED].contains(&kind(content)?)
@@ -40,7 +41,7 @@ impl<'a> Headers<'a> {
         Some(Self { content, segments })
     }
 
-    /// The path of the loader that a program names.
+    /// Returns the path of the loader that the program names.
     pub(super) fn interpreter(&self) -> Option<&'a str> {
         let (_, range) = self.segments.iter().find(|(kind, _)| *kind == INTERPRETER)?;
         std::str::from_utf8(&self.content[range.clone()])
@@ -48,17 +49,18 @@ impl<'a> Headers<'a> {
             .map(|path| path.trim_end_matches('\0'))
     }
 
-    /// Whether it can be loaded anywhere, as libraries can.
+    /// Returns whether the file can be loaded at any address, as libraries can.
     pub(super) fn is_shared(&self) -> bool {
         kind(self.content) == Some(SHARED)
     }
 
-    /// The file as far as loaders read it: sections, symbols among them, come behind that.
+    /// Returns the file without its sections, which lie behind the segments: loaders read segments
+    /// only.
     pub(super) fn lean(&self) -> Vec<u8> {
         let end =
             self.segments.iter().map(|(_, range)| range.end).max().unwrap_or_default().max(0x40);
         let mut lean = self.content[..end.min(self.content.len())].to_vec();
-        // Where sections are, and how many.
+        // `e_shoff`, then `e_shnum` and `e_shstrndx`: the copy has no section headers.
         lean[0x28..0x30].fill(0);
         lean[0x3c..0x40].fill(0);
         lean

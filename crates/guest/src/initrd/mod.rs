@@ -1,4 +1,4 @@
-//! First file systems for guests, made of programs of this host.
+//! Initial RAM file systems for guests, made of programs of this host.
 
 mod cpio;
 mod elf;
@@ -14,7 +14,7 @@ use crate::error::GuestError;
 use cpio::Archive;
 pub use modules::{Modules, ORDER};
 
-/// A first file system in the making: what QEMU's `-initrd` takes.
+/// An unfinished initial RAM file system, for QEMU's `-initrd`.
 #[derive(Debug, Default)]
 pub struct Initrd {
     archive: Archive,
@@ -22,21 +22,23 @@ pub struct Initrd {
 }
 
 impl Initrd {
-    /// Adds a directory and those above it.
+    /// Adds a directory and its parents.
     pub fn directory(&mut self, path: &str) {
         self.archive.directory(path);
     }
 
-    /// Adds a file that can be executed, and the directories above it.
+    /// Adds an executable file and its parent directories.
     pub fn file(&mut self, path: &str, content: &[u8]) {
         self.archive.file(path, content);
     }
 
-    /// Adds this host's file `here` as `there`, an absolute path. A program comes without what only debuggers read, and with the shared libraries
-    /// that it needs, where it looks for them.
+    /// Adds this host's file `here` as `there`, an absolute path.
+    ///
+    /// A program loses the sections that only debuggers read. This function also adds the program's
+    /// shared libraries, at the paths where the loader finds them.
     ///
     /// # Errors
-    /// What cannot be read, or a library that is missing.
+    /// [`GuestError::Io`] if a file cannot be read or a library is missing.
     pub fn copy(&mut self, here: &Path, there: &str) -> Result<(), GuestError> {
         let fail =
             |path: &Path| GuestError::io(format!("cannot put {} into a guest", path.display()));
@@ -56,18 +58,18 @@ impl Initrd {
         Ok(())
     }
 
-    /// All of it, as the kernel unpacks it.
+    /// Returns the archive, in the format that the kernel unpacks.
     pub fn finish(self) -> Vec<u8> {
         self.archive.finish()
     }
 }
 
-/// The paths of the libraries that a program, or a library, needs; its loader among them.
+/// Returns the paths of a program's or a library's shared libraries, and of its loader.
 fn libraries(of: &Path, headers: &elf::Headers<'_>) -> io::Result<Vec<String>> {
     let loader = match headers.interpreter() {
         Some(loader) => loader.to_owned(),
         None if !headers.is_shared() => return Ok(Vec::new()),
-        // A library is loaded by whatever loads this program.
+        // A library has no loader of its own: take this program's.
         None => {
             let own = fs::read("/proc/self/exe")?;
             let own = elf::Headers::of(&own).and_then(|own| own.interpreter().map(str::to_owned));

@@ -1,4 +1,4 @@
-//! Kernel modules, unpacked, and the order in which a guest loads them.
+//! Kernel modules, uncompressed, and the order in which a guest loads them.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,25 +9,27 @@ use std::process::{Command, Output, Stdio};
 use super::Initrd;
 use crate::error::GuestError;
 
-/// Where a guest finds them, and what says in which order they are to be loaded: a line for each, its file and, after a space, its parameters.
+/// The guest's list of modules, in load order. A line holds a file name and, after a space,
+/// parameters.
 pub const ORDER: &str = "/modules/order";
 
-/// The modules of a kernel.
+/// The modules of one kernel.
 #[derive(Clone, Debug)]
 pub struct Modules {
-    /// What `lib/modules` is in.
+    /// The directory that contains `lib/modules`.
     root: PathBuf,
-    /// The kernel's release, as `uname -r` has it.
+    /// The kernel's release, as `uname -r` prints it.
     release: String,
 }
 
 impl Modules {
-    /// Those in `root/lib/modules/release`.
+    /// Takes the modules in `root/lib/modules/release`.
     pub fn new(root: &Path, release: &str) -> Self {
         Self { root: root.to_owned(), release: release.to_owned() }
     }
 
-    /// Those of the kernel in this file: this system's if it is called `vmlinuz-RELEASE`, or the only ones in `lib/modules` beside it.
+    /// Finds the modules of the kernel in this file. A file `vmlinuz-RELEASE` has this system's
+    /// modules; any other must have a single release in `lib/modules` beside it.
     pub fn of(kernel: &Path) -> Option<Self> {
         let name = kernel.file_name()?.to_str()?;
         if let Some(release) = name.strip_prefix("vmlinuz-") {
@@ -39,7 +41,8 @@ impl Modules {
         beside.next().is_none().then(|| release.to_str().map(|release| Self::new(root, release)))?
     }
 
-    /// The files of a module and of those that it needs, in the order in which they are to be loaded; none if the kernel has it built in.
+    /// Lists the files of a module and of its dependencies, in load order. The list is empty if the
+    /// module is built into the kernel.
     ///
     /// # Errors
     /// If this kernel has no such module.
@@ -56,10 +59,10 @@ impl Modules {
 }
 
 impl Initrd {
-    /// Adds modules, each given as its name and, after a space, parameters, with those that they need, and [`ORDER`].
+    /// Adds modules, their dependencies and [`ORDER`]. Each name may have parameters after a space.
     ///
     /// # Errors
-    /// If the kernel has no such module, or it cannot be read.
+    /// [`GuestError::Io`] if the kernel has no such module, or its file cannot be read.
     pub fn modules<'a>(
         &mut self,
         of: &Modules,
@@ -91,7 +94,7 @@ impl Initrd {
     }
 }
 
-/// A module's file name without the ending of its compression, and its content without that.
+/// Returns a module's file name without the suffix `.xz`, and its uncompressed content.
 fn read(path: &Path) -> io::Result<(String, Vec<u8>)> {
     let name =
         path.file_name().and_then(|name| name.to_str()).ok_or(io::ErrorKind::InvalidInput)?;

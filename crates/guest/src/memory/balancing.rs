@@ -1,5 +1,5 @@
-//! The balancer of a host at work (`MON` of the paper, Resizing, section III-B): it reads how the guests are, and has them resized as
-//! `aquifer_control::balance` decides.
+//! The balancer of a host (`MON` of \[Bielski18\], section III-B): it reads the state of the
+//! guests, and resizes them as `aquifer_control::balance` decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,51 +17,53 @@ use crate::error::GuestError;
 use crate::meminfo;
 use crate::process::{Files, client, side_by_side};
 
-/// How long a guest is asked again that does not give up what the balancer takes for its surplus: soon another one is asked.
+/// How long a guest that does not give up its surplus is asked again. The time is short, because
+/// another guest may give sooner.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// For how long one is left alone that gave nothing.
+/// How long a guest that gave nothing is left alone.
 const REST: Duration = Duration::from_secs(10);
 
-/// For how long a VM whose figures could not be had is not asked again.
+/// How long a VM without figures is not asked again.
 const SILENT: Duration = Duration::from_secs(10);
 
-/// A host with less than this share of its memory available is short of it.
+/// A host is short of memory if less than one part in this many is available.
 const SHORT: u64 = 20;
 
-/// What came of a move.
+/// The outcome of a move.
 #[derive(Debug)]
 pub struct Moved {
     /// The move.
     pub is: Move,
-    /// Its end.
+    /// The result of its resize.
     pub end: Result<Resized, GuestError>,
 }
 
-/// What a turn has found, and begun.
+/// The findings of a step, and the moves that it started.
 #[derive(Debug, Default)]
 pub struct Turn {
-    /// What is to be done, and why what is not.
+    /// The moves to make, and the reasons against others.
     pub plan: Plan,
-    /// What of former turns has ended since the last one.
+    /// Moves of earlier steps that have ended since the last one.
     pub moved: Vec<Moved>,
-    /// VMs whose figures cannot be had, mostly as their keeper or QEMU does not answer, and why. Each counts with what the budget notes for it, and stays
-    /// as it is.
+    /// VMs without figures, and why: mostly their supervisor or QEMU does not answer. Each counts
+    /// with the memory that the budget notes for it, and keeps it.
     pub silent: BTreeMap<RegionName, String>,
 }
 
-/// A VM whose figures could not be had.
+/// A VM without figures.
 #[derive(Debug)]
 struct Silent {
     why: String,
     ask_again: Instant,
 }
 
-/// Balances the memory of a host's VMs, whose memory is in its RAM. (Those in the pool do not take it from each other.)
+/// The balancer of the VMs whose memory is in this host's RAM. VMs in the pool do not compete for
+/// it.
 #[derive(Debug)]
 pub struct Balancing {
     run_dir: PathBuf,
-    /// Keeps VMs, as in [`client::start`].
+    /// The supervisor's program, as in [`client::start`].
     program: PathBuf,
     balancer: Balancer,
     /// VMs that are being resized.
@@ -73,10 +75,10 @@ pub struct Balancing {
 }
 
 impl Balancing {
-    /// Of the host whose processes have their files in `run_dir`.
+    /// Makes a balancer of the host whose processes have their files in `run_dir`.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`]: the configuration makes no sense.
+    /// [`GuestError::Misuse`] if the configuration is invalid.
     pub fn new(run_dir: &Path, program: &Path, config: Config) -> Result<Self, GuestError> {
         config.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
         Ok(Self {
@@ -90,10 +92,11 @@ impl Balancing {
         })
     }
 
-    /// Looks at all VMs, decides, and if it is to `act` has VMs be resized, each on a thread of its own. To be called each period.
+    /// Reads all VMs and decides; if `act`, also starts the resizes, each on a thread of its own.
+    /// The caller calls this once a period.
     ///
     /// # Errors
-    /// If what this host has set aside is not known.
+    /// [`GuestError`] if the budget or the limits cannot be read, or a thread cannot start.
     pub fn turn(&mut self, act: bool) -> Result<Turn, GuestError> {
         let mut moved = Vec::new();
         while let Ok(ended) = self.ended.1.try_recv() {
@@ -109,7 +112,7 @@ impl Balancing {
         let readings = self.read(&accounts)?;
         let plan = self.balancer.step(&host, &readings);
         if act {
-            // Who waits for others is planned again as soon as they have given.
+            // A VM that waits for others is planned again as soon as they have given.
             let ready = |is: &&Move| !matches!(is.because, Because::Grows { waits: true, .. });
             plan.moves.iter().filter(ready).try_for_each(|is| self.begin(is))?;
         }
@@ -118,7 +121,7 @@ impl Balancing {
         Ok(Turn { plan, moved, silent })
     }
 
-    /// Waits until something that a turn has begun ends, but no longer than this.
+    /// Waits up to `at_most` until a move that a step started ends.
     pub fn wait(&mut self, at_most: Duration) -> Option<Moved> {
         let ended = self.ended.1.recv_timeout(at_most).ok()?;
         Some(self.note(ended))
@@ -126,7 +129,7 @@ impl Balancing {
 
     fn note(&mut self, moved: Moved) -> Moved {
         self.running.remove(&moved.is.vm);
-        // One that was resized meanwhile, say, is looked at anew.
+        // A resize that failed, because the VM was resized meanwhile for example, is planned anew.
         let gave_nothing = moved.end.as_ref().is_ok_and(|resized| resized.reached == resized.from);
         if gave_nothing {
             self.resting.insert(moved.is.vm.clone(), Instant::now() + REST);
@@ -134,7 +137,7 @@ impl Balancing {
         moved
     }
 
-    /// How the VMs are, each asked beside the others.
+    /// Reads the VMs' states, in parallel.
     fn read(&mut self, accounts: &Accounts) -> Result<Vec<Reading>, GuestError> {
         let all = client::list(&self.run_dir)?;
         let local = |files: &&Files| {
@@ -142,7 +145,7 @@ impl Balancing {
         };
         let local: Vec<_> = all.iter().filter(local).collect();
         self.silent.retain(|vm, _| local.iter().any(|files| files.name() == vm));
-        // One that is being resized has its keeper's hands full.
+        // The supervisor of a VM in a resize is busy.
         let is_asked = |files: &&Files| {
             !self.is_busy(files.name())
                 && self
@@ -168,7 +171,7 @@ impl Balancing {
         self.running.contains(vm) || self.resting.contains_key(vm)
     }
 
-    /// Notes whether a VM has answered, and says so where that is new.
+    /// Notes whether a VM has answered, and logs changes of that.
     fn heard(
         &mut self,
         vm: RegionName,
@@ -190,7 +193,8 @@ impl Balancing {
         None
     }
 
-    /// A VM that has said this, or nothing; then it has what is noted for it.
+    /// Makes the balancer's input of a VM. Without figures, the VM counts with the memory noted for
+    /// it.
     fn reading(
         &self,
         files: &Files,
@@ -240,7 +244,7 @@ impl Balancing {
                 stages: false,
             };
             let end = client::resize(&program, &files, &order, |_| ());
-            // Nobody hears of it where the balancer has ended.
+            // After the balancer has ended, no thread receives this.
             let _ = ended.send(Moved { is, end });
         };
         let started = thread::Builder::new().name("balance".to_owned()).spawn(resizing);

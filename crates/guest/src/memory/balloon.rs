@@ -1,4 +1,5 @@
-//! A VM's balloon, as QEMU shows it: virtio-balloon (Virtual I/O Device specification 1.2, section 5.5).
+//! The VM's balloon, by QEMU's monitor: virtio-balloon (Virtual I/O Device specification 1.2,
+//! section 5.5).
 
 use std::time::{Duration, SystemTime};
 
@@ -13,35 +14,36 @@ use super::{Limits, Memory};
 use crate::error::GuestError;
 use crate::qmp::Qmp;
 
-/// How often a guest is to tell its figures to its balloon: it has no shorter period.
+/// How often the guest sends its figures to the balloon: QEMU has no shorter period.
 const POLLING: Duration = Duration::from_secs(1);
 
-/// What of a VM's memory its guest leaves to the host, for who hands out what a group of VMs saves.
+/// The memory that a balloon leaves the guest, for a policy that hands out a group's savings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ballooned {
-    /// What the VM has while its balloon is empty.
+    /// Size of the VM's memory while its balloon is empty.
     pub memory: Bytes,
-    /// The least that its limits leave it; all that it has where they say nothing.
+    /// Least memory by the VM's limits; all of its memory if they set no minimum.
     pub base: Bytes,
-    /// The most that its limits allow.
+    /// Most memory by the VM's limits.
     pub max: Bytes,
-    /// What its balloon leaves it now.
+    /// Memory that the balloon leaves the guest now.
     pub size: Bytes,
-    /// What it says of itself, if it does.
+    /// The guest's figures, if it sends any.
     pub figures: Option<Figures>,
 }
 
-/// What the guest has told its balloon of itself last, and when, in seconds since the epoch. None if it has told nothing yet.
+/// Returns the guest's last statistics, and their time in seconds since the epoch; `None` if the
+/// guest has sent none yet.
 pub(super) fn statistics(qmp: &mut Qmp) -> Result<Option<(Value, u64)>, GuestError> {
     let Some(balloon) = find(qmp)? else { return Ok(None) };
     let answer = qmp.execute("qom-get", json!({ "path": balloon, "property": "guest-stats" }))?;
     Ok(answer["last-update"].as_u64().filter(|at| *at > 0).map(|at| (answer["stats"].clone(), at)))
 }
 
-/// Has the guest tell its figures, at once and from now on.
+/// Requests statistics now, and periodically from now on.
 pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), GuestError> {
     let Some(balloon) = find(qmp)? else { return Ok(()) };
-    // Who begins to poll asks at once.
+    // QEMU asks the guest at once when polling starts.
     for seconds in [0, POLLING.as_secs()] {
         let set = json!({ "path": balloon, "property": "guest-stats-polling-interval", "value": seconds });
         qmp.execute("qom-set", set)?;
@@ -49,7 +51,7 @@ pub(super) fn ask_for_statistics(qmp: &mut Qmp) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// What the guest has told its balloon, which is asked to from now on.
+/// Returns the guest's statistics if they are fresh; otherwise requests them and returns `None`.
 pub(super) fn told(qmp: &mut Qmp) -> Result<Option<Figures>, GuestError> {
     let now =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -69,10 +71,10 @@ fn find(qmp: &mut Qmp) -> Result<Option<String>, GuestError> {
 }
 
 impl Memory {
-    /// What its balloon leaves it; first, if that is said, it is to leave it so much.
+    /// Returns the balloon's state, after setting it to leave the guest `target` if given.
     ///
     /// # Errors
-    /// [`GuestError`]: it has none, or its QEMU does not answer.
+    /// [`GuestError`] if the VM has no balloon, or its QEMU does not answer.
     pub(crate) fn balloon(&self, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
         let mut qmp = Qmp::connect(&self.files.control(), LOOKING)?;
         let summary = qmp.execute("query-memory-size-summary", json!({}))?;
@@ -92,7 +94,7 @@ impl Memory {
 }
 
 impl Ballooned {
-    /// Of a VM with so much memory that may hold all that its limits allow.
+    /// Makes the state of a VM of `memory` that holds all that its limits allow.
     pub(crate) fn within(memory: Bytes, limits: &Limits) -> Self {
         let base = if limits.min == Bytes::ZERO { memory } else { limits.min.min(memory) };
         let max = limits.max.min(memory);

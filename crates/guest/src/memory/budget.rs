@@ -1,7 +1,9 @@
-//! The memory that a host has set aside for its guests, and whose it is: the manager of the paper (`GM_mgr`, Resizing, section III).
+//! The memory that a host has set aside for its guests, and the share of each (`GM_mgr` of
+//! \[Bielski18\], section III).
 //!
-//! It is a file that one process at a time reads and changes. What a VM is to have is noted there before it gets it, and what it gives back when that is
-//! back, so whoever dies in between leaves too much noted and never too little; who goes on sets it right.
+//! The account is a file that one process at a time reads and changes. A VM's growth is noted
+//! before the VM gets the memory, and its shrinking after the memory is back. So a process that
+//! dies in between leaves too much noted and never too little, and the next one corrects it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,35 +17,36 @@ use crate::error::GuestError;
 use crate::meminfo;
 use crate::process::Files;
 
-/// Where a VM's memory is.
+/// The place of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// In RAM of this host, all of it.
+    /// RAM of this host.
     Local,
-    /// In the pool, with local RAM as its cache.
+    /// The pool, with local RAM as its cache.
     Pool,
 }
 
-/// What a VM has of the memory that is set aside.
+/// A VM's share of the memory that is set aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Where its sections are.
+    /// Place of the memory.
     pub kind: Kind,
-    /// RAM of this host: its memory, or its cache of it.
+    /// RAM of this host: the VM's memory, or its cache.
     pub local: Bytes,
-    /// Memory of the pool.
+    /// Memory in the pool.
     pub pool: Bytes,
-    /// What its leases hold: it never has more of the pool.
+    /// Capacity of the VM's leases: the bound of its memory in the pool.
     pub leased: Bytes,
-    /// RAM of this host that nobody else gets: for when it is out of memory. One whose memory is in the pool has its leases for that.
+    /// RAM of this host that only this VM gets, if it runs out of memory. A VM in the pool has its
+    /// leases instead.
     pub reserve: Bytes,
-    /// What is kept as its reserve when nothing of it is in use.
+    /// Size of the reserve while none of it is in use.
     pub full_reserve: Bytes,
 }
 
 impl Share {
-    /// Of a VM whose memory is in RAM of this host.
+    /// Makes the share of a VM whose memory is in RAM of this host.
     pub fn local(size: Bytes) -> Self {
         let none = Bytes::ZERO;
         Self {
@@ -56,12 +59,12 @@ impl Share {
         }
     }
 
-    /// Of a VM whose memory is in the pool.
+    /// Makes the share of a VM in the pool: `size` now, up to `max`, with a local `cache`.
     pub fn pool(size: Bytes, max: Bytes, cache: Bytes) -> Self {
         Self { kind: Kind::Pool, pool: size, leased: max, ..Self::local(cache) }
     }
 
-    /// The VM's memory, wherever it is.
+    /// Returns the size of the VM's memory, wherever it is.
     pub fn memory(&self) -> Bytes {
         match self.kind {
             Kind::Local => self.local,
@@ -69,10 +72,10 @@ impl Share {
         }
     }
 
-    /// Has so much be kept for when it is out of memory.
+    /// Sets the VM's reserve.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] where its memory is in the pool.
+    /// [`GuestError::Misuse`] if its memory is in the pool and `reserve` is not zero.
     pub fn keep(&mut self, reserve: Bytes) -> Result<(), GuestError> {
         if self.kind == Kind::Pool && reserve > Bytes::ZERO {
             let why = "a VM whose memory is in the pool needs no reserve: its leases are its own"
@@ -91,14 +94,15 @@ impl Share {
     }
 }
 
-/// Memory of one kind: `reserved` is always `used` and `free` together.
+/// An account of one kind of memory. `reserved` is `used` plus `free`, unless guests have more than
+/// that; then `free` is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
-    /// Set aside for guests.
+    /// Memory set aside for guests.
     pub reserved: Bytes,
-    /// What they have.
+    /// Memory that guests have.
     pub used: Bytes,
-    /// What is left.
+    /// Memory that is left.
     pub free: Bytes,
 }
 
@@ -108,24 +112,24 @@ impl Account {
     }
 }
 
-/// All that is set aside for guests.
+/// All memory that is set aside for guests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounts {
     /// The unit in which guests get memory.
     pub section: Bytes,
     /// RAM of this host.
     pub local: Account,
-    /// Leases of VMs whose memory is in the pool.
+    /// Leases of the VMs in the pool.
     pub pool: Account,
-    /// What of `local.free` is kept for VMs that may be out of memory.
+    /// Part of `local.free` that is reserved for VMs that run out of memory.
     pub promised: Bytes,
-    /// What each has.
+    /// The share of each VM.
     pub vms: BTreeMap<RegionName, Share>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Book {
-    /// All memory of the host, unless told.
+    /// RAM set aside for guests; `None` for all of the host's.
     total: Option<Bytes>,
     section: Option<Bytes>,
     vms: BTreeMap<RegionName, Share>,
@@ -143,7 +147,7 @@ impl Book {
         }
     }
 
-    /// The share of a VM for which there is as much RAM as it `needs` more.
+    /// Returns the share of a VM, provided that the RAM that it `needs` in addition is free.
     fn with_room(
         &mut self,
         vm: &RegionName,
@@ -159,40 +163,42 @@ impl Book {
         Ok(share)
     }
 
-    /// RAM that whoever may have, who has no promise of it.
+    /// Returns the free RAM that is not reserved for any VM.
     fn unpromised(&self, all: Bytes) -> Bytes {
         let Accounts { local, promised, .. } = self.accounts(all);
         local.free.saturating_sub(promised)
     }
 }
 
-/// The memory set aside for guests of a host.
+/// The account of the memory set aside for a host's guests.
 #[derive(Clone, Debug)]
 pub struct Budget {
     run_dir: PathBuf,
 }
 
 impl Budget {
-    /// What guests get memory in, unless told: what Linux adds and removes at a time on x86-64.
+    /// The default unit in which guests get memory: Linux on x86-64 adds and removes that much at a
+    /// time.
     pub const SECTION: Bytes = Bytes::mib(128);
 
-    /// Of the host whose processes have their files in `run_dir`.
+    /// Opens the account of the host whose processes have their files in `run_dir`.
     pub fn of(run_dir: &Path) -> Self {
         Self { run_dir: run_dir.to_owned() }
     }
 
-    /// Whose what is. What VMs have left that are gone is free again.
+    /// Lists each VM's share; shares of vanished VMs are reclaimed.
     ///
     /// # Errors
-    /// Where the file cannot be read or written.
+    /// [`GuestError::Io`] if the file cannot be read or written.
     pub fn accounts(&self) -> Result<Accounts, GuestError> {
         self.change(|book, all| Ok(book.accounts(all)))
     }
 
-    /// Sets aside so much RAM for guests, and the unit in which they get it; what is not given stays as it is.
+    /// Sets the RAM for guests, and the unit in which they get it. `None` leaves a value unchanged.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] where guests have more already, the host has less, or the section cannot be.
+    /// [`GuestError::Misuse`] if guests have more already, the host has less, or the section is
+    /// invalid.
     pub fn set(
         &self,
         total: Option<Bytes>,
@@ -225,10 +231,10 @@ impl Budget {
         })
     }
 
-    /// Notes what a VM has that is about to be started.
+    /// Notes the share of a VM that is about to start.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`].
+    /// [`GuestError::NoRoom`] if its memory and its reserve are not free.
     pub fn admit(&self, vm: &RegionName, share: &Share) -> Result<(), GuestError> {
         self.change(|book, all| {
             book.vms.remove(vm);
@@ -241,10 +247,10 @@ impl Budget {
         })
     }
 
-    /// Notes that a VM is to have so much more. Its reserve is for those who are `urgent`.
+    /// Notes that a VM gets `by` more. An `urgent` VM may draw on its reserve.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`]: nothing has been noted then.
+    /// [`GuestError::NoRoom`] if not enough is free; nothing is noted then.
     pub fn grow(&self, vm: &RegionName, by: Bytes, urgent: bool) -> Result<(), GuestError> {
         self.change(|book, all| {
             let free = book.unpromised(all);
@@ -266,10 +272,13 @@ impl Budget {
         })
     }
 
-    /// By how much a VM that is out of memory can grow at least: its reserve, and at most: with what nobody else is promised.
+    /// Returns the least and the most by which a VM that is out of memory can grow. The least is
+    /// its reserve; the most adds the free RAM that no VM has reserved. For a VM in the pool they
+    /// are zero, and the rest of its leases.
     ///
     /// # Errors
-    /// Where the file cannot be read or written.
+    /// [`GuestError::Unknown`] if the VM has no share; [`GuestError::Io`] if the file cannot be
+    /// read or written.
     pub fn in_need(&self, vm: &RegionName) -> Result<(Bytes, Bytes), GuestError> {
         self.change(|book, all| {
             let free = book.unpromised(all);
@@ -281,10 +290,10 @@ impl Budget {
         })
     }
 
-    /// Notes what a VM has been found to have, and makes its reserve whole of what it gave back.
+    /// Notes the size that a VM was found to have, and refills its reserve from free RAM.
     ///
     /// # Errors
-    /// Where the file cannot be read or written.
+    /// [`GuestError::Io`] if the file cannot be read or written.
     pub fn settle(&self, vm: &RegionName, size: Bytes) -> Result<(), GuestError> {
         self.change(|book, all| {
             let Some(share) = book.vms.get_mut(vm) else { return Ok(()) };
@@ -298,10 +307,10 @@ impl Budget {
         })
     }
 
-    /// Notes how much RAM a VM's cache may have.
+    /// Notes the RAM that a VM's cache may have.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`].
+    /// [`GuestError::NoRoom`] if the increase is not free.
     pub fn cache(&self, vm: &RegionName, cache: Bytes) -> Result<(), GuestError> {
         self.change(|book, all| {
             book.with_room(vm, all, |share| cache.saturating_sub(share.local))?.local = cache;
@@ -309,10 +318,11 @@ impl Budget {
         })
     }
 
-    /// Keeps so much for a VM that may be out of memory.
+    /// Sets a VM's reserve.
     ///
     /// # Errors
-    /// [`GuestError::NoRoom`], and [`GuestError::Misuse`] where its memory is in the pool.
+    /// [`GuestError::NoRoom`] if the increase is not free; [`GuestError::Misuse`] if the VM's
+    /// memory is in the pool.
     pub fn promise(&self, vm: &RegionName, reserve: Bytes) -> Result<(), GuestError> {
         self.change(|book, all| {
             let share = book.with_room(vm, all, |share| reserve.saturating_sub(share.reserve))?;
@@ -323,7 +333,7 @@ impl Budget {
     /// Notes that a VM is gone.
     ///
     /// # Errors
-    /// Where the file cannot be read or written.
+    /// [`GuestError::Io`] if the file cannot be read or written.
     pub fn forget(&self, vm: &RegionName) -> Result<(), GuestError> {
         self.change(|book, _| {
             book.vms.remove(vm);
@@ -331,7 +341,8 @@ impl Budget {
         })
     }
 
-    /// What is done to the file, by one process at a time, with what the host has in all. Nothing is written if it fails, nor if it changes nothing.
+    /// Changes the file under its lock. `change` also gets the host's RAM. Writes nothing if
+    /// `change` fails or leaves the content equal.
     fn change<T>(
         &self,
         change: impl FnOnce(&mut Book, Bytes) -> Result<T, GuestError>,
@@ -339,7 +350,7 @@ impl Budget {
         let fail = || GuestError::io("cannot keep account of the memory of guests");
         let all = meminfo::total().map_err(fail())?;
         fs::create_dir_all(&self.run_dir).map_err(fail())?;
-        // Under it small files are read and written, and nobody is waited for.
+        // The lock's holder only reads and writes small files, and never blocks on another process.
         let _lock = lock_file(&self.run_dir.join("guests.lock")).map_err(fail())?;
         let path = self.run_dir.join("guests.json");
         let before: Book = record::read(&path).map_err(fail())?.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The device by which a VM's memory is resized, as QEMU shows it: virtio-mem (Virtual I/O Device specification 1.2, section 5.15).
+//! The device by which a VM's memory is resized, by QEMU's monitor: virtio-mem (Virtual I/O Device
+//! specification 1.2, section 5.15).
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,34 +10,34 @@ use serde_json::{Value, json};
 use crate::error::GuestError;
 use crate::qmp::Qmp;
 
-/// How long QEMU may think about an answer.
+/// Timeout of an answer of QEMU.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The device.
+/// A connection to the device.
 #[derive(Debug)]
 pub(super) struct Device {
     qmp: Qmp,
     pub(super) is: Known,
 }
 
-/// What of it does not change.
+/// The properties of the device that do not change.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    /// Where QEMU has it.
+    /// QEMU's path of the device.
     path: String,
-    /// What the VM has without it.
+    /// The VM's memory without the device.
     pub(super) boot: Bytes,
-    /// What the VM can have with it.
+    /// The VM's memory with all that the device can plug.
     pub(super) max: Bytes,
-    /// The least by which it can be resized.
+    /// The smallest step of a resize.
     pub(super) block: Bytes,
 }
 
 impl Device {
-    /// Of the VM whose monitor listens there, and answers each command within `patience`.
+    /// Finds the device of the VM with this monitor. `patience` is the timeout of each answer.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`] if it has none, or several.
+    /// [`GuestError::Misuse`] if it has no such device, or several; others if QEMU does not answer.
     pub(super) fn find(monitor: &Path, patience: Duration) -> Result<Self, GuestError> {
         let mut qmp = Qmp::connect(monitor, patience)?;
         let all = qmp.execute("query-memory-devices", json!({}))?;
@@ -59,49 +60,50 @@ impl Device {
         };
         let summary = qmp.execute("query-memory-size-summary", json!({}))?;
         let number = |value: &Value| Bytes(value.as_u64().unwrap_or(0));
-        // What is plugged otherwise is there to stay, as far as we are concerned.
+        // Memory plugged by other devices counts as permanent.
         let plugged = number(&summary["plugged-memory"]).saturating_sub(number(&data["size"]));
         let boot = number(&summary["base-memory"]) + plugged;
         let max = boot + number(&data["max-size"]);
         Ok(Self { qmp, is: Known { path, boot, max, block: number(&data["block-size"]) } })
     }
 
-    /// The one that was found before, by the monitor that listens there.
+    /// Connects to a device that was found before.
     ///
     /// # Errors
-    /// If QEMU cannot be reached.
+    /// [`GuestError::Io`] if QEMU cannot be reached.
     pub(super) fn again(monitor: &Path, is: Known) -> Result<Self, GuestError> {
         Ok(Self { qmp: Qmp::connect(monitor, PATIENCE)?, is })
     }
 
-    /// What the VM has now.
+    /// Returns the VM's current size.
     pub(super) fn size(&mut self) -> Result<Bytes, GuestError> {
         let answer =
             self.qmp.execute("qom-get", json!({ "path": self.is.path, "property": "size" }))?;
         Ok(self.is.boot + Bytes(answer.as_u64().unwrap_or(0)))
     }
 
-    /// Asks the guest to have so much.
+    /// Asks the guest to have this size.
     pub(super) fn request(&mut self, size: Bytes) -> Result<(), GuestError> {
         let value = size.saturating_sub(self.is.boot).0;
         let set = json!({ "path": self.is.path, "property": "requested-size", "value": value });
         self.qmp.execute("qom-set", set).map(drop)
     }
 
-    /// Asks it again, who has stopped short of it: its driver tries anew when it is told something new.
+    /// Repeats a request that the guest has not met: its driver retries only when the requested
+    /// size changes.
     pub(super) fn request_again(&mut self, size: Bytes) -> Result<(), GuestError> {
         let now = self.size()?;
         self.request(now)?;
         self.request(size)
     }
 
-    /// Whether its processors run.
+    /// Returns whether the vCPUs run.
     pub(super) fn runs(&mut self) -> Result<bool, GuestError> {
         let status = self.qmp.execute("query-status", json!({}))?;
         Ok(status["running"].as_bool().unwrap_or(false))
     }
 
-    /// Its monitor.
+    /// Returns the monitor.
     pub(super) fn qmp(&mut self) -> &mut Qmp {
         &mut self.qmp
     }
@@ -115,7 +117,7 @@ fn unnamed(qmp: &mut Qmp) -> Result<String, GuestError> {
     })
 }
 
-/// Where QEMU has a device of this type.
+/// Returns QEMU's path of the first device of this type.
 pub(super) fn by_type(qmp: &mut Qmp, wanted: &str) -> Result<Option<String>, GuestError> {
     for among in ["/machine/peripheral", "/machine/peripheral-anon"] {
         let all = qmp.execute("qom-list", json!({ "path": among }))?;

@@ -1,4 +1,4 @@
-//! How a guest is, in figures of its own.
+//! A guest's figures about its memory.
 
 use std::path::Path;
 use std::thread;
@@ -14,35 +14,35 @@ use super::port::Question;
 use super::{ANSWERING, ASKING, Memory, TELLING, balloon, lock};
 use crate::error::GuestError;
 
-/// How long QEMU may take to greet, and for each answer, where somebody waits for the figures of many VMs.
+/// Timeout of QEMU's greeting and of each answer, for callers that query many VMs.
 pub(super) const LOOKING: Duration = Duration::from_secs(3);
 
-/// Who tells a guest's figures.
+/// The source of a guest's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The agent inside it.
+    /// The agent in the guest.
     Agent,
-    /// Its balloon's driver.
+    /// The guest's balloon driver.
     Balloon,
 }
 
-/// A guest's figures, as it has told them a moment ago.
+/// A guest's recent figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Who told them.
+    /// Source of the figures.
     pub source: Source,
-    /// What its kernel has to give.
+    /// Memory that the guest's kernel manages.
     pub total: Bytes,
-    /// What its programs could have without swapping.
+    /// Memory that its programs can allocate without swapping.
     pub available: Bytes,
-    /// What of its swap is used, where that is told.
+    /// Used swap; zero if the source is the balloon.
     pub swap_used: Bytes,
-    /// Bytes that came from its swap since it booted.
+    /// Bytes read from swap since the guest booted.
     pub swap_in: u64,
-    /// Bytes that went there.
+    /// Bytes written to swap since then.
     pub swap_out: u64,
-    /// Percent of the last 10 s in which some of its tasks waited for memory, where that is told.
+    /// Percent of the last 10 s in which some task waited for memory; `None` if unknown.
     pub pressure: Option<f64>,
 }
 
@@ -55,7 +55,7 @@ impl From<Report> for Figures {
 }
 
 impl Figures {
-    /// Of a guest that tells none.
+    /// Makes the figures of a guest that sends none: all zero.
     pub(super) fn none() -> Self {
         Self::from(Report::default())
     }
@@ -74,28 +74,28 @@ impl Figures {
     }
 }
 
-/// A VM's memory, for who balances it with others'.
+/// The state of a VM's memory, for a balancer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// What it has.
+    /// Size of the memory.
     pub size: Bytes,
-    /// The least that it can have.
+    /// Least size that the device allows.
     pub least: Bytes,
-    /// The most.
+    /// Greatest size that the device allows.
     pub most: Bytes,
-    /// What it says of itself, if it does.
+    /// The guest's figures, if it sends any.
     pub figures: Option<Figures>,
-    /// What programs in it have asked for and not got.
+    /// Memory that programs in the guest wait for.
     pub wish: Bytes,
 }
 
 impl Memory {
-    /// The newest figures of its agent, if it has one.
+    /// Returns the agent's newest figures, if they are fresh.
     pub(super) fn latest(&self) -> Option<Figures> {
         self.port.latest().map(Figures::from)
     }
 
-    /// The newest figures, whoever tells them.
+    /// Returns the newest figures, of the agent or else of the balloon.
     pub(super) fn figures(&self, device: &mut Device) -> Result<Option<Figures>, GuestError> {
         match self.latest() {
             Some(figures) => Ok(Some(figures)),
@@ -103,12 +103,14 @@ impl Memory {
         }
     }
 
-    /// Asks its agent for its figures, if that is there: it has that much, and so answers at once.
+    /// Asks the agent for its figures. The agent answers at once, because the guest has at least a
+    /// byte.
     pub(super) fn ask_for_figures(&self) -> Option<Question> {
         self.port.ask(Bytes(1))
     }
 
-    /// Its figures of just now, where its agent is there; else the newest that there are. The agent may have been asked already.
+    /// Returns current figures of the agent, or else the newest of the balloon. `asked` is a
+    /// question that the agent was already sent.
     pub(super) fn fresh_figures(
         &self,
         device: &mut Device,
@@ -123,7 +125,7 @@ impl Memory {
         }
     }
 
-    /// Whether the guest says anything at all.
+    /// Returns whether the guest sends any figures within [`TELLING`].
     pub(super) fn answers(&self, device: &mut Device) -> Result<bool, GuestError> {
         let began = Instant::now();
         while self.figures(device)?.is_none() {
@@ -135,10 +137,10 @@ impl Memory {
         Ok(true)
     }
 
-    /// How it is now.
+    /// Returns the current state of the VM's memory.
     ///
     /// # Errors
-    /// [`GuestError`]: it cannot be resized, or its QEMU does not answer.
+    /// [`GuestError`] if the VM cannot be resized, or its QEMU does not answer.
     pub(crate) fn reading(&self) -> Result<Reading, GuestError> {
         let latest = self.latest();
         let reading = read(&self.files.control(), latest)?;
@@ -146,7 +148,7 @@ impl Memory {
     }
 }
 
-/// How the memory of the VM is whose monitor listens there.
+/// Returns the state of the memory of the VM with this monitor.
 pub(crate) fn look(monitor: &Path) -> Result<Reading, GuestError> {
     read(monitor, None)
 }

@@ -1,7 +1,9 @@
-//! A VM's memory, grown and shrunk while it runs, by whole sections (Resizing).
+//! A VM's memory, grown and shrunk at run time by whole sections (\[Bielski18\]).
 //!
-//! [`Budget`] is what a host has set aside for its guests. `Memory` is one VM's, as its keeper has it: it resizes it ([`Order`], [`Resized`]) by the
-//! VM's virtio-mem device, hears what the guest's agent says and asks for by its port, and keeps the times of all stages.
+//! [`Budget`] accounts for the memory that a host has set aside for its guests. `Memory` is the
+//! supervisor's view of one VM's memory. `Memory` resizes the VM by its virtio-mem device
+//! ([`Order`], [`Resized`]), serves the requests of the guest's agent, and records how long each
+//! stage took.
 
 mod balancing;
 mod balloon;
@@ -38,34 +40,35 @@ use crate::process::Files;
 use device::{Device, Known};
 use port::{Port, Question};
 
-/// How long a guest's agent may take for an answer: it may have blocks to bring online first.
+/// Timeout of an answer of the guest's agent, which may have to bring blocks online first.
 const ANSWERING: Duration = Duration::from_secs(3);
 
-/// How long a guest without an agent may take to tell its balloon.
+/// How long a guest without an agent may take to send figures to its balloon.
 const TELLING: Duration = Duration::from_secs(3);
 
-/// How often it is asked to meanwhile.
+/// How often figures are requested meanwhile.
 const ASKING: Duration = Duration::from_millis(250);
 
-/// A guest that has got memory counts all of it but for this share at most, of which its kernel makes other use.
+/// A guest counts at least all but one part in this many of its new memory; its kernel uses the
+/// rest.
 const OWN_USE: u64 = 50;
 
-/// A VM's memory, as its keeper has it.
+/// A VM's memory, as its supervisor sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     files: Files,
     budget: Budget,
     port: Port,
     device: Arc<Mutex<Option<Known>>>,
-    /// What of the VM's memory the guest's kernel does not count as its own, once that is known.
+    /// Part of the VM's memory that the guest's kernel does not count as its own, once known.
     uncounted: Arc<Mutex<Option<Bytes>>>,
-    /// Who keeps the times of the last resize.
+    /// The thread that records the times of the last resize.
     keeping: Arc<Mutex<Option<JoinHandle<()>>>>,
-    /// What applications in the guest ask for just now, and have not got.
+    /// Memory that applications in the guest wait for.
     wish: Arc<Mutex<Bytes>>,
 }
 
-/// What limits a VM that nobody has set limits for: what it can have at all.
+/// The limits of a VM without limits: only its device bounds it.
 pub const UNLIMITED: Limits =
     Limits { min: Bytes::ZERO, max: Bytes(u64::MAX), weight: 1, reserve: Bytes::ZERO };
 
@@ -84,7 +87,7 @@ impl Memory {
 
     fn device(&self) -> Result<Device, GuestError> {
         let monitor = self.files.mover();
-        // Nobody waits for this lock while QEMU is silent.
+        // The lock is not held while QEMU may be silent.
         let known = lock(&self.device).clone();
         if let Some(known) = known {
             return Device::again(&monitor, known);
@@ -94,7 +97,8 @@ impl Memory {
         Ok(device)
     }
 
-    /// What the guest's kernel counts as its memory while the VM has `size`; none if it does not say.
+    /// Returns the memory that the guest's kernel counts while the VM has `size`; `None` if the
+    /// guest does not say.
     fn total_now(&self, device: &mut Device, size: Bytes) -> Result<Option<Bytes>, GuestError> {
         if let Some(uncounted) = *lock(&self.uncounted) {
             return Ok(Some(size.saturating_sub(uncounted)));
@@ -110,8 +114,9 @@ impl Memory {
         Ok(total)
     }
 
-    /// Waits until a guest counts so much, and so can use what it got; what is missing of that, and none if it does not say. Its agent may have been
-    /// asked already.
+    /// Waits until the guest counts `needed`, and can thus use its new memory. Returns the missing
+    /// part, or `None` if the guest does not say. `asked` is a question that the agent was already
+    /// sent.
     fn confirm(
         &self,
         device: &mut Device,
@@ -139,8 +144,8 @@ impl Memory {
         }
     }
 
-    /// Keeps the times of a resize, with those that the guest's kernel has to tell. That has something to do still when all is given, which only those wait for
-    /// who want to know.
+    /// Records the times of a resize, with those that the guest's kernel measures. The kernel has
+    /// work left after the last block is plugged, so this waits for its times only if `waits`.
     fn keep_times(&self, resized: Resized, waits: bool) -> Resized {
         if resized.reached == resized.from {
             return resized;
@@ -157,10 +162,11 @@ impl Memory {
         resized
     }
 
-    /// Waits until the times of the last resize are kept: those of the next must not be among them.
+    /// Waits until the times of the last resize are recorded, so that they do not mix with the next
+    /// one's.
     fn times_are_kept(&self) {
         let keeping = lock(&self.keeping).take();
-        // One that has panicked has said so.
+        // A thread that panicked has logged that.
         let _ = keeping.map(JoinHandle::join);
     }
 
@@ -178,19 +184,19 @@ impl Memory {
         resized
     }
 
-    /// RAM of this host that the VM's memory takes.
+    /// Returns the RAM of this host that the VM's memory takes.
     fn resident(&self) -> Bytes {
         resident(&self.files)
     }
 }
 
-/// What a guest that counts `before` counts when it has got so much.
+/// Returns the least that a guest counts after gaining `gained`, if it counted `before`.
 fn counts(before: Bytes, gained: Bytes) -> Bytes {
     before + Bytes(gained.0 - gained.0 / OWN_USE)
 }
 
 fn total(statistics: &serde_json::Value) -> Option<Bytes> {
-    // What a guest does not tell is all ones.
+    // All ones stand for a value that the guest does not send.
     statistics["stat-total-memory"].as_u64().filter(|bytes| *bytes < u64::MAX).map(Bytes)
 }
 

@@ -1,4 +1,5 @@
-//! The port by which a VM's keeper and the agent inside its guest speak. That nobody else is at it is what makes a request the VM's own.
+//! The port between a VM's supervisor and the agent in its guest. A port belongs to one VM, so a
+//! request on it is that VM's own.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -11,31 +12,33 @@ use std::time::{Duration, Instant};
 use aquifer_inside::message::{Decoder, Line, Report, Stage, ToGuest, ToHost, encode};
 use aquifer_page::Bytes;
 
-/// How often a guest is to tell its figures.
+/// How often the guest sends figures.
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Figures that are older say nothing of now.
+/// Figures that are older than this are stale.
 pub(super) const FRESH: Duration = Duration::from_secs(4);
 
-/// How long to wait until a port that is not there is tried again.
+/// Pause before a missing port is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// A guest with less available than this share of its memory is near out-of-memory, or with less than this at least.
+/// A guest is near out-of-memory with less available than one part in this many of its memory, or
+/// than this size.
 const URGENT: (u64, Bytes) = (16, Bytes::mib(32));
 
-/// Requests of a guest that are worked on at a time at most, each on a thread: how many it makes is the guest's to choose.
+/// Most requests of a guest in progress, each on a thread of its own: the guest decides how many it
+/// makes.
 const MOST_REQUESTS: usize = 16;
 
-/// How many more there may be of a guest that is out of memory.
+/// Further requests that are accepted if they are urgent.
 const MORE_IF_URGENT: usize = 2;
 
-/// Answers that are kept for who waits for them. What a guest says that nobody asked for must not pile up.
+/// Most answers kept for waiting threads: answers without a question must not pile up.
 const MOST_KEPT: usize = 16;
 
-/// How long a guest can have the host look for memory.
+/// Longest time that a guest can make the host look for memory.
 const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a guest asks for.
+/// A guest's request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
     pub(super) bytes: i64,
@@ -44,7 +47,7 @@ pub(super) struct Wanted {
     pub(super) why: String,
 }
 
-/// What it gets.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Granted {
     pub(super) bytes: i64,
@@ -53,7 +56,7 @@ pub(super) struct Granted {
     pub(super) why: Option<String>,
 }
 
-/// A question of how much memory the guest has.
+/// The number of a question about the guest's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question(u64);
 
@@ -61,17 +64,17 @@ pub(super) struct Question(u64);
 struct State {
     stream: Option<UnixStream>,
     report: Option<(Report, Instant)>,
-    /// What has come to questions that somebody waits for.
+    /// Answers to questions, until the thread that asked takes them.
     checked: BTreeMap<u64, Report>,
     stages: BTreeMap<u64, Vec<Stage>>,
     questions: u64,
-    /// Requests that are worked on.
+    /// Requests in progress.
     requests: usize,
-    /// Some of its requests were turned away, which was said.
+    /// Whether the log already says that requests were refused.
     said: bool,
 }
 
-/// A request that is worked on. Dropping it makes room for another.
+/// A request in progress. Dropping it makes room for another.
 struct Accepted(Port);
 
 impl Drop for Accepted {
@@ -80,7 +83,7 @@ impl Drop for Accepted {
     }
 }
 
-/// The host's end of it.
+/// The host's end of the port.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     path: PathBuf,
@@ -93,7 +96,8 @@ impl Port {
         Self { path: path.to_owned(), state: Arc::default(), came: Arc::default() }
     }
 
-    /// Listens to the guest as long as this process lives, and has `grant` answer its requests, some at a time: more than that are turned away.
+    /// Listens to the guest while this process lives. `grant` answers its requests, a bounded
+    /// number at a time; the rest are refused.
     pub(super) fn attend(
         &self,
         grant: impl Fn(Wanted) -> Granted + Clone + Send + 'static,
@@ -101,7 +105,7 @@ impl Port {
         let port = self.clone();
         let attending = move || {
             loop {
-                // One that has gone comes again with the next agent, or with another QEMU.
+                // The port comes back with the next agent, or with another QEMU.
                 if let Err(error) = port.listen(&grant) {
                     tracing::debug!("the guest's port: {error}");
                 }
@@ -149,7 +153,7 @@ impl Port {
             ToHost::Report(report) => {
                 let total = report.total;
                 let before = self.state().report.replace((report, Instant::now()));
-                // What is little depends on what it has.
+                // The threshold of urgency depends on the guest's memory.
                 if before.is_none_or(|(before, _)| before.total != total) {
                     self.watch();
                 }
@@ -176,7 +180,8 @@ impl Port {
         }
     }
 
-    /// Has a request be worked on; turns it away where there are many, or no thread can be had.
+    /// Starts a thread for a request; refuses the request if there are too many, or no thread can
+    /// start.
     fn requested(
         &self,
         id: u64,
@@ -203,7 +208,7 @@ impl Port {
         }
     }
 
-    /// Room for a request, or why there is none.
+    /// Takes room for a request, or says why there is none.
     fn accept(&self, urgent: bool) -> Result<Accepted, String> {
         let most = MOST_REQUESTS + if urgent { MORE_IF_URGENT } else { 0 };
         let mut state = self.state();
@@ -217,21 +222,21 @@ impl Port {
         Ok(Accepted(self.clone()))
     }
 
-    /// Says what the guest is to look after.
+    /// Tells the guest when to report, and when its memory is urgently low.
     fn watch(&self) {
         let total = self.latest().map_or(Bytes::ZERO, |report| report.total);
         let urgent_below = Bytes(total.0 / URGENT.0).max(URGENT.1);
         self.say(&ToGuest::Watch { period_ms: PERIOD.as_millis() as u64, urgent_below });
     }
 
-    /// Says what an agent that is new must know.
+    /// Tells a new agent its settings.
     fn greet(&self) {
         self.watch();
         let id = self.question();
         self.say(&ToGuest::Trace { id, on: true });
     }
 
-    /// Whether it could be said. Nobody hears it where no agent is there.
+    /// Sends a message; returns whether that succeeded. Without an agent, nothing receives it.
     fn say(&self, message: &ToGuest) -> bool {
         let Ok(line) = encode(message) else { return false };
         let mut state = self.state();
@@ -245,7 +250,7 @@ impl Port {
         state.questions
     }
 
-    /// The newest figures, if they are new enough.
+    /// Returns the newest figures, if they are fresh.
     pub(super) fn latest(&self) -> Option<Report> {
         let state = self.state();
         state
@@ -255,20 +260,20 @@ impl Port {
             .map(|(report, _)| report.clone())
     }
 
-    /// Has the guest say what it has, as soon as it counts so much.
+    /// Asks the guest for its figures once it counts `total`.
     pub(super) fn ask(&self, total: Bytes) -> Option<Question> {
-        // Who has said nothing lately does not listen.
+        // An agent that has been silent lately does not listen.
         self.latest()?;
         let id = self.question();
         self.say(&ToGuest::Check { id, total }).then_some(Question(id))
     }
 
-    /// What it has said, if it has by then.
+    /// Waits up to `patience` for the answer to a question.
     pub(super) fn answer(&self, question: Question, patience: Duration) -> Option<Report> {
         self.wait(patience, |state| state.checked.remove(&question.0))
     }
 
-    /// What stages of resizes took in the guest since the last time.
+    /// Returns how long the stages of resizes took in the guest since the last call.
     pub(super) fn stages(&self, patience: Duration) -> Vec<Stage> {
         let id = self.question();
         if self.latest().is_none() || !self.say(&ToGuest::Trace { id, on: true }) {
@@ -299,7 +304,7 @@ impl Port {
     }
 }
 
-/// Keeps what has come to a question, if it was asked, and forgets what nobody has waited for.
+/// Keeps the answer to a question that was asked, and drops those to earlier questions.
 fn keep<T>(answers: &mut BTreeMap<u64, T>, id: u64, asked: u64, answer: T) {
     answers.retain(|other, _| *other > id);
     if id <= asked {
@@ -323,7 +328,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// A port with a guest at its other end, whose requests wait until they are let go.
+    /// A port with a guest at its other end, whose requests wait until they are released.
     struct Guest {
         stream: UnixStream,
         let_go: mpsc::Sender<()>,
@@ -342,7 +347,7 @@ mod tests {
         let port = Port::new(&path);
         let grant = move |wanted: Wanted| {
             begins.send(wanted.urgent).unwrap();
-            // Until it is let go, or the test has ended.
+            // Until the test releases it, or has ended.
             let _ = go.lock().unwrap().recv();
             Granted { bytes: wanted.bytes, size: Bytes::mib(64), missing: Bytes::ZERO, why: None }
         };
@@ -359,7 +364,7 @@ mod tests {
             self.stream.write_all(&encode(&request).unwrap()).unwrap();
         }
 
-        /// The next answers: of those that were granted, and of those that were turned away.
+        /// Returns the numbers in the next answers: those granted, and those refused.
         fn answers(&self, count: usize) -> (BTreeSet<u64>, BTreeSet<u64>) {
             let (mut granted, mut refused) = (BTreeSet::new(), BTreeSet::new());
             for line in BufReader::new(&self.stream).lines() {
@@ -393,7 +398,7 @@ mod tests {
         let (granted, refused) = guest.answers(100);
         assert_eq!((granted, refused), (BTreeSet::new(), (most..most + 100).collect()));
         assert_eq!(guest.port.state().requests, MOST_REQUESTS);
-        // One that is out of memory is heard even so.
+        // A guest that is out of memory is still heard.
         guest.request(5000, true);
         assert!(guest.begun.recv_timeout(DEADLINE).unwrap());
         (0..=most).for_each(|_| guest.let_go.send(()).unwrap());

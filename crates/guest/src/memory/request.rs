@@ -1,4 +1,5 @@
-//! What a guest asks for, by its agent: for itself, or for a program in it (Resizing, section III-C, `GM_lib`).
+//! The requests of a guest's agent for memory, for itself or for a program in the guest (`GM_lib`
+//! of \[Bielski18\], section III-C).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,17 +11,18 @@ use super::resize::{Order, Resized};
 use super::{Memory, lock};
 use crate::error::GuestError;
 
-/// How often it is looked whether there is room by now.
+/// How often a request that waits for room is retried.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// How long a guest is asked again that does not take what it has asked for.
+/// How long a guest that does not take the requested memory is asked again.
 const RETRY: Duration = Duration::from_secs(2);
 
 impl Memory {
-    /// Listens to the guest, as long as this process lives. `resizing` has nobody else change the VM while it runs what it is given.
+    /// Listens to the guest while this process lives. `resizing` runs its argument while no other
+    /// thread resizes or migrates the VM.
     ///
     /// # Errors
-    /// If there cannot be a thread for it.
+    /// [`GuestError::Io`] if no thread can start.
     pub(crate) fn attend(
         &self,
         resizing: impl Fn(&mut dyn FnMut()) + Clone + Send + 'static,
@@ -55,7 +57,7 @@ impl Memory {
             let mut done = Err(GuestError::Misuse("the VM is on the move".to_owned()));
             resizing(&mut || {
                 done = self.goal(wanted).and_then(|goal| {
-                    // What it has got meanwhile, whoever gave it, is of it.
+                    // Memory that the VM got meanwhile, from any source, counts.
                     let ((from, size), (now, _)) = (*first.get_or_insert(goal), goal);
                     let size = if wanted.bytes > 0 { size.max(now) } else { size.min(now) };
                     let order = Order {
@@ -70,7 +72,7 @@ impl Memory {
                 });
             });
             match done {
-                // The balancer may find some with others meanwhile.
+                // The balancer may take some from other VMs meanwhile.
                 Err(GuestError::NoRoom { .. }) if Instant::now() < deadline => {
                     wish.is(if wanted.urgent { Bytes::ZERO } else { asked });
                     thread::sleep(AGAIN);
@@ -97,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// What the VM has, and what it is to have.
+    /// Returns the VM's size, and the size that it is to get.
     fn goal(&self, wanted: &Wanted) -> Result<(Bytes, Bytes), GuestError> {
         let now = self.reading()?;
         let limits = self.files.limits()?;
@@ -105,7 +107,7 @@ impl Memory {
         let size = if wanted.bytes < 0 {
             now.size.saturating_sub(by).max(now.least).max(limits.min.min(now.size))
         } else if wanted.urgent {
-            // Its reserve at once, and as much of the rest as there is.
+            // The reserve at once, and as much of the rest as is free.
             let (reserve, all) = self.budget.in_need(self.files.name())?;
             let section = self.budget.accounts()?.section;
             let by = by.max(reserve).min(Bytes(all.0 / section.0 * section.0));
@@ -117,7 +119,7 @@ impl Memory {
     }
 }
 
-/// What somebody in the guest waits for. Dropping it ends that.
+/// The memory that a request waits for. Dropping it withdraws that.
 struct Wish<'a> {
     memory: &'a Memory,
     bytes: Bytes,

@@ -1,3 +1,5 @@
+//! The RAM of this host that a VM's memory takes.
+
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,10 +10,10 @@ use aquifer_region::process::client as regions;
 
 use crate::process::Files;
 
-/// What QEMU calls the files that it keeps guests' memory in.
+/// The name of QEMU's memory files for guests.
 const MEMFD: &str = "/memfd:memory-backend-memfd";
 
-/// RAM of this host that the memory of a VM takes: of its cache, where it is in the pool.
+/// Returns the RAM of this host that a VM's memory takes; for a VM in the pool, its cache.
 pub(crate) fn of(files: &Files) -> Bytes {
     match regions::status(&files.region()) {
         Ok(region) => region.usage.resident,
@@ -19,12 +21,13 @@ pub(crate) fn of(files: &Files) -> Bytes {
     }
 }
 
-/// The RAM that the memory files of a QEMU take. (Blocks of stat(2) have 512 bytes.)
+/// Returns the RAM that QEMU's memory files take. `st_blocks` counts units of 512 bytes
+/// (stat(3type)).
 fn memory_files(pid: u32) -> io::Result<Bytes> {
     let mut all = 0;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
-        // One that was closed meanwhile takes nothing.
+        // A file that was closed meanwhile takes nothing.
         if fs::read_link(&path).is_ok_and(|to| is_memory(&to)) {
             all += fs::metadata(&path).map_or(0, |file| file.blocks() * 512);
         }

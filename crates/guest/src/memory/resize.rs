@@ -1,4 +1,4 @@
-//! One resize, from what is asked for to what came of it (Resizing, section III and Fig. 2).
+//! One resize, from the request to its outcome (\[Bielski18\], section III and Fig. 2).
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,43 +14,43 @@ use super::stages::{Direction, Took};
 use super::step::{End, Step, stay};
 use crate::error::GuestError;
 
-/// What a VM's memory is to be.
+/// An order to resize a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// In all.
+    /// The size to reach, of all of the VM's memory.
     pub size: Bytes,
-    /// If it has so much now: whoever has decided this has seen that. Whatever it has, unless told.
+    /// The size that the decision is based on: another size is an error. `None` accepts any.
     #[serde(default)]
     pub from: Option<Bytes>,
-    /// It is not rounded to whole sections.
+    /// Whether to reach the size without rounding to whole sections.
     pub exact: bool,
-    /// For how long a guest that stops short is asked again.
+    /// How long a guest that stops short is asked again.
     pub retry: Duration,
-    /// The answer is to tell also what the guest's kernel spent its time on, for which it has to be waited.
+    /// Whether the answer includes the times of the guest's kernel, which it then has to wait for.
     #[serde(default)]
     pub stages: bool,
-    /// It may use the VM's reserve: the guest is out of memory.
+    /// Whether the VM may draw on its reserve, because the guest is out of memory.
     #[serde(default)]
     pub urgent: bool,
 }
 
-/// Why a VM has not got to the size that it was to have.
+/// The reason why a VM did not reach its size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Short {
-    /// The guest uses what it was to give.
+    /// The guest uses the memory that it was to give.
     InUse {
-        /// What its programs could have, as it says.
+        /// Memory available to its programs, by its own figures.
         available: Option<Bytes>,
     },
-    /// It does nothing.
+    /// The guest does not react.
     NoAnswer,
-    /// It has it, and does not use it.
+    /// The guest has the memory, but leaves some of it offline.
     NotOnline {
-        /// How much of it.
+        /// Size of the offline part.
         offline: Bytes,
     },
-    /// Whoever asked does not wait any more.
+    /// The client has hung up.
     Interrupted,
 }
 
@@ -73,47 +73,49 @@ impl fmt::Display for Short {
     }
 }
 
-/// What came of a resize.
+/// The outcome of a resize.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Resized {
-    /// What the VM had.
+    /// Size before.
     pub from: Bytes,
-    /// What was asked for.
+    /// Requested size.
     pub asked: Bytes,
-    /// What that was rounded to.
+    /// Requested size after rounding.
     pub to: Bytes,
-    /// What the VM has.
+    /// Size after.
     pub reached: Bytes,
-    /// What is missing, either way.
+    /// Distance to the rounded size, up or down.
     pub missing: Bytes,
-    /// Why, if something is.
+    /// Reason of the distance, if any.
     pub why: Option<Short>,
-    /// Whether the guest has said that its programs can have what it got; none where it says nothing, or got nothing.
+    /// Whether the guest confirms that its programs can use the new memory; `None` if it says
+    /// nothing or got nothing.
     pub usable: Option<bool>,
     /// How often a guest that had stopped short was asked again.
     pub retries: u32,
-    /// From the request to the answer.
+    /// Milliseconds from the request to the answer.
     pub total_ms: f64,
-    /// What that was spent on.
+    /// Times of the stages.
     pub stages: Vec<Took>,
     /// RAM of this host that the VM's memory took before.
     pub host_before: Bytes,
-    /// And takes now.
+    /// RAM that it takes after.
     pub host_after: Bytes,
 }
 
 impl Resized {
-    /// Which way it went.
+    /// Returns whether the VM was to grow or to shrink.
     pub fn direction(&self) -> Direction {
         if self.to >= self.from { Direction::Add } else { Direction::Remove }
     }
 }
 
 impl Memory {
-    /// Resizes the VM, which nobody else does meanwhile. `tell` hears of its size; when it says no the VM stays at what it has by then.
+    /// Resizes the VM. The caller excludes other resizes. `tell` receives the size; if it returns
+    /// false, the VM stays at the size reached.
     ///
     /// # Errors
-    /// [`GuestError`]: what cannot be, or that its QEMU has gone.
+    /// [`GuestError`] if the order cannot be met, or QEMU has exited.
     pub(crate) fn resize(
         &self,
         order: &Order,
@@ -123,7 +125,7 @@ impl Memory {
         let began = Instant::now();
         let accounts = self.budget.accounts()?;
         let has = accounts.vms.get(self.files.name()).map(Share::memory);
-        // It answers while all else is looked at.
+        // The agent answers while this function prepares the rest.
         let asked = has.filter(|has| order.size < *has).and_then(|_| self.ask_for_figures());
         let mut device = self.device()?;
         if !device.runs()? {
@@ -152,7 +154,7 @@ impl Memory {
             Ordering::Equal => Ok(End { reached: from, why: None, usable: None }),
         };
         let End { reached, why, usable } = ended.inspect_err(|_| {
-            // What is noted is to be what it has; one whose QEMU has gone is forgotten with all that it had.
+            // The note must match the VM's size; the budget forgets a VM whose QEMU is gone.
             let _ = self.settle();
         })?;
         let Step { mut stages, retries, .. } = step;
@@ -175,16 +177,16 @@ impl Memory {
         Ok(self.keep_times(resized, order.stages))
     }
 
-    /// Has the VM stay at what it has, and notes that: whoever was resizing it has died.
+    /// Stops a resize whose supervisor has died: the VM stays at its size, which the budget notes.
     ///
     /// # Errors
-    /// [`GuestError`].
+    /// [`GuestError`] if QEMU does not answer, or the budget cannot be read or written.
     pub(crate) fn settle(&self) -> Result<(), GuestError> {
         if !self.budget.accounts()?.vms.contains_key(self.files.name()) {
             return Ok(());
         }
         let mut device = match self.device() {
-            // One that cannot be resized has what it booted with.
+            // A VM that cannot be resized has its size at boot.
             Err(GuestError::Misuse(_)) => return Ok(()),
             found => found?,
         };

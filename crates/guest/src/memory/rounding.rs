@@ -1,27 +1,32 @@
+//! The sizes that a VM can have, and the rounding to sections.
+
 use aquifer_page::Bytes;
 
 use crate::error::GuestError;
 
-/// What a VM can be resized to, and in which steps.
+/// The sizes that a VM can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// What it booted with: it never has less.
+    /// Size at boot, which is the minimum.
     pub(super) boot: Bytes,
-    /// It never has more.
+    /// The maximum.
     pub(super) max: Bytes,
-    /// The least by which its device can be resized.
+    /// The smallest step of the device.
     pub(super) block: Bytes,
     /// The unit in which this host gives memory to guests.
     pub(super) section: Bytes,
 }
 
 impl Shape {
-    /// The size that a VM of `size` gets where `wanted` is asked for: at least that when it grows, and never less when it shrinks. They differ by
-    /// whole sections (Resizing, section III-A), but for a VM that grows to its maximum or shrinks to what it booted with, and where the size is
-    /// to be met exactly.
+    /// Returns the size that a VM of `size` gets if `wanted` is requested: at least `wanted`,
+    /// whether it grows or shrinks.
+    ///
+    /// The difference is whole sections (\[Bielski18\], section III-A). Exceptions are a VM that
+    /// grows to its maximum or shrinks to its size at boot, and an `exact` order.
     ///
     /// # Errors
-    /// [`GuestError::Misuse`]: beyond what it can have, or between the device's blocks.
+    /// [`GuestError::Misuse`] if `wanted` is out of range or, if `exact`, not a multiple of the
+    /// device's blocks.
     pub(super) fn round(
         &self,
         size: Bytes,

@@ -1,43 +1,44 @@
-//! How long the stages of resizes took, as Table I of the paper has them (Resizing, section IV-C).
+//! How long the stages of resizes took (\[Bielski18\], section IV-C, Table I).
 
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// What a stage took.
+/// The time of one stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Took {
-    /// Its name: `backend_reservation`, `request_reply`, `confirmation`, `backend_release` and `total` on the host; the rest is the guest's.
+    /// Name of the stage. The host's are `backend_reservation`, `request_reply`, `confirmation`,
+    /// `backend_release` and `total`; others are the guest's.
     pub stage: String,
-    /// Microseconds.
+    /// Time, in microseconds.
     pub us: f64,
 }
 
-/// Whether a VM grows or shrinks.
+/// The direction of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// It gets memory.
+    /// The VM gets memory.
     Add,
-    /// It gives memory back.
+    /// The VM gives memory back.
     Remove,
 }
 
-/// How long a stage took, over many resizes. Microseconds, within 1 in 1,000.
+/// The distribution of a stage's times, in microseconds, accurate to 1 in 1,000.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// How many there were.
+    /// Number of times.
     pub count: u64,
-    /// The least.
+    /// Minimum.
     pub min_us: u64,
-    /// The most.
+    /// Maximum.
     pub max_us: u64,
-    /// Half took less.
+    /// Median.
     pub median_us: u64,
 }
 
-/// Every stage of every resize of a VM, as a histogram: for each time, how often it was that.
+/// A VM's times of all stages of all resizes, each as a histogram of (time, count) pairs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times(BTreeMap<Direction, BTreeMap<String, Vec<(u64, u64)>>>);
 
@@ -56,7 +57,7 @@ impl Times {
         }
     }
 
-    /// The stages of resizes in this direction.
+    /// Returns the distributions of all stages in this direction.
     pub fn spreads(&self, direction: Direction) -> BTreeMap<String, Spread> {
         let of = |counts: &Vec<(u64, u64)>| {
             let histogram = histogram(counts);

@@ -1,4 +1,5 @@
-//! What is done in a resize: the backend and the guest, in the order in which it must be (Resizing, section III and Fig. 2).
+//! The execution of a resize: backend and guest, in the required order (\[Bielski18\], section III
+//! and Fig. 2).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,50 +13,51 @@ use super::stages::Took;
 use super::{Memory, counts};
 use crate::error::GuestError;
 
-/// A guest whose size stays the same for so long is asked again.
+/// A guest whose size has not changed for this long is asked again.
 const STALL: Duration = Duration::from_secs(2);
 
 /// How often it is asked then.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a guest is looked at that will say when it has all.
+/// How often a guest's size is read if its agent announces the end.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// A guest that has not begun after so long does nothing: a first answer may take longer than others.
+/// How long a guest may take to begin: the first change may take longer than later ones.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether a guest that has given what it could can give more.
+/// How often a guest that has given all it could is checked for more.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a guest keeps available when it shrinks, and of which share of its memory.
+/// Memory that a shrinking guest keeps available: this size, or one part in `LEFT_SHARE` of its
+/// memory.
 const LEFT: Bytes = Bytes::mib(48);
 const LEFT_SHARE: u64 = 16;
 
-/// The guest will say when it counts so much.
+/// The agent's pending announcement that the guest counts `all`.
 #[derive(Clone, Copy)]
 struct Promise {
     question: Question,
     all: Bytes,
 }
 
-/// What came of waiting.
+/// The outcome of waiting.
 struct Waited {
-    /// What the VM has come to.
+    /// Size reached.
     reached: Bytes,
-    /// Why to no more.
+    /// Why no more was reached.
     why: Option<Short>,
-    /// Whether the guest has said that it has all.
+    /// Whether the agent announced that the guest counts everything.
     told: bool,
 }
 
-/// How it has ended.
+/// The end of a resize.
 pub(super) struct End {
     pub(super) reached: Bytes,
     pub(super) why: Option<Short>,
     pub(super) usable: Option<bool>,
 }
 
-/// A resize on its way.
+/// A resize in progress.
 pub(super) struct Step<'a> {
     pub(super) memory: &'a Memory,
     pub(super) device: Device,
@@ -63,7 +65,7 @@ pub(super) struct Step<'a> {
     pub(super) to: Bytes,
     pub(super) stages: Vec<Took>,
     pub(super) retries: u32,
-    /// What the guest's agent was asked meanwhile, when it is to give: what there is to give.
+    /// A question for figures that a shrinking guest's agent was already sent.
     pub(super) asked: Option<Question>,
 }
 
@@ -72,7 +74,7 @@ impl Step<'_> {
         self.stages.push(Took { stage: stage.to_owned(), us: since.elapsed().as_secs_f64() * 1e6 });
     }
 
-    /// The backend first, then the guest.
+    /// Grows the VM: the backend first, then the guest.
     pub(super) fn grow(
         &mut self,
         order: &Order,
@@ -84,7 +86,8 @@ impl Step<'_> {
         memory.budget.grow(vm, self.to.saturating_sub(self.from), order.urgent)?;
         self.took("backend_reservation", began);
         let began = Instant::now();
-        // It tells when it has all of it, and need not be looked at all the time until then.
+        // The agent announces when the guest counts all of it, so that the size need not be polled
+        // often.
         let all = before.map(|before| counts(before, self.to.saturating_sub(self.from)));
         let promise = all.and_then(|all| Some(Promise { question: memory.port.ask(all)?, all }));
         let waited = self.wait(order, promise, tell);
@@ -112,7 +115,7 @@ impl Step<'_> {
         Ok(End { reached, why: why.or(idle.map(|offline| Short::NotOnline { offline })), usable })
     }
 
-    /// The guest first, then the backend.
+    /// Shrinks the VM: the guest first, then the backend.
     pub(super) fn shrink(
         &mut self,
         order: &Order,
@@ -129,7 +132,7 @@ impl Step<'_> {
         Ok(End { reached, why, usable: None })
     }
 
-    /// Asks the guest, and waits for it to do what it can.
+    /// Requests the size, and waits until the guest has got as far as it can.
     fn wait(
         &mut self,
         order: &Order,
@@ -154,7 +157,7 @@ impl Step<'_> {
                 return Ok(Waited { reached, why: Some(Short::Interrupted), told });
             }
             let (patience, next) = if now == goal {
-                // It has given what it could. By now that may be more.
+                // The guest has given all that it could. By now it may have more to give.
                 let further = self.goal(now)?;
                 if further < goal {
                     (goal, moved) = (further, Instant::now());
@@ -186,8 +189,9 @@ impl Step<'_> {
         }
     }
 
-    /// What the guest is to be asked for that has so much: all, when it grows. When it shrinks it keeps what it uses, and some: a kernel that is
-    /// asked for more than that kills programs to give it.
+    /// Returns the size to request of a guest that has `size`: all of it when growing. When
+    /// shrinking, the guest keeps the memory in use and a margin: asked for more, its kernel would
+    /// kill programs.
     fn goal(&mut self, size: Bytes) -> Result<Bytes, GuestError> {
         if self.to > self.from {
             return Ok(self.to);
@@ -201,7 +205,7 @@ impl Step<'_> {
         Ok(size.saturating_sub(Bytes(gives)).max(self.to))
     }
 
-    /// Has the VM stay at what it has come to, and says why that is not all.
+    /// Stops at the size reached, and says why that is not all.
     fn give_up(&mut self, told: bool) -> Result<Waited, GuestError> {
         let answers = self.memory.answers(&mut self.device)?;
         let reached = stay(&mut self.device)?;
@@ -216,15 +220,15 @@ impl Step<'_> {
     }
 }
 
-/// How long to wait until a guest is looked at again: a fiftieth of the time that it has taken, so that what is late is late by a hundredth, and the
-/// guest loses little to QEMU's answers.
+/// Returns the pause until the next look at the size: a fiftieth of the time elapsed. So the delay
+/// adds little, and the guest loses little time to QEMU's answers.
 fn pause(elapsed: Duration) -> Duration {
     (elapsed / 50).clamp(Duration::from_millis(1), Duration::from_millis(10))
 }
 
-/// Has a VM stay at the size that it has.
+/// Stops a resize at the VM's current size, and returns that size.
 pub(super) fn stay(device: &mut Device) -> Result<Bytes, GuestError> {
-    // It may be moving still.
+    // The size may still change.
     loop {
         let size = device.size()?;
         device.request(size)?;

@@ -1,4 +1,5 @@
-//! What the processor of a VM offers to its guest. A guest that runs uses it without asking again, so it must not move to a host that offers less.
+//! The features of a VM's processor. A running guest uses them without checking again, so it must
+//! not move to a host that offers less.
 
 use std::collections::BTreeSet;
 
@@ -8,23 +9,23 @@ use serde_json::{Value, json};
 use crate::error::GuestError;
 use crate::qmp::Qmp;
 
-/// A model of QEMU's that stands for all that the host and its accelerator offer.
+/// A processor model of QEMU that stands for all features of the host and its accelerator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cpu {
-    /// As QEMU calls the model: `host` or `max`.
+    /// QEMU's name of the model: `host` or `max`.
     model: String,
     vendor: String,
     family: u64,
     number: u64,
-    /// What it can do, as QEMU calls it.
+    /// QEMU's names of the features.
     flags: BTreeSet<String>,
 }
 
 impl Cpu {
-    /// What this QEMU makes of `model` on this host.
+    /// Expands `model` on this host.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Those of [`Qmp::execute`].
     pub(super) fn of(qmp: &mut Qmp, model: &str) -> Result<Self, GuestError> {
         let expand = json!({ "type": "full", "model": { "name": model } });
         let answer = qmp.execute("query-cpu-model-expansion", expand)?;
@@ -39,12 +40,13 @@ impl Cpu {
             vendor: properties["vendor"].as_str().unwrap_or("unknown").to_owned(),
             family: number("family"),
             number: number("model"),
-            // QEMU knows some by several spellings.
+            // QEMU has several spellings of some names.
             flags: set.map(|(name, _)| name.replace(['_', '.'], "-")).collect(),
         }
     }
 
-    /// Whether a guest that runs on `there` can go on here; if not, why, and the way out.
+    /// Checks that a guest that runs on `there` can run here. The error names the missing features
+    /// and the way out.
     pub(super) fn check_takes(&self, there: &Self) -> Result<(), GuestError> {
         let missing: Vec<_> = there.flags.difference(&self.flags).map(String::as_str).collect();
         let why = if self.vendor != there.vendor {

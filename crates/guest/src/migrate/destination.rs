@@ -1,4 +1,4 @@
-//! The side that a VM comes to.
+//! The destination of a migration.
 
 use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -21,33 +21,34 @@ use crate::error::GuestError;
 use crate::process::Files;
 use crate::qmp::Qmp;
 
-/// How long QEMU may think about an answer.
+/// Timeout of an answer of QEMU.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the other host may take until it connects.
+/// How long the source may take until it connects.
 const CONNECTING: Duration = Duration::from_secs(30);
 
-/// How long QEMU may take to load devices.
+/// How long QEMU may take to load device state.
 const LOADING: Duration = Duration::from_secs(20);
 
-/// How long the other host is listened to that may not have heard that the VM is here.
+/// How long a source that may not know that the VM is here can still connect.
 const CONFIRMING: Duration = Duration::from_secs(5);
 
-/// A VM that comes, or does not.
+/// The outcome of an incoming migration.
 pub(crate) enum Outcome {
-    /// It is here, and this host's. What was left behind of its memory comes by this.
+    /// The VM is here and belongs to this host. The rest of its memory, if any, comes over this
+    /// connection.
     Here(Option<Box<Wire>>),
-    /// It stays where it is.
+    /// The VM stays at the source, for this reason.
     Stays(String),
 }
 
-/// How a conversation has ended.
+/// The end of one connection's messages.
 enum End {
     Here(Box<Wire>),
     Stays(String),
 }
 
-/// Takes in the VM whose QEMU waits for it. `note` keeps what is known beyond this process.
+/// Receives the VM for which this QEMU waits. `note` writes state that must outlive this process.
 pub(crate) fn take_in(
     files: &Files,
     awaited: &Awaited,
@@ -91,14 +92,16 @@ pub(crate) fn take_in(
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 match taking.owned {
-                    // QEMU may need what was left behind; who fetches that also answers the other host.
+                    // QEMU may need pages that were left behind; the thread that fetches them also
+                    // answers the source.
                     Some(since)
                         if since.elapsed() > CONFIRMING || taking.awaited.left.is_some() =>
                     {
                         return Ok(Outcome::Here(None));
                     }
                     Some(_) => {}
-                    // A word that was missed comes by a file: the operator's.
+                    // If the source's hand-over is missing, an operator takes the VM over by its
+                    // record.
                     None if taking.awaited.prepared && files.is_ours()? => {
                         taking.own(true, None)?;
                         return Ok(Outcome::Here(None));
@@ -120,9 +123,9 @@ struct Taking<'a> {
     awaited: Awaited,
     qmp: Option<Qmp>,
     version: String,
-    /// Where the other host finds this one.
+    /// The address at which the source finds this host.
     address: SocketAddr,
-    /// Since when the VM is this host's, if it is. Whatever the other host says again does nothing then.
+    /// When the VM became this host's. From then on a repeated message of the source has no effect.
     owned: Option<Instant>,
 }
 
@@ -134,7 +137,7 @@ impl Taking<'_> {
         self.qmp.as_mut().ok_or_else(|| GuestError::Keeper("no QEMU".to_owned()))
     }
 
-    /// Does what the other keeper says, until it is settled whose the VM is.
+    /// Handles the source's messages until it is settled which host owns the VM.
     fn converse(
         &mut self,
         mut wire: Wire,
@@ -166,7 +169,7 @@ impl Taking<'_> {
                     if devices.is_none() {
                         devices = Some(self.begin_loading()?);
                     }
-                    // QEMU may have to wait for pages first. Should it be gone, that is found when it is to be ready.
+                    // QEMU may have to wait for pages first. If it is gone, `prepare` finds that.
                     _ = devices.as_ref().map(|devices| devices.send(data.to_vec()));
                     continue;
                 }
@@ -180,7 +183,8 @@ impl Taking<'_> {
                     if engine.is_none() && (self.awaited.left.is_some() || self.owned.is_some()) {
                         engine = self.engine().ok();
                     }
-                    // It may say so again that has not heard the answer. By now the VM may have been paused here, or resumed.
+                    // A source that missed the answer repeats the message. The VM may have been
+                    // paused or resumed here since.
                     if self.owned.is_none() {
                         let left = engine.as_mut().filter(|_| self.awaited.left.is_some());
                         self.own(runs, left.map(|engine| (&mut wire, engine)))?;
@@ -189,7 +193,7 @@ impl Taking<'_> {
                     if self.awaited.left.is_some() {
                         return Ok(End::Here(Box::new(wire)));
                     }
-                    // What was used most is of use, but no more.
+                    // The list of hot pages is only a hint.
                     if let (Ok((Message::Engine(hot @ Frame::Hot(_)), _)), Some(engine)) =
                         (wire.receive(), &mut engine)
                     {
@@ -213,7 +217,7 @@ impl Taking<'_> {
         }
     }
 
-    /// The way to the engine of its region, which does not wait for ever for one that is stopped.
+    /// Connects to the region's engine, with timeouts: an engine may be stopped.
     fn engine(&self) -> Result<UnixStream, GuestError> {
         let fail = || GuestError::io("cannot speak with the engine of the VM's region");
         let engine = regions::receive(&self.files.region())?;
@@ -234,7 +238,8 @@ impl Taking<'_> {
         Ok(())
     }
 
-    /// Whether the processor here offers the guest what it had, as the source has said; one of before says nothing.
+    /// Checks that this host's processor offers the features that the source sent. An older release
+    /// sends none.
     fn check_cpu(&mut self, said: &[u8]) -> Result<(), GuestError> {
         if self.awaited.prepared || said.is_empty() {
             return Ok(());
@@ -247,7 +252,7 @@ impl Taking<'_> {
         Cpu::of(self.qmp()?, model)?.check_takes(&there)
     }
 
-    /// Has QEMU load what is sent to what comes back.
+    /// Makes QEMU load the device state that is sent to the returned channel.
     fn begin_loading(&mut self) -> Result<Sender<Vec<u8>>, GuestError> {
         let path = self.files.devices();
         let _ = std::fs::remove_file(&path);
@@ -264,7 +269,8 @@ impl Taking<'_> {
         Ok(devices)
     }
 
-    /// All is sent: waits until it is loaded. What is needed for that of what was left behind is fetched meanwhile.
+    /// Waits until QEMU has loaded the device state, and fetches the pages that it needs for that
+    /// meanwhile.
     fn prepare(
         &mut self,
         left: Option<(&mut Wire, &mut UnixStream)>,
@@ -304,7 +310,8 @@ impl Taking<'_> {
         }
     }
 
-    /// The VM is this host's from here on, whether it can go on at once or not; unless its QEMU ends as it is to.
+    /// Makes the VM this host's, even if it cannot run at once. If QEMU exits at this point, the VM
+    /// stays the source's.
     fn own(
         &mut self,
         runs: bool,
@@ -313,7 +320,8 @@ impl Taking<'_> {
         self.files.take_over()?;
         let gone_on = left::fetch_while(left, || self.go_on(runs));
         if matches!(gone_on, Ok(false)) {
-            // Its region was not this host's yet, so nothing went to the pool: the other host still has all of the VM.
+            // The region did not belong to this host yet, so that nothing was written to the pool:
+            // the source still has the whole VM.
             self.files.wait_again(&self.awaited)?;
             return Err(GuestError::Keeper("QEMU has ended as the VM was to go on".to_owned()));
         }
@@ -328,7 +336,7 @@ impl Taking<'_> {
         Ok(())
     }
 
-    /// False where QEMU is gone, or goes.
+    /// Returns false if QEMU has exited or is exiting.
     fn go_on(&mut self, runs: bool) -> Result<bool, GuestError> {
         let command = if runs { "cont" } else { "query-status" };
         let answer = self.qmp().and_then(|qmp| qmp.execute(command, json!({})));
@@ -340,13 +348,13 @@ impl Taking<'_> {
     }
 }
 
-/// Whether nobody is at the other end any more: a monitor closes when QEMU ends.
+/// Returns whether the peer is gone: QEMU closes its monitor when it exits.
 fn is_gone(kind: ErrorKind) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
     matches!(kind, BrokenPipe | ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof)
 }
 
-/// Passes a frame on to the engine; waits for its answer where there is one.
+/// Passes a frame on to the engine, and waits for the answer to a `Sync`.
 fn pass_on(engine: &mut UnixStream, frame: &Frame, data: &[u8]) -> Result<(), GuestError> {
     let fail = || GuestError::io("the engine of the VM's region does not answer");
     frame.send(engine, data).map_err(fail())?;

@@ -1,5 +1,6 @@
-//! What was left behind of a VM's memory (post-copy): the host where the VM is asks for it, the host where it was sends it. Should they lose each
-//! other, the latter connects again, for as long as both have the VM; what was sent may be asked for again.
+//! The memory that was left behind (post-copy): the destination asks the source for pages, and the
+//! source sends them. If the connection breaks, the source reconnects as long as both hosts have
+//! the VM, and the destination may ask for the same pages again.
 
 use std::io;
 use std::net::TcpListener;
@@ -15,16 +16,16 @@ use super::wire::Wire;
 use crate::error::GuestError;
 use crate::process::Files;
 
-/// How long it is waited before what went wrong is tried again.
+/// Pause before a retry.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How often it is looked whether somebody waits for a page.
+/// How often faults on missing pages are polled.
 const TURN: Duration = Duration::from_millis(1);
 
-/// How long an engine may take for an answer, or to take in what it is sent.
+/// Timeout of an engine's answer, and of writing to an engine.
 pub(super) const ENGINE: Duration = Duration::from_secs(60);
 
-/// Has nobody wait for an engine for ever: one can be stopped.
+/// Sets the timeouts of a connection to an engine, which may be stopped.
 pub(super) fn end_waits(engine: &UnixStream) -> io::Result<()> {
     engine.set_read_timeout(Some(ENGINE))?;
     engine.set_write_timeout(Some(ENGINE))
@@ -34,7 +35,8 @@ fn failed(why: impl Into<String>) -> io::Error {
     io::Error::other(why.into())
 }
 
-/// Sends what is asked for, until the other side is done. `sent` is told how many bytes of pages that was, and of everything in all.
+/// Sends the pages that the destination asks for, until it is done. `sent` receives the bytes of
+/// pages of each answer, and the bytes sent over the connection so far.
 pub(super) fn serve(
     wire: &mut Wire,
     engine: &mut UnixStream,
@@ -66,10 +68,11 @@ pub(super) fn serve(
     }
 }
 
-/// The same, over one connection after the other, until the other host has all.
+/// Does the same, over one connection after the other, until the destination has all pages.
 ///
 /// # Errors
-/// The VM is not here any more.
+/// [`GuestError::Keeper`] if QEMU exits here before that; [`GuestError::Io`] if the end cannot be
+/// noted.
 pub(crate) fn serve_all(
     files: &Files,
     link: &Link,
@@ -89,7 +92,7 @@ pub(crate) fn serve_all(
             served
                 .and_then(|mut engine| serve(wire, &mut engine, sent))
                 .inspect_err(|_| wire.break_off())?;
-            // Should that be lost, it waits for it for no longer than the VM is there.
+            // If this is lost, the destination waits for it only while the VM exists.
             let _ = wire.send(&Message::Done, &[]);
             Ok::<_, io::Error>(())
         };
@@ -102,13 +105,14 @@ pub(crate) fn serve_all(
                 "the VM was ended here, and with it what was left of its memory".to_owned(),
             ));
         }
-        // So that who waits for the end hears that it is still tried.
+        // Tell the client that the retries go on.
         sent(0, 0);
         thread::sleep(PAUSE);
     }
 }
 
-/// Has the engine get some of what was left behind: what is waited for, if not just anything. True when it has all.
+/// Asks the source for some of the missing pages and passes them to the engine: those that faults
+/// wait for, or any if `all`. Returns true once none is missing.
 pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::Result<bool> {
     Frame::Next { all }.send(engine, &[])?;
     match Frame::receive(engine, &mut Vec::new())? {
@@ -122,7 +126,7 @@ pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::
         match wire.receive()? {
             (Message::Engine(pages @ Frame::Pages(_)), data) => pages.send(engine, data)?,
             (Message::Engine(Frame::Done), _) => return Ok(false),
-            // It has not heard that the VM is here.
+            // The source has not heard that the VM is here.
             (Message::Own { .. }, _) => wire.send(&Message::Done, &[])?,
             (other, _) => {
                 return Err(failed(format!("it says {other:?} where pages were to come")));
@@ -131,7 +135,8 @@ pub(super) fn fetch(wire: &mut Wire, engine: &mut UnixStream, all: bool) -> io::
     }
 }
 
-/// Does something of which QEMU may need what was left behind, which is fetched meanwhile as far as somebody waits for it.
+/// Runs `what`, during which QEMU may need missing pages. Meanwhile fetches the pages that faults
+/// wait for.
 pub(super) fn fetch_while<T: Send>(
     left: Option<(&mut Wire, &mut UnixStream)>,
     what: impl FnOnce() -> Result<T, GuestError> + Send,
@@ -141,7 +146,7 @@ pub(super) fn fetch_while<T: Send>(
         let doing = scope.spawn(what);
         while !doing.is_finished() {
             if let Err(error) = fetch(wire, engine, false) {
-                // It may do without, and says so if not.
+                // `what` may succeed without these pages, and fails if not.
                 tracing::warn!("what was left behind does not come: {error}");
                 break;
             }
@@ -151,8 +156,8 @@ pub(super) fn fetch_while<T: Send>(
     })
 }
 
-/// Has the engine get all that was left behind, or until the VM is not here any more; the other host comes by the listener where there is no
-/// connection.
+/// Fetches all missing pages, until none is left or the VM ends. Without a connection, the source
+/// reconnects at `listener`.
 pub(crate) fn fetch_all(
     files: &Files,
     link: &Link,
@@ -189,7 +194,7 @@ pub(crate) fn fetch_all(
             wire = Wire::greeted(listener, link).ok();
         }
     }
-    // It may forget it.
+    // The source may drop the pages.
     if let Some(wire) = &mut wire {
         let _ = wire.send(&Message::Done, &[]);
     }

@@ -1,3 +1,5 @@
+//! The orders, records and messages of a migration.
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,95 +12,97 @@ use serde::{Deserialize, Serialize};
 use crate::memory::Limits;
 use crate::spec::VmSpec;
 
-/// How a VM's memory goes over.
+/// The algorithm that moves a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// What is dirty in the cache goes to the pool while the VM runs, what is dirty still when it stands still to the other host, and what was
-    /// used most is fetched there from the pool.
+    /// Writes dirty pages back to the pool while the VM runs, and sends the rest to the destination
+    /// during the downtime. The destination fetches the hottest pages from the pool.
     #[default]
     Instant,
-    /// What is in the cache goes to the other host while the VM runs, round by round (Migration, section 3.3).
+    /// Sends the pages of the cache to the destination while the VM runs, round by round (\[Jo20\],
+    /// section 3.3).
     PreCopy,
-    /// The VM runs there first, and what is dirty in the cache comes after it: what it waits for before all else.
+    /// Starts the VM at the destination, and sends the cache's dirty pages after it. Pages that the
+    /// VM waits for come first.
     PostCopy,
 }
 
-/// A VM that comes from another host, as that offers it.
+/// A VM that moves here, as the source offers it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Arrival {
-    /// This attempt.
+    /// Id of this attempt.
     pub migration: MigrationId,
-    /// What the VM is like.
+    /// The VM's specification.
     pub vm: VmSpec,
-    /// What its memory is like.
+    /// The specification of the VM's region.
     pub memory: RegionSpec,
-    /// What that is kept within.
+    /// The limits of the VM's memory.
     pub limits: Limits,
 }
 
-/// Where and how an arrival is waited for.
+/// The arrival that a destination waits for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Awaited {
-    /// This attempt.
+    /// Id of this attempt.
     pub migration: MigrationId,
-    /// The host that it must come from.
+    /// The source, which must be the peer.
     pub from: HostName,
     /// The address to listen at.
     pub listen: IpAddr,
     /// Directory of this host's certificate.
     pub identity: PathBuf,
-    /// All has come, and only the other host's word is missing.
+    /// Whether everything has arrived, and only the source's hand-over is missing.
     pub prepared: bool,
-    /// By which way comes what was left behind of its memory, if something was.
+    /// The link to the memory that was left behind, if any was.
     #[serde(default)]
     pub left: Option<Link>,
 }
 
-/// An order to move a VM.
+/// An order to migrate a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
-    /// This attempt.
+    /// Id of this attempt.
     pub migration: MigrationId,
-    /// The host that it is to move to.
+    /// The destination.
     pub to: HostName,
-    /// Where the VM is waited for there.
+    /// The address at which the destination waits for the VM.
     pub address: SocketAddr,
     /// Directory of this host's certificate.
     pub identity: PathBuf,
-    /// How.
+    /// The algorithm.
     pub mode: Mode,
-    /// Bytes a second that may be sent at most.
+    /// Limit of the bandwidth, in bytes a second.
     pub bandwidth: Option<Bytes>,
-    /// For how long the VM may stand still at most, as far as that can be foreseen.
+    /// Limit of the downtime, as far as it can be predicted.
     pub max_downtime: Duration,
-    /// Whether to go on as by [`Mode::PostCopy`] where that would be exceeded.
+    /// Whether to switch to [`Mode::PostCopy`] if the downtime would exceed that limit.
     pub may_leave: bool,
 }
 
-/// That a VM was given away.
+/// The record that a VM was handed over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Given {
-    /// The attempt.
+    /// Id of the attempt.
     pub migration: MigrationId,
-    /// Whose it is.
+    /// The destination, which owns the VM.
     pub to: HostName,
-    /// Where that host asks for what it has not of the VM's memory.
+    /// The link by which the destination asks for the memory that was left behind.
     #[serde(default)]
     pub left: Option<Link>,
 }
 
-/// The way to the other host, or from it, by which what was left behind of a VM's memory goes.
+/// A link between two hosts for the memory that was left behind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// The attempt.
+    /// Id of the attempt.
     pub migration: MigrationId,
     /// The other host.
     pub host: HostName,
-    /// Where the VM is, or is now.
+    /// The destination's address.
     pub address: SocketAddr,
     /// Directory of this host's certificate.
     pub identity: PathBuf,
@@ -115,74 +119,80 @@ impl Order {
     }
 }
 
-/// What a move has come to.
+/// The outcome of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// From the order until the VM ran there, in milliseconds.
+    /// From the order until the VM runs at the destination, in milliseconds. With post-copy, until
+    /// the last page has arrived.
     pub total_ms: f64,
-    /// Of that, for how long it stood still.
+    /// The downtime within that, in milliseconds.
     pub downtime_ms: f64,
-    /// Contents of pages that were sent to the other host.
+    /// Bytes of pages sent to the destination.
     pub bytes_pages: u64,
-    /// Contents of pages that were written to the pool.
+    /// Bytes of pages written to the pool.
     pub bytes_pool: u64,
-    /// All else that was sent to the other host.
+    /// Bytes of everything else sent to the destination.
     pub bytes_metadata: u64,
-    /// Rounds, the last one included.
+    /// Number of rounds, including the last one.
     pub rounds: u32,
-    /// How.
+    /// The algorithm that was used.
     pub mode: Mode,
-    /// Pages in the local cache when the move began.
+    /// Pages in the local cache at the start.
     pub resident_pages: u64,
-    /// Of these, dirty.
+    /// Dirty pages among those.
     pub dirty_pages: u64,
     /// Pages of the last round.
     pub last_pages: u64,
-    /// Pages that were left behind, and came when the VM ran there.
+    /// Pages that were left behind, and sent while the VM ran at the destination.
     pub left_pages: u64,
 }
 
-/// How far a move is.
+/// The progress of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What is being done.
+    /// The current phase.
     pub phase: String,
     /// Rounds that are over.
     pub rounds: u32,
-    /// Sent to the other host so far.
+    /// Bytes sent to the destination so far.
     pub bytes_sent: u64,
-    /// Written to the pool so far.
+    /// Bytes written to the pool so far.
     pub bytes_pool: u64,
-    /// Pages of the round before.
+    /// Pages of the previous round.
     pub pages: u64,
-    /// Bytes a second that programs in the VM make dirty, in the round before.
+    /// Bytes a second that the VM dirtied in the previous round.
     pub dirty_rate: u64,
-    /// Milliseconds since it began.
+    /// Milliseconds since the start.
     pub elapsed_ms: f64,
-    /// Milliseconds until it may be over, as the rounds before have it; nothing as long as they do not get smaller.
+    /// Estimate of the milliseconds left, from the previous rounds; none while rounds do not get
+    /// smaller.
     pub remaining_ms: Option<f64>,
 }
 
-/// What the keepers of a VM on two hosts say to each other; data belongs to some.
+/// A message between the supervisors of a VM on two hosts. Some carry data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// To the new host, first on every connection. Its data is the source's [`Cpu`](super::cpu::Cpu) as JSON, where the destination's is to offer as much.
-    /// Answered with `Done`.
+    /// The source's first message on every connection. The message's data is the source's
+    /// [`Cpu`](super::cpu::Cpu) as JSON, if the destination must offer its features. Answered with
+    /// `Done`.
     Hello { migration: MigrationId, qemu: String },
-    /// There is nothing to say just now.
+    /// Keeps the connection from timing out.
     Alive,
-    /// For the engine there. `Frame::Sync` is answered with `Done`.
+    /// A frame for the destination's engine. `Frame::Sync` is answered with `Done`.
     Engine(Frame),
-    /// Some of the state of the VM's devices.
+    /// A chunk of device state.
     Device,
-    /// That was all of it. Answered with `Done` when it is loaded and all is there that the VM needs; before that what was left behind may be asked for.
+    /// The end of device state. Until QEMU has loaded it, the destination may ask for pages left
+    /// behind. Answered with `Done` once it is loaded.
     Prepare { leaves: bool },
-    /// The VM is yours. Answered with `Done` when it runs, if it is to. What was left behind is asked for then, and last of all comes `Done`.
+    /// Hands the VM over. The destination answers with `Done` once the VM runs, if it is to run.
+    /// The destination asks for pages left behind meanwhile and afterwards, and ends with another
+    /// `Done`.
     Own { runs: bool },
-    /// The VM stays; forget it.
+    /// Tells the destination to forget the VM, which stays at the source.
     Drop,
-    /// To the old host: it is done.
+    /// Success, sent to the source.
     Done,
-    /// To the old host: it will not be done.
+    /// Failure, sent to the source.
     Failed(String),
 }

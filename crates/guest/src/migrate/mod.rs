@@ -1,19 +1,26 @@
-//! Moving a VM to another host (Migration, section 3.3).
+//! Live migration of a VM to another host (\[Jo20\], section 3.3).
 //!
-//! Its keeper here and one there speak with each other (`message.rs`), each with the VM's QEMU and with the engine of its region:
+//! The supervisors at source and destination exchange messages (`message.rs`). Each also speaks to
+//! its QEMU and to the engine of the VM's region.
 //!
-//! 0. The destination refuses what it could not run: another release of QEMU, or a processor that offers less (`cpu.rs`).
-//! 1. Rounds, while the VM runs, until little is left to do.
-//! 2. QEMU stops the VM. What is dirty still, what is known of the region and the state of the devices go over. Both sides have all now.
-//! 3. The keeper here notes that the VM is the other host's: from then on it is, whatever happens. Before that it was this host's, whatever
-//!    happened. It tells the other keeper, again and again if need be, and that has the VM run.
+//! 0. The destination refuses a VM that it cannot run: QEMU of another release, or a processor with
+//!    fewer features (`cpu.rs`).
+//! 1. Rounds run while the VM runs, until little is left to do.
+//! 2. QEMU stops the VM. The remaining dirty pages, the region's tables and the device state are
+//!    sent. Both hosts now have everything.
+//! 3. The source's supervisor records that the VM belongs to the destination. That record alone
+//!    decides which host owns the VM. The supervisor tells the destination, with retries, and the
+//!    destination resumes the VM.
 //!
-//! A host whose QEMU ends as the VM is to go on there does not take it: nothing of it went to the pool by then, and the host that it left has it still.
+//! If the destination's QEMU exits as the VM is resumed, the destination does not take the VM.
+//! Nothing of it has been written to the pool by then, and the source still has it.
 //!
-//! A keeper there that has all, but has not been told, waits: the VM stands still there until the word comes, or an operator says that it will not.
+//! A destination that has everything but the hand-over waits. The VM stays paused there until the
+//! hand-over arrives, or an operator decides.
 //!
-//! Where rounds do not come to an end, or none are wanted, what is dirty is left behind in step 2 (post-copy): the VM runs there first, and its memory
-//! comes after it, what it waits for before all else (`left.rs`). Until all has come the VM needs both hosts.
+//! If rounds do not converge, or none are wanted, step 2 leaves the dirty pages behind (post-copy).
+//! The VM then runs at the destination, and its memory follows; the pages that it waits for come
+//! first (`left.rs`). Until all pages have arrived the VM needs both hosts.
 
 mod cpu;
 mod destination;

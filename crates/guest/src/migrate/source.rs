@@ -1,4 +1,4 @@
-//! The side that a VM leaves.
+//! The source of a migration.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -22,33 +22,33 @@ use crate::error::GuestError;
 use crate::process::Files;
 use crate::qmp::Qmp;
 
-/// How long QEMU may think about an answer.
+/// Timeout of an answer of QEMU.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long it may take to stop, and to save its devices.
+/// How long QEMU may take to stop the VM, and to save device state.
 const SAVING: Duration = Duration::from_secs(20);
 
-/// Rounds while the VM runs at most.
+/// Most rounds while the VM runs.
 const MOST_ROUNDS: u32 = 30;
 
-/// After so many rounds that were hardly smaller than the one before, no further one will be.
+/// Rounds end after this many in a row that hardly shrank.
 const HOPELESS: u32 = 3;
 
-/// How often progress is told.
+/// How often progress is reported.
 const TELLING: Duration = Duration::from_millis(200);
 
-/// How long the other host is told again and again, should the connection break, whose the VM is.
+/// How long the source retries to tell the destination which host owns the VM.
 const TELLING_AGAIN: Duration = Duration::from_secs(600);
 
-/// What becomes of a VM, should it not be moved: it goes on here.
+/// The state that a failed migration restores: the VM runs here again.
 struct Undo<'a> {
     files: &'a Files,
     runs: bool,
-    /// QEMU was told to migrate.
+    /// Whether QEMU's migration was started.
     begun: bool,
 }
 
-/// A move that is under way.
+/// A migration in progress.
 struct Move<'a> {
     files: &'a Files,
     order: &'a Order,
@@ -59,12 +59,12 @@ struct Move<'a> {
     report: Report,
     progress: Progress,
     told: Instant,
-    /// Told of progress; false if the move is to end.
+    /// Reports progress; false cancels the migration.
     tell: &'a mut dyn FnMut(&Progress) -> bool,
 }
 
-/// Moves the VM. What is told of progress says whether to go on. When this fails the VM is here and as it was, unless the error says
-/// otherwise.
+/// Migrates the VM. `tell` receives the progress, and returns false to cancel. If this fails, the
+/// VM is here and unchanged, unless the error says otherwise.
 pub(crate) fn migrate(
     files: &Files,
     order: &Order,
@@ -81,7 +81,7 @@ pub(crate) fn migrate(
     }
     let mut undo = Undo { files, runs, begun: false };
     let moved = connect(files, order, qmp, tell).and_then(|mut moving| moving.go(&mut undo));
-    // What is on record decides, whatever went wrong.
+    // The record decides which host owns the VM, whatever failed.
     moved.inspect_err(|_| {
         if !files.is_given() {
             undo.undo(order);
@@ -118,7 +118,7 @@ fn connect<'a>(
     Ok(Move { files, order, qmp, wire, engine, began, report, progress, told, tell })
 }
 
-/// Which release of QEMU it is: what goes from one to another is only known to work within one.
+/// Returns QEMU's major and minor version: device state is only known to load within one release.
 pub(super) fn release(version: &Value) -> String {
     format!("{}.{}", version["qemu"]["major"], version["qemu"]["minor"])
 }
@@ -138,7 +138,7 @@ impl Move<'_> {
             self.report.last_pages = self.round(Round::Last)?.pages;
         }
         self.save_devices(&devices)?;
-        // What was written as devices were saved.
+        // Pages that QEMU dirtied while it saved device state.
         self.round(Round::Rest)?;
         self.wire.send(&Message::Prepare { leaves }, &[]).map_err(lost(self.order))?;
         self.serve_left().map_err(lost(self.order))?;
@@ -149,18 +149,18 @@ impl Move<'_> {
         if !leaves {
             self.tell_hot();
         }
-        // Of another connection, should it have come to that.
+        // The connection may be a newer one, which has sent less.
         self.report.bytes_metadata = self.wire.sent().saturating_sub(self.report.bytes_pages);
         if leaves {
             self.serve_all_left()?;
             self.report.total_ms = milliseconds(self.began);
         }
-        // It has nothing more to do.
+        // QEMU has nothing left to do here.
         let _ = self.qmp.execute("quit", json!({}));
         Ok(self.report.clone())
     }
 
-    /// Has little be left to do when the VM stands still. True where that cannot be, and is to be left behind.
+    /// Runs rounds until the downtime would be short. Returns true if the rest must be left behind.
     fn rounds(&mut self) -> Result<bool, GuestError> {
         let (kind, phase) = match self.order.mode {
             Mode::Instant => (Round::Clean, "writing back to the pool"),
@@ -178,12 +178,13 @@ impl Move<'_> {
             if self.report.rounds > 1 {
                 self.progress.dirty_rate =
                     (pages as f64 * PAGE_SIZE as f64 / took.max(0.001)) as u64;
-                // Each round takes as much less than the one before as this one did.
+                // Extrapolates: each round shrinks by the same factor.
                 let share = pages as f64 / before as f64;
                 self.progress.remaining_ms =
                     (share < 1.0).then(|| took * 1000.0 * share / (1.0 - share));
             }
-            // The next round would take about as long as this one, and have as much more to do as became dirty in it.
+            // The last round takes as long as this one, and handles the pages dirtied during this
+            // one.
             if took <= self.order.max_downtime.as_secs_f64() / 2.0 && self.report.rounds > 1
                 || pages == 0
             {
@@ -201,7 +202,7 @@ impl Move<'_> {
         Err(GuestError::Diverges { rounds: self.report.rounds, limit: self.order.max_downtime })
     }
 
-    /// What there was when it began.
+    /// Notes the state of the cache at the start, from the first round.
     fn note_first(&mut self, sent: &Sent) {
         if self.report.rounds == 1 {
             self.report.resident_pages = sent.resident;
@@ -218,7 +219,7 @@ impl Move<'_> {
         let sent = loop {
             let asked = Instant::now();
             while !self.has_answer().map_err(engine())? {
-                // As long as the VM runs it is the operator's to cancel.
+                // While the VM runs there is no timeout: the operator may cancel.
                 if !matches!(round, Round::Clean | Round::Copy) && asked.elapsed() > left::ENGINE {
                     let why = format!(
                         "nothing came of its round for {:?}, and the VM stands still",
@@ -226,7 +227,7 @@ impl Move<'_> {
                     );
                     return Err(engine()(io::Error::new(io::ErrorKind::TimedOut, why)));
                 }
-                // What goes to the pool does not go by here.
+                // Pages written to the pool do not pass through here.
                 self.tell_progress()?;
                 self.wire.send(&Message::Alive, &[]).map_err(lost(self.order))?;
             }
@@ -254,7 +255,7 @@ impl Move<'_> {
         Ok(sent)
     }
 
-    /// Waits for the engine to have something to say, but not for long.
+    /// Waits, up to `TELLING`, until the engine has sent something.
     fn has_answer(&self) -> io::Result<bool> {
         let mut engine = [PollFd::new(&self.engine, PollFlags::IN)];
         let patience = Timespec { tv_sec: 0, tv_nsec: TELLING.subsec_nanos().into() };
@@ -264,7 +265,7 @@ impl Move<'_> {
         }
     }
 
-    /// Has QEMU stop the VM; what it has to say of devices comes from then on.
+    /// Makes QEMU stop the VM. Device state arrives at the returned channel from then on.
     fn stop(&mut self, undo: &mut Undo<'_>) -> Result<Receiver<Vec<u8>>, GuestError> {
         let path = self.files.devices();
         let fail = || GuestError::io(format!("cannot listen at {}", path.display()));
@@ -286,7 +287,7 @@ impl Move<'_> {
         let capability = |name: &str| json!({ "capability": name, "state": true });
         let capabilities = [capability("x-ignore-shared"), capability("pause-before-switchover")];
         self.qmp.execute("migrate-set-capabilities", json!({ "capabilities": capabilities }))?;
-        // Pages do not go by it, and devices are little.
+        // Only device state passes through QEMU's migration, which is small: no limit.
         self.qmp.execute("migrate-set-parameters", json!({ "max-bandwidth": 1_u64 << 40 }))?;
         self.phase("stopping")?;
         undo.begun = true;
@@ -316,7 +317,7 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Has QEMU save the VM's devices, and sends that.
+    /// Makes QEMU save device state, and sends it.
     fn save_devices(&mut self, devices: &Receiver<Vec<u8>>) -> Result<(), GuestError> {
         self.qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))?;
         let deadline = Instant::now() + SAVING;
@@ -350,7 +351,8 @@ impl Move<'_> {
         }
     }
 
-    /// From here on the VM is the other host's, whatever happens.
+    /// Records that the VM belongs to the destination, and tells the destination. From the record
+    /// on, the hand-over is final.
     fn give_away(&mut self, runs: bool, leaves: bool) -> Result<(), GuestError> {
         let engine = || GuestError::io("the engine of the VM's region does not answer");
         Frame::GiveAway.send(&mut self.engine, &[]).map_err(engine())?;
@@ -365,10 +367,10 @@ impl Move<'_> {
         let left = leaves.then(|| self.order.link());
         let given = Given { migration: self.order.migration, to: self.order.to.clone(), left };
         self.files.give_away(Some(given))?;
-        // Nobody can cancel it any more.
+        // Too late to cancel.
         let _ = self.phase("giving away");
         let own = Message::Own { runs };
-        // Done is said by way of that, where nothing was left.
+        // The destination's `Done` ends `serve_left`, also if nothing was left.
         let told = self.wire.send(&own, &[]).and_then(|()| self.serve_left());
         let Err(error) = told else { return Ok(()) };
         tracing::warn!("host {} has not confirmed that it has the VM: {error}", self.order.to);
@@ -378,7 +380,7 @@ impl Move<'_> {
             left::end_waits(&engine)?;
             left::serve(wire, &mut engine, &mut |_, _| ())
         };
-        // Who asked hears that it is still tried.
+        // Tell the client that the retries go on.
         let Self { tell, progress, order, .. } = &mut *self;
         let told = tell_again(&order.link(), &own, &until_done, &mut || _ = tell(progress));
         self.wire = told.ok_or_else(|| GuestError::Unconfirmed {
@@ -389,13 +391,13 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Sends what was left behind and is asked for, until the other side is done.
+    /// Sends the pages that the destination asks for, until it is done.
     fn serve_left(&mut self) -> io::Result<()> {
         let report = &mut self.report;
         left::serve(&mut self.wire, &mut self.engine, &mut |pages, _| report.bytes_pages += pages)
     }
 
-    /// The same until all has come there.
+    /// Does the same until the destination has all pages, over new connections if need be.
     fn serve_all_left(&mut self) -> Result<(), GuestError> {
         let _ = self.phase("sending what was left behind");
         let Self { files, order, report, progress, wire, tell, .. } = self;
@@ -408,7 +410,7 @@ impl Move<'_> {
         })
     }
 
-    /// Tells the other host which pages were used most. That is of use, but no more.
+    /// Tells the destination which pages are hot. The list is only a hint, so errors are ignored.
     fn tell_hot(&mut self) {
         if self.order.mode == Mode::PreCopy || Frame::TellHot.send(&mut self.engine, &[]).is_err() {
             return;
@@ -437,7 +439,7 @@ impl Move<'_> {
     }
 }
 
-/// Sends no faster than is allowed, as so much was sent since then.
+/// Sleeps so that `sent` bytes since `began` do not exceed the bandwidth limit.
 fn pace(order: &Order, began: Instant, sent: u64) {
     if let Some(bandwidth) = order.bandwidth {
         let due = Duration::from_secs_f64(sent as f64 / bandwidth.0.max(1) as f64);
@@ -445,7 +447,8 @@ fn pace(order: &Order, began: Instant, sent: u64) {
     }
 }
 
-/// Tells the other host whose the VM is, until it says that it has heard.
+/// Tells the destination which host owns the VM, with retries until it confirms. Returns that
+/// connection.
 fn tell_again(
     link: &Link,
     what: &Message,
@@ -462,7 +465,7 @@ fn tell_again(
         });
         match told {
             Ok(wire) => return Some(wire),
-            // Nobody waits there any more.
+            // The destination's supervisor no longer waits.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return None,
             Err(_) => thread::sleep(Duration::from_millis(500)),
         }
@@ -477,7 +480,7 @@ impl Undo<'_> {
             tracing::error!("the VM is here, but stands still: {error}");
         }
         if self.begun {
-            // It may be waiting for the word.
+            // The destination may be waiting for the hand-over.
             let link = order.link();
             let told = thread::Builder::new().name("drop".to_owned());
             let _ = told.spawn(move || tell_again(&link, &Message::Drop, &Wire::done, &mut || ()));
@@ -485,7 +488,7 @@ impl Undo<'_> {
     }
 }
 
-/// Has a VM be here and, if that is so, run, that was on its way to another host.
+/// Cancels QEMU's migration, makes the region this host's and, if `runs`, resumes the VM.
 pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), GuestError> {
     let mut qmp = Qmp::connect(&files.mover(), PATIENCE)?;
     let deadline = Instant::now() + PATIENCE;
@@ -493,7 +496,7 @@ pub(crate) fn resume(files: &Files, runs: bool) -> Result<(), GuestError> {
         qmp.migration()?.as_str(),
         "setup" | "active" | "pre-switchover" | "device" | "cancelling" | "wait-unplug"
     ) {
-        // It may have come to an end by itself.
+        // The migration may have ended meanwhile.
         let _ = qmp.execute("migrate_cancel", json!({}));
         if Instant::now() > deadline {
             return Err(GuestError::Keeper("QEMU does not give up its migration".to_owned()));

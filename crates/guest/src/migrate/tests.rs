@@ -1,4 +1,4 @@
-//! A real QEMU that a VM comes to, taken in by this code; what the source says is forged.
+//! Tests of the destination: a real QEMU receives a VM through this code, from a forged source.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -63,7 +63,7 @@ struct Qemu {
 }
 
 impl Qemu {
-    /// None where there is no QEMU on this machine.
+    /// Starts QEMU; returns `None` if this machine has none.
     fn start(run_dir: &Path, spec: &VmSpec, awaited: Option<&Awaited>) -> Option<Self> {
         let files = Files::new(run_dir, &spec.name);
         fs::create_dir_all(files.qmp().parent().unwrap()).unwrap();
@@ -87,7 +87,7 @@ impl Qemu {
         self.qmp().execute("query-status", json!({})).unwrap()["running"] == true
     }
 
-    /// What it has to say of its devices.
+    /// Returns QEMU's device state.
     fn devices(&self, dir: &Path) -> Vec<u8> {
         let path = dir.join("saved");
         let listener = UnixListener::bind(&path).unwrap();
@@ -115,14 +115,14 @@ impl Drop for Qemu {
     }
 }
 
-/// What is on record of a VM.
+/// Writes the record of a VM.
 fn write(files: &Files, spec: &VmSpec, awaited: Option<&Awaited>) {
     let record =
         json!({ "origin": { "started": spec }, "pid": null, "ended": null, "awaited": awaited });
     fs::write(files.qmp().with_file_name("record.json"), record.to_string()).unwrap();
 }
 
-/// Two hosts, and a VM on its way between them.
+/// Two hosts, and a VM that moves between them.
 struct Stage {
     dir: tempfile::TempDir,
     there: HostName,
@@ -160,7 +160,7 @@ impl Stage {
         self.listener.local_addr().unwrap()
     }
 
-    /// Takes the VM in, on a thread of its own, which says what came of it and gives QEMU back.
+    /// Receives the VM on a thread of its own, which returns the outcome and QEMU.
     fn take_in(&mut self) -> mpsc::Receiver<(Result<Outcome, String>, Child)> {
         let (told, tells) = mpsc::channel();
         let (files, awaited) = (self.to.files.clone(), self.awaited.clone());
@@ -172,13 +172,13 @@ impl Stage {
                 Ok(())
             };
             let outcome = take_in(&files, &awaited, &listener, &mut qemu, &mut note);
-            // Nobody hears of it where the test has failed.
+            // No thread receives this if the test has failed.
             let _ = told.send((outcome.map_err(|error| error.to_string()), qemu));
         });
         tells
     }
 
-    /// Connects as the source and says what it is about.
+    /// Connects as the source and sends `Hello`.
     fn hello(&self, cpu: &[u8]) -> (Wire, std::io::Result<()>) {
         let identity = self.dir.path().join("tls-here");
         let mut wire = Wire::connect(self.address(), &self.there, &identity).unwrap();
@@ -203,11 +203,11 @@ fn a_paused_vm_stays_paused_where_the_answer_that_it_has_come_is_lost() {
     wire.done().unwrap();
     let own = Message::Own { runs: false };
     wire.send(&own, &[]).unwrap();
-    // Whatever is said to it after that gets nowhere.
+    // The answer is lost.
     wire.reset();
     until("the VM is the destination's", || stage.to.files.is_ours().unwrap());
 
-    // The source says so again, and hears that it is so.
+    // The source repeats the message, and gets the answer.
     let (mut wire, answer) = stage.hello(&[]);
     answer.unwrap();
     wire.send(&own, &[]).unwrap();

@@ -1,4 +1,4 @@
-//! The connection between the keepers of a VM on two hosts: mutual TLS, one message at a time.
+//! The connection between a VM's supervisors on two hosts: mutual TLS, one message at a time.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,13 +12,13 @@ use aquifer_region::handover;
 
 use super::message::{Link, Message};
 
-/// How long the other side may take to be there and show who it is.
+/// Timeout of connecting and of the TLS handshake.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// How long a message may take, with the wait for it: QEMU has to load devices, lenders to answer.
+/// Timeout of a message, including the wait for it: QEMU may load devices, and lenders may be slow.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A connection to the other keeper.
+/// A connection to the other host's supervisor.
 pub(crate) struct Wire {
     stream: TlsStream,
     data: Vec<u8>,
@@ -56,7 +56,7 @@ impl Wire {
         Self::new(stream)
     }
 
-    /// The next that connects and is this host.
+    /// Accepts the next connection, which must come from `host`.
     pub(super) fn accept(
         listener: &TcpListener,
         host: &HostName,
@@ -73,16 +73,16 @@ impl Wire {
         Self::new(stream)
     }
 
-    /// Connects and says what it is about.
+    /// Connects and sends `Hello`.
     pub(super) fn greet(link: &Link) -> io::Result<Self> {
         let mut wire = Self::connect(link.address, &link.host, &link.identity)?;
-        // The QEMUs have long agreed.
+        // The QEMUs' versions were compared on the first connection.
         let hello = Message::Hello { migration: link.migration, qemu: String::new() };
         wire.send(&hello, &[]).and_then(|()| wire.done())?;
         Ok(wire)
     }
 
-    /// The next that connects, is this host and says that it is about this.
+    /// Accepts the next connection, which must come from the link's host and name its migration.
     pub(super) fn greeted(listener: &TcpListener, link: &Link) -> io::Result<Self> {
         let mut wire = Self::accept(listener, &link.host, &link.identity)?;
         match wire.receive()?.0 {
@@ -97,20 +97,20 @@ impl Wire {
         Ok(Self { stream, data: Vec::new(), sent: 0 })
     }
 
-    /// Breaks it off, so that the other side need not wait.
+    /// Closes the connection, so that the other side stops waiting.
     pub(super) fn break_off(&self) {
-        // One that is broken is as good.
+        // A connection that is already broken is closed enough.
         let _ = self.stream.shutdown();
     }
 
-    /// Breaks it off as a network does that drops it: what the other side sends from now on gets nowhere.
+    /// Resets the connection, so that nothing more that the other side sends is received.
     #[cfg(test)]
     pub(super) fn reset(self) {
         let at_once = Some(Duration::ZERO);
         rustix::net::sockopt::set_socket_linger(self.stream.socket(), at_once).expect("a socket");
     }
 
-    /// Bytes sent so far.
+    /// Returns the bytes sent so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
@@ -133,7 +133,7 @@ impl Wire {
         sent
     }
 
-    /// The next message and its data. That there is none is an error.
+    /// Waits for the next message and its data. A closed connection is an error.
     pub(super) fn receive(&mut self) -> io::Result<(Message, &[u8])> {
         self.stream.set_deadline(Some(Instant::now() + PATIENCE));
         let message =
@@ -151,7 +151,7 @@ impl Wire {
         Ok((message.ok_or_else(closed)?, &self.data))
     }
 
-    /// Waits until the other side has done what it was told.
+    /// Waits until the other side confirms with `Done`.
     pub(super) fn done(&mut self) -> io::Result<()> {
         match self.receive()?.0 {
             Message::Done => Ok(()),

@@ -1,4 +1,4 @@
-//! What a keeper is asked.
+//! The supervisor's control socket, and the requests that it serves.
 
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -20,25 +20,25 @@ use crate::memory::{self, Memory, Resized};
 use crate::migrate::{self, Given, Order, Progress};
 use crate::qmp::Qmp;
 
-/// How long a client may take to ask, or to read an answer.
+/// Timeout of a client's request and of writing an answer to it, and of a conflicting resize.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longer requests are not ours.
+/// Largest request, in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// The keeper's socket.
+/// The supervisor's control server.
 #[derive(Clone)]
 pub(super) struct Asked {
     files: Files,
-    /// Held by who moves the VM, or resizes it.
+    /// Held while the VM migrates or resizes.
     moving: Arc<Mutex<()>>,
-    /// It is to stay.
+    /// Set to cancel the migration.
     cancelled: Arc<AtomicBool>,
     memory: Memory,
 }
 
 impl Asked {
-    /// Answers whoever asks, each on a thread of its own.
+    /// Binds the socket and answers each client on a thread of its own.
     pub(super) fn serve(files: &Files) -> io::Result<Self> {
         let memory = Memory::of(files);
         let asked = Self {
@@ -70,7 +70,7 @@ impl Asked {
             );
         })?;
         let resizing = asked.clone();
-        // One that has moved away has nothing to ask for.
+        // A VM that has moved away makes no requests.
         asked
             .memory
             .attend(move |resize| {
@@ -81,7 +81,7 @@ impl Asked {
         Ok(asked)
     }
 
-    /// Has the VM keep what it has got of a resize that nobody finishes.
+    /// Completes a resize that another process left unfinished: the VM keeps the size that it has.
     pub(super) fn settle(&self) {
         let _busy = self.busy();
         if let Err(error) = self.memory.settle() {
@@ -90,7 +90,7 @@ impl Asked {
     }
 
     fn resize(&self, order: &memory::Order, client: &UnixStream) -> Told {
-        // Another one ends soon; a VM on the move is not resized.
+        // A resize ends soon, so wait for it; a migration takes longer, and this request fails.
         let deadline = Instant::now() + PATIENCE;
         let _busy = loop {
             match self.moving.try_lock() {
@@ -124,7 +124,7 @@ impl Asked {
         }
     }
 
-    /// Waits until nobody moves the VM, and has nobody do so.
+    /// Waits until no thread migrates or resizes the VM, and excludes others until the guard drops.
     pub(super) fn busy(&self) -> MutexGuard<'_, ()> {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,14 +144,14 @@ impl Asked {
                 let told = self.resize(&order, client);
                 tell(client, &told)
             }
-            // Who has adopted a VM leaves nothing but the VM, as it is.
+            // Nothing but the adopted VM is to remain, so that the supervisor just exits.
             Ok(Request::Release) => std::process::exit(0),
             Ok(Request::Reading) => tell(
                 client,
                 &self.memory.reading().map_or_else(|error| failed(&error), Told::Reading),
             ),
             Ok(Request::Balloon { target }) => {
-                // One that is on the move keeps what it has.
+                // A VM in migration keeps the balloon that it has.
                 let target = target.filter(|_| self.moving.try_lock().is_ok());
                 let ballooned = self.memory.balloon(target);
                 tell(client, &ballooned.map_or_else(|error| failed(&error), Told::Balloon))
@@ -172,7 +172,7 @@ impl Asked {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         };
         self.cancelled.store(false, Ordering::Relaxed);
-        // Who asked hears of progress as long as it wants the VM to move.
+        // The client hears of progress. If it hangs up, the migration is cancelled.
         let mut goes_on = |progress: &Progress| {
             tell(client, &Told::Progress(progress.clone())).is_ok()
                 && !self.cancelled.load(Ordering::Relaxed)
@@ -192,14 +192,14 @@ impl Asked {
 }
 
 impl Asked {
-    /// Has the VM stay that is being moved.
+    /// Cancels the migration, and waits until it has ended.
     fn cancel(&self) -> Told {
         if self.moving.try_lock().is_ok() {
             return Told::Failed { error: "the VM is not being moved".to_owned() };
         }
         self.cancelled.store(true, Ordering::Relaxed);
         let is_here = || matches!(self.files.read(), Ok(Record { given: None, .. }));
-        // Until it is as before, or gone.
+        // Wait until the VM runs here again, or is gone.
         if is_here() {
             drop(self.busy());
         }
@@ -211,7 +211,8 @@ impl Asked {
         }
     }
 
-    /// Has what was left here of the memory of a VM that was given away be sent to who has it now, and the VM end here then.
+    /// Sends the memory that a handed-over VM left here to its new host, and then ends QEMU here.
+    /// Returns at once if nothing was left.
     pub(super) fn serve_left(&self) {
         let Ok(Record { given: Some(Given { left: Some(link), .. }), .. }) = self.files.read()
         else {
@@ -238,7 +239,7 @@ impl Asked {
     }
 }
 
-/// Whether whoever asked does not wait any more.
+/// Returns whether the client has hung up.
 fn has_gone(client: &UnixStream) -> bool {
     let mut ends = [PollFd::new(client, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! Starting VMs, asking about them and stopping them. All calls block.
+//! Client functions that start, query, move and stop VMs. All of them block.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -27,21 +27,24 @@ use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
 use crate::qmp::Qmp;
 use crate::spec::{Backing, VmSpec};
 
-/// How long QEMU may think about an answer.
+/// Timeout of an answer of QEMU, and of a supervisor that only has to exit.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long an attempt to move a VM here that has ended may take to clear away what it has left.
+/// How long [`receive`] waits until an ended attempt to move the same VM here is cleared away.
 const LONGEST_CLEANUP: Duration = Duration::from_secs(5);
 
-/// How long a keeper may take to clear away what its QEMU has left.
+/// How long a supervisor may take to clear away the remains of its QEMU.
 pub(super) const CLEARING: Duration = Duration::from_secs(40);
 
-/// Starts a VM with files under `run_dir`, whose memory is the region of `memory`, which is made for it, or in RAM of this host where that is none,
-/// and which is kept within `limits`. Its keeper is `program`, whose [`SUBCOMMAND`] must come to call [`super::run()`]. When this fails nothing is
-/// left of it.
+/// Starts a VM whose files are under `run_dir`, and returns its status.
+///
+/// With `memory`, the VM's memory is a region that this function creates; without, it is RAM of
+/// this host. `limits` bound it. The supervisor is `program`, whose [`SUBCOMMAND`] must call
+/// [`super::run()`]. If this fails, nothing of the VM remains.
 ///
 /// # Errors
-/// [`GuestError`].
+/// [`GuestError`] if the specification is invalid, the name is in use, memory is short, or the
+/// region or QEMU does not start.
 pub fn start(
     program: &Path,
     run_dir: &Path,
@@ -62,7 +65,7 @@ pub fn start(
     status(&files)
 }
 
-/// Notes what a VM has of this host's memory that is about to run here.
+/// Notes the share of this host's memory that a VM about to run here gets.
 fn admit(
     files: &Files,
     spec: &VmSpec,
@@ -78,18 +81,19 @@ fn admit(
     Budget::of(files.run_dir()).admit(files.name(), &share)
 }
 
-/// Removes what is left of a VM that does not run.
+/// Removes the files of a VM that does not run, and its share of the budget.
 pub(super) fn forget(files: &Files) {
     files.remove();
-    // What a VM has that is not there is found to be free.
+    // The budget drops the shares of vanished VMs by itself.
     let _ = Budget::of(files.run_dir()).forget(files.name());
 }
 
-/// Has a VM that somebody else has started be resized here, by its monitor at `qmp`, which nobody else is at for long, and the port of its agent,
-/// if it has one.
+/// Adopts a VM that another program started, so that Aquifer can resize it. `qmp` is its monitor,
+/// which no other client may hold for long; `agent` is the port to its agent, if it has one.
 ///
 /// # Errors
-/// [`GuestError`]: it cannot be reached, cannot be resized, or has more than is free of the memory set aside for guests.
+/// [`GuestError`] if QEMU cannot be reached, the VM cannot be resized, or the VM has more memory
+/// than is free for guests.
 pub fn adopt(
     program: &Path,
     run_dir: &Path,
@@ -119,24 +123,25 @@ pub fn adopt(
     status(&files)
 }
 
-/// The process that listens at a socket.
+/// Returns the process that listens at a socket.
 fn peer(socket: &Path) -> io::Result<u32> {
     let stream = ControlCall::connect(socket, "connect", PATIENCE)?.into_stream()?;
     let credentials = socket_peercred(&stream)?;
     Ok(credentials.pid.as_raw_nonzero().get() as u32)
 }
 
-/// Has a VM that was adopted be as if it had never been: it runs on.
+/// Forgets an adopted VM, which runs on unchanged.
 ///
 /// # Errors
-/// It was not adopted.
+/// [`GuestError::Misuse`] if the VM was started here; other variants if the supervisor does not
+/// answer or does not end in time.
 pub fn release(files: &Files) -> Result<(), GuestError> {
     if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
         let why = format!("the VM was started here: 'aquifer vm stop {}' ends it", files.name());
         return Err(GuestError::Misuse(why));
     }
     if files.is_kept() {
-        // It ends without an answer.
+        // The supervisor exits without an answer.
         let _ = Answers::to(files, &Request::Release, PATIENCE)?.next();
         wait_until(CLEARING, || !files.is_kept()).map_err(|()| {
             let why =
@@ -148,10 +153,10 @@ pub fn release(files: &Files) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Keeps a VM's memory within these from now on.
+/// Sets the limits of a VM's memory.
 ///
 /// # Errors
-/// [`GuestError`]: they contradict each other, or its reserve is more than is free.
+/// [`GuestError`] if the limits contradict each other, or the reserve is more than is free.
 pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
     files.read()?;
     limits.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
@@ -159,11 +164,14 @@ pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
     files.set_limits(limits)
 }
 
-/// Resizes a VM's memory, and tells what it has meanwhile. Who ends while it waits has the VM stay at what it has got. A VM whose keeper was killed gets
-/// another: `program`, as in [`start`].
+/// Resizes a VM's memory, and tells `tell` its size meanwhile. If the caller ends while it waits,
+/// the VM stays at the size reached.
+///
+/// A VM whose supervisor was killed gets another one: `program`, as in [`start`].
 ///
 /// # Errors
-/// [`GuestError`]. Where the VM has got a part of the way that is no error: [`Resized`] says so.
+/// [`GuestError`] if the VM belongs to another host, QEMU exits, or the supervisor refuses or does
+/// not answer. A resize that stops short is not an error: [`Resized`] says so.
 pub fn resize(
     program: &Path,
     files: &Files,
@@ -192,17 +200,17 @@ pub fn resize(
     }
 }
 
-/// The VM whose memory a region is.
+/// Returns the VM whose memory is this region.
 pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
     let files = Files::new(run_dir, region);
     let record = files.read().ok()?;
     in_a_region(&record.origin).is_some().then_some(files)
 }
 
-/// Has a VM whose memory is in the pool have so much of it in local RAM.
+/// Sets the local cache of a VM whose memory is in the pool.
 ///
 /// # Errors
-/// [`GuestError::NoRoom`]; and where its memory is not in the pool.
+/// [`GuestError::NoRoom`]; [`GuestError::Misuse`] if the VM's memory is not in the pool.
 pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
     if in_a_region(&files.read()?.origin).is_none() {
         return Err(GuestError::Misuse(
@@ -211,17 +219,17 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
     }
     let (budget, region) = (Budget::of(files.run_dir()), files.region());
     let before = regions::status(&region)?.usage.cache;
-    // What is noted is never less than what it has.
+    // The budget never notes less than the VM has.
     budget.cache(files.name(), before.max(cache))?;
     let resized = regions::resize_cache(&region, cache);
     budget.cache(files.name(), if resized.is_ok() { cache } else { before })?;
     Ok(resized?)
 }
 
-/// How the memory of a VM is, for who balances it with others'.
+/// Returns the state of a VM's memory, for a balancer.
 ///
 /// # Errors
-/// [`GuestError`].
+/// [`GuestError`] if the supervisor reports an error or does not answer.
 pub fn reading(files: &Files) -> Result<Reading, GuestError> {
     match answer(files, &Request::Reading, ANSWERING)? {
         Told::Reading(reading) => Ok(reading),
@@ -229,10 +237,11 @@ pub fn reading(files: &Files) -> Result<Reading, GuestError> {
     }
 }
 
-/// What a VM's balloon leaves it; first, if that is said, it is to leave it so much. (A VM on the move keeps what it has.)
+/// Returns the state of a VM's balloon, after setting it to leave the guest `target` if given. A VM
+/// in migration ignores `target`.
 ///
 /// # Errors
-/// [`GuestError`].
+/// [`GuestError`] if the supervisor reports an error or does not answer.
 pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
     match answer(files, &Request::Balloon { target }, ANSWERING)? {
         Told::Balloon(ballooned) => Ok(ballooned),
@@ -240,10 +249,10 @@ pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestE
     }
 }
 
-/// What a VM that does not answer may hold at most; nothing where somebody else has started it.
+/// Returns the most that a VM that does not answer may hold; `None` for an adopted VM.
 ///
 /// # Errors
-/// [`GuestError`]: its record or its limits cannot be read.
+/// [`GuestError`] if its record or its limits cannot be read.
 pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError> {
     match files.read()?.origin {
         Origin::Started(spec) => Ok(Some(Ballooned::within(spec.max_memory, &files.limits()?))),
@@ -251,10 +260,10 @@ pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError>
     }
 }
 
-/// How long the stages of a VM's resizes took.
+/// Returns how long the stages of a VM's resizes took.
 ///
 /// # Errors
-/// Where they cannot be read.
+/// [`GuestError::Io`] if the file cannot be read.
 pub fn times(files: &Files) -> Result<Times, GuestError> {
     let path = files.times();
     let read =
@@ -262,10 +271,11 @@ pub fn times(files: &Files) -> Result<Times, GuestError> {
     Ok(read?.unwrap_or_default())
 }
 
-/// Has a VM be waited for that is to come from another host, and says at which address. It is gone again if it does not come.
+/// Prepares this host for a VM that another host sends, and returns the address at which its
+/// supervisor listens. If the VM does not arrive, the supervisor removes everything again.
 ///
 /// # Errors
-/// [`GuestError`]: what this host lacks to take it.
+/// [`GuestError`] if this host lacks something that the VM needs.
 pub fn receive(
     program: &Path,
     run_dir: &Path,
@@ -295,8 +305,8 @@ pub fn receive(
     started.inspect_err(|_| forget(&files))
 }
 
-/// Makes the record of a VM that is to come. An attempt to move it here that has ended may still be
-/// on its way out: its QEMU and its region take a moment.
+/// Creates the record of an arriving VM. An earlier attempt to move it here may need a moment to
+/// remove its QEMU and its region.
 fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
     let deadline = Instant::now() + LONGEST_CLEANUP;
     loop {
@@ -310,7 +320,7 @@ fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
     }
 }
 
-/// Starts a VM's keeper; says where it waits for the VM, if it does.
+/// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.
 fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestError> {
     let fail = || GuestError::io(format!("cannot start {}", program.display()));
     let log = OpenOptions::new()
@@ -337,10 +347,11 @@ fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestErro
     Err(GuestError::Keeper(error))
 }
 
-/// What a VM and its memory are like, for another host.
+/// Describes a VM and its memory for another host.
 ///
 /// # Errors
-/// [`GuestError`].
+/// [`GuestError::Given`] if the VM belongs to another host; [`GuestError::Misuse`] if it cannot
+/// move.
 pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
     let record = files.read()?;
     if let Some(given) = record.given {
@@ -358,7 +369,7 @@ pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
     Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
 }
 
-/// A VM whose memory is in the pool.
+/// Returns the specification of a VM whose memory is in the pool.
 fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
     match origin {
         Origin::Started(vm) if vm.backing == Backing::Region => Some(vm),
@@ -366,10 +377,12 @@ fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
     }
 }
 
-/// Moves a VM to the host where it is waited for, and tells of progress meanwhile. A caller that dies, or whose `tell` says no, cancels it.
+/// Moves a VM to the host that awaits it, and tells `tell` the progress. The migration is cancelled
+/// if the caller dies or `tell` returns false.
 ///
 /// # Errors
-/// [`GuestError`]. The VM is here and as it was, unless that says otherwise.
+/// [`GuestError`] if the migration fails or is cancelled. The VM is here and unchanged, unless the
+/// error says otherwise.
 pub fn migrate(
     files: &Files,
     order: &Order,
@@ -380,7 +393,8 @@ pub fn migrate(
         match answers.next()? {
             Told::Progress(progress) => {
                 if !tell(&progress) {
-                    // From some moment on it goes on without who asked.
+                    // Once the VM is handed over, the supervisor completes the migration without
+                    // this caller.
                     return Err(match files.read()?.given {
                         Some(given) => {
                             GuestError::Given { name: files.name().clone(), to: given.to }
@@ -390,7 +404,7 @@ pub fn migrate(
                 }
             }
             Told::Moved(report) => {
-                // So that it can come back at once.
+                // Wait until its files are gone, so that the VM can come back at once.
                 let _ =
                     wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
                 return Ok(report);
@@ -401,32 +415,32 @@ pub fn migrate(
     }
 }
 
-/// Has a VM stay that is being moved; returns when it is as it was.
+/// Cancels a VM's migration; returns when the VM runs here again.
 ///
 /// # Errors
-/// It is not being moved, or is the other host's already.
+/// [`GuestError::Keeper`] if the VM is not in migration, or already belongs to the other host.
 pub fn cancel(files: &Files) -> Result<(), GuestError> {
-    // It may take a while.
     match answer(files, &Request::Cancel, SILENCE)? {
         Told::Cancelled => Ok(()),
         other => Err(unexpected(other)),
     }
 }
 
-/// What became of a VM that was to go on.
+/// The outcome of [`resume`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
-    /// It runs.
+    /// The VM runs here.
     Runs,
-    /// It is another host's, and what was left here of its memory is sent there.
+    /// The VM belongs to another host; a supervisor here sends it the rest of its memory.
     Sends,
 }
 
-/// Has a VM go on that stands still: because it is paused, or because its move to another host or from there was cut off. One whose keeper was
-/// killed gets another: `program`, as in [`start`].
+/// Resumes a VM that is paused, or whose migration was cut off. A VM whose supervisor was killed
+/// gets another one: `program`, as in [`start`].
 ///
 /// # Errors
-/// [`GuestError`]: where it may be another host's, and `force` does not say that it is not.
+/// [`GuestError::Awaited`] or [`GuestError::Given`] if another host may own the VM and `force` is
+/// not set; [`GuestError::Misuse`] while the VM is still arriving.
 pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, GuestError> {
     let record = files.read()?;
     match (record.awaited, record.given) {
@@ -443,14 +457,14 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, Gue
         (Some(_), _) => {
             files.take_over()?;
             if files.is_kept() {
-                // Its keeper does the rest.
+                // The supervisor sees the changed record and resumes the VM.
                 return wait_until(PATIENCE, || runs(files)).map(|()| Resumed::Runs).map_err(
                     |()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())),
                 );
             }
         }
         (None, Some(Given { left: Some(_), .. })) if !force && !files.is_kept() => {
-            // Who takes its keeper's place sends what was left here.
+            // The new supervisor sends the memory that was left behind.
             keeper(program, files)?;
             return Ok(Resumed::Sends);
         }
@@ -462,7 +476,7 @@ pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, Gue
     }
     let coming = files.read()?.coming;
     if coming.is_some() && !files.is_kept() {
-        // QEMU may wait for what nobody fetches.
+        // QEMU may block on pages that only a supervisor fetches.
         keeper(program, files)?;
     }
     migrate::resume(files, true)?;
@@ -476,30 +490,30 @@ fn runs(files: &Files) -> bool {
     status(files).is_ok_and(|status| status.state == State::Qemu("running".to_owned()))
 }
 
-/// The VMs under `run_dir`.
+/// Lists the VMs under `run_dir`.
 ///
 /// # Errors
-/// Where they cannot be listed.
+/// [`GuestError::Io`] if the directory cannot be read.
 pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
     Files::all(run_dir)
         .map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
 }
 
-/// A VM's name, and how it is or why that cannot be told.
+/// A VM's name, and its status or the error that prevents it.
 pub type NamedStatus = (RegionName, Result<Status, GuestError>);
 
-/// How the VMs under `run_dir` are, each asked beside the others.
+/// Returns the status of all VMs under `run_dir`, which are queried in parallel.
 ///
 /// # Errors
-/// Where they cannot be listed.
+/// [`GuestError::Io`] if the directory cannot be read.
 pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, GuestError> {
     Ok(side_by_side(list(run_dir)?, |files| (files.name().clone(), status(&files))))
 }
 
-/// How a VM is.
+/// Returns the status of a VM.
 ///
 /// # Errors
-/// [`GuestError`].
+/// [`GuestError`] if its files cannot be read.
 pub fn status(files: &Files) -> Result<Status, GuestError> {
     let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
     let asked = Qmp::connect(&files.control(), ANSWERING)
@@ -507,7 +521,7 @@ pub fn status(files: &Files) -> Result<Status, GuestError> {
     let state = match asked {
         Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
         Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
-        // It may wait for a page of the guest's memory.
+        // QEMU may block on a page of the guest's memory.
         Err(_) if files.is_running() => State::Qemu("unresponsive".to_owned()),
         Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
     };

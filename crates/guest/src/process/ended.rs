@@ -1,4 +1,5 @@
-//! VMs that have ended: the latest of a host are on record in `RUN_DIR/ended-vms.json`, with when and why.
+//! The record of the latest VMs that ended on a host, `RUN_DIR/ended-vms.json`, with times and
+//! causes.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -16,55 +17,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::GuestError;
 
-/// Ended VMs that are kept on record. Those before are forgotten.
+/// Ended VMs on record. Older ones are forgotten.
 const MOST: usize = 100;
 
-/// What the kernel sends who is to end at once (signal(7)).
+/// The signal that ends a process at once (signal(7)).
 const SIGKILL: i32 = 9;
 
 /// A VM that has ended on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Its name. Another one may have that by now.
+    /// Name of the VM. A newer VM may have the same name.
     pub name: RegionName,
-    /// When, in milliseconds since the epoch.
+    /// When the VM ended, in milliseconds since the epoch.
     pub at_ms: u64,
-    /// Why.
+    /// The cause of the end.
     pub cause: Cause,
-    /// How QEMU's process has ended, where its parent saw that.
+    /// QEMU's exit status, if its parent saw it.
     pub status: Option<String>,
-    /// The last that QEMU had to say.
+    /// QEMU's last messages.
     pub words: String,
 }
 
-/// Why a VM has ended.
+/// The cause of a VM's end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum Cause {
-    /// An order of this program.
+    /// A command of this program ended the VM.
     Ordered {
-        /// As the operator gave it.
+        /// The command, as the operator gave it.
         order: String,
     },
-    /// It runs on another host.
+    /// The VM moved to another host.
     Moved {
-        /// Which.
+        /// The destination.
         to: HostName,
     },
-    /// The guest powered itself off, or a client of its monitor had QEMU quit.
+    /// The guest powered itself off, or a client of the monitor made QEMU quit.
     PoweredOff,
-    /// A process asked QEMU to end by a signal.
+    /// A signal asked QEMU to end.
     Asked,
     /// A signal killed QEMU.
     Killed {
-        /// The signal.
+        /// The signal's number.
         signal: i32,
-        /// The kernel did that for want of memory.
+        /// Whether the kernel's out-of-memory killer sent it.
         out_of_memory: bool,
     },
-    /// QEMU failed.
+    /// QEMU exited with an error.
     Failed,
-    /// Nobody saw it: the VM's keeper was killed before.
+    /// No process saw the end, because the supervisor was killed earlier.
     Unseen,
 }
 
@@ -85,13 +86,13 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What is known of a VM's end.
+/// The facts about a VM's end.
 pub(super) struct Found<'a> {
     pub(super) name: &'a RegionName,
     pub(super) pid: Option<u32>,
     pub(super) status: Option<ExitStatus>,
     pub(super) moved: Option<HostName>,
-    /// The last order to end it.
+    /// The last order to end the VM.
     pub(super) order: Option<String>,
     pub(super) words: String,
 }
@@ -104,7 +105,7 @@ impl Found<'_> {
         let ordered = self.order.clone().map(|order| Cause::Ordered { order });
         let Some(status) = self.status else { return ordered.unwrap_or(Cause::Unseen) };
         match (status.signal(), status.success()) {
-            // By force it is ended so where it does not answer.
+            // `--force` kills a QEMU that does not answer.
             (Some(SIGKILL), _)
                 if self.order.as_ref().is_some_and(|order| order.contains("--force")) =>
             {
@@ -120,7 +121,7 @@ impl Found<'_> {
         }
     }
 
-    /// Puts it on record, and says it in the log.
+    /// Writes the end to the record and to the log.
     pub(super) fn note(self, run_dir: &Path) {
         let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let ended = Ended {
@@ -141,17 +142,17 @@ impl Found<'_> {
 fn append(run_dir: &Path, ended: Ended) -> io::Result<()> {
     let path = run_dir.join("ended-vms.json");
     let _lock = lock_file(&run_dir.join("ended-vms.lock"))?;
-    // What cannot be understood is not worth more than what is new.
+    // A damaged record is replaced.
     let mut all: Vec<Ended> = record::read(&path).ok().flatten().unwrap_or_default();
     all.push(ended);
     all.drain(..all.len().saturating_sub(MOST));
     record::write(&path, &all)
 }
 
-/// The VMs that have ended on this host after `since`, as far as they are on record: oldest first.
+/// Returns the VMs on record that ended on this host after `since`, oldest first.
 ///
 /// # Errors
-/// The record cannot be read.
+/// [`GuestError::Io`] if the record cannot be read.
 pub fn ended(run_dir: &Path, since: SystemTime) -> Result<Vec<Ended>, GuestError> {
     let path = run_dir.join("ended-vms.json");
     let read =
@@ -161,7 +162,8 @@ pub fn ended(run_dir: &Path, since: SystemTime) -> Result<Vec<Ended>, GuestError
     Ok(all)
 }
 
-/// Whether the kernel says that it killed this process for want of memory. (A host may not let it be read; then nobody knows.)
+/// Returns whether the kernel's log says that the out-of-memory killer killed this process. False
+/// also if the log cannot be read.
 fn is_out_of_memory(pid: u32) -> bool {
     let flags = OFlags::NONBLOCK.bits() as i32;
     let Ok(mut log) = OpenOptions::new().read(true).custom_flags(flags).open("/dev/kmsg") else {
@@ -176,7 +178,7 @@ fn is_out_of_memory(pid: u32) -> bool {
                 return true;
             }
             Ok(_) => {}
-            // The kernel has overwritten what was to be read next.
+            // The kernel has overwritten the next record: go on with the oldest one left.
             Err(error)
                 if matches!(
                     error.kind(),

@@ -1,3 +1,5 @@
+//! The paths of a VM's files, and its record.
+
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -12,23 +14,23 @@ use crate::error::GuestError;
 use crate::memory::{self, Limits};
 use crate::migrate::{Awaited, Given};
 
-/// The files of a VM: `RUN_DIR/vms/NAME/…`, and those of its region beside.
+/// The files of a VM, `RUN_DIR/vms/NAME/…`, and of its region beside them.
 #[derive(Clone, Debug)]
 pub struct Files {
     run_dir: PathBuf,
     name: RegionName,
 }
 
-/// The longest path that a unix socket can have.
+/// The longest path of a unix socket, in bytes (unix(7)).
 const LONGEST: usize = 107;
 
 impl Files {
-    /// Of the VM `name`, under the directory where all that runs has its files.
+    /// Names the files of the VM `name` under `run_dir`.
     pub fn new(run_dir: &Path, name: &RegionName) -> Self {
         Self { run_dir: run_dir.to_owned(), name: name.clone() }
     }
 
-    /// Those of all VMs there.
+    /// Lists the files of all VMs there.
     pub(super) fn all(run_dir: &Path) -> io::Result<Vec<Self>> {
         let entries = match fs::read_dir(run_dir.join("vms")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -43,7 +45,7 @@ impl Files {
         Ok(all)
     }
 
-    /// The VM's name.
+    /// Returns the VM's name.
     pub fn name(&self) -> &RegionName {
         &self.name
     }
@@ -52,12 +54,12 @@ impl Files {
         &self.run_dir
     }
 
-    /// What the VMs of a group have in common here.
+    /// Returns the files that the VMs of a group share.
     pub(super) fn group(&self, group: &Group) -> GroupFiles {
         GroupFiles::new(&self.run_dir.join("regions"), group)
     }
 
-    /// Those of the region that is its memory.
+    /// Returns the files of the region that is the VM's memory.
     pub fn region(&self) -> RegionFiles {
         RegionFiles::new(&self.run_dir.join("regions"), &self.name)
     }
@@ -66,32 +68,32 @@ impl Files {
         self.run_dir.join("vms").join(self.name.as_str()).join(name)
     }
 
-    /// A monitor for whoever wants one.
+    /// Returns the monitor for other programs.
     pub fn qmp(&self) -> PathBuf {
         self.file("qmp")
     }
 
-    /// The monitor that this program uses.
+    /// Returns the monitor for short queries of this program.
     pub fn control(&self) -> PathBuf {
         self.file("control")
     }
 
-    /// The monitor for who moves the VM, which may take its time.
+    /// Returns the monitor for migrations and resizes, which may hold it for long.
     pub(crate) fn mover(&self) -> PathBuf {
         self.file("mover")
     }
 
-    /// The port for the agent inside the guest.
+    /// Returns the port to the agent in the guest.
     pub fn agent(&self) -> PathBuf {
         self.file("agent")
     }
 
-    /// How long the stages of its resizes took.
+    /// Returns the file of the times that the stages of resizes took.
     pub(crate) fn times(&self) -> PathBuf {
         self.file("times.json")
     }
 
-    /// What its memory is kept within; where nobody has said anything, what it can be at all.
+    /// Reads the limits of the VM's memory; [`memory::UNLIMITED`] if none are set.
     pub(crate) fn limits(&self) -> Result<Limits, GuestError> {
         let path = self.file("limits.json");
         let read = record::read(&path)
@@ -99,19 +101,19 @@ impl Files {
         Ok(read.unwrap_or(memory::UNLIMITED))
     }
 
-    /// Keeps its memory within these from now on.
+    /// Writes the limits of the VM's memory.
     pub(super) fn set_limits(&self, limits: &Limits) -> Result<(), GuestError> {
         let path = self.file("limits.json");
         record::write(&path, limits)
             .map_err(GuestError::io(format!("cannot write {}", path.display())))
     }
 
-    /// Its QEMU's process, once there is one.
+    /// Returns QEMU's process, once it runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.read().ok()?.pid
     }
 
-    /// Whether it may have memory: it runs, or is about to.
+    /// Returns whether the VM may hold memory: it runs, is about to, or its record cannot be read.
     pub(crate) fn has_memory(&self) -> bool {
         match self.read() {
             Ok(record) if record.ended.is_some() => false,
@@ -121,7 +123,8 @@ impl Files {
         }
     }
 
-    /// The model of processor that stands for all that its host offers, if the VM has that.
+    /// Returns the processor model that stands for all features of the host, if the VM uses that
+    /// model.
     pub(crate) fn whole_cpu(&self) -> Result<Option<&'static str>, GuestError> {
         match self.read()?.origin {
             Origin::Started(spec) => Ok(spec.whole_cpu()),
@@ -129,72 +132,73 @@ impl Files {
         }
     }
 
-    /// The guest's serial port, as a socket.
+    /// Returns the socket of the guest's serial port.
     pub fn serial(&self) -> PathBuf {
         self.file("serial")
     }
 
-    /// What the guest has said on its serial port.
+    /// Returns the log of the guest's serial port.
     pub fn console(&self) -> PathBuf {
         self.file("console.log")
     }
 
-    /// What QEMU has to say.
+    /// Returns the log of QEMU and of the supervisor.
     pub fn log(&self) -> PathBuf {
         self.file("log")
     }
 
-    /// By what QEMUs of two hosts get the state of devices from one to the other.
+    /// Returns the socket through which QEMU saves or loads device state in a migration.
     pub(crate) fn devices(&self) -> PathBuf {
         self.file("devices")
     }
 
-    /// By what its keeper is asked.
+    /// Returns the supervisor's control socket.
     pub(super) fn keeper(&self) -> PathBuf {
         self.file("keeper")
     }
 
-    /// Notes that the VM is another host's, or is not.
+    /// Notes whether the VM belongs to another host.
     pub(crate) fn give_away(&self, given: Option<Given>) -> Result<(), GuestError> {
         let record = self.read()?;
         self.write(&Record { given, ..record })
     }
 
-    /// Whether that has been noted; also where that cannot be told.
+    /// Returns whether the VM belongs to another host; true also if the record cannot be read.
     pub(crate) fn is_given(&self) -> bool {
         self.read().map_or(true, |record| record.given.is_some())
     }
 
-    /// Notes that a VM that came is this host's.
+    /// Notes that an arrived VM belongs to this host.
     pub(crate) fn take_over(&self) -> Result<(), GuestError> {
         let record = self.read()?;
         let coming = record.awaited.as_ref().and_then(|awaited| awaited.left.clone());
         self.write(&Record { awaited: None, coming, ..record })
     }
 
-    /// Notes that a VM that came is not this host's after all.
+    /// Notes that an arrived VM does not belong to this host after all.
     pub(crate) fn wait_again(&self, awaited: &Awaited) -> Result<(), GuestError> {
         let record = self.read()?;
         self.write(&Record { awaited: Some(awaited.clone()), coming: None, ..record })
     }
 
-    /// Notes that all of the memory of a VM that was given away is with the other host.
+    /// Notes that the other host has all of the memory of a VM that was handed over.
     pub(crate) fn gave_all(&self) -> Result<(), GuestError> {
         let record = self.read()?;
         let given = record.given.map(|given| Given { left: None, ..given });
         self.write(&Record { given, ..record })
     }
 
-    /// Notes that all of the memory of a VM that came is here.
+    /// Notes that all of the memory of an arrived VM is here.
     pub(crate) fn has_all(&self) -> Result<(), GuestError> {
         let record = self.read()?;
         self.write(&Record { coming: None, ..record })
     }
 
-    /// Whether its QEMU is there, be it that it does not answer just now. Waits for nobody: the lock on the host's budget is held over this.
+    /// Returns whether QEMU exists, even if it does not answer now. The check must not block: the
+    /// caller may hold the lock of the host's budget.
     pub(crate) fn is_running(&self) -> bool {
         match self.read() {
-            // Its monitor may be somebody else's just now.
+            // Another client may hold the monitor, so that connecting would block.
             Ok(Record { origin: Origin::Adopted { .. }, pid: Some(pid), .. }) => {
                 Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
             }
@@ -202,23 +206,23 @@ impl Files {
         }
     }
 
-    /// Whether there is the VM, and its QEMU has not ended, as far as is known.
+    /// Returns whether the VM exists and no end of its QEMU is on record.
     pub(crate) fn is_alive(&self) -> bool {
         self.read().is_ok_and(|record| record.ended.is_none())
     }
 
-    /// Whether that has been noted.
+    /// Returns whether an arriving VM belongs to this host.
     pub(crate) fn is_ours(&self) -> Result<bool, GuestError> {
         Ok(self.read()?.awaited.is_none())
     }
 
-    /// Notes an order to end the VM, for who sees its end.
+    /// Notes an order to end the VM, so that its end can be attributed.
     pub(super) fn order_end(&self, order: &str) {
-        // Without it the order is not on record, but is carried out.
+        // A failure only loses the attribution; the order is carried out.
         let _ = fs::write(self.file("order"), order);
     }
 
-    /// The last order to end the VM, if there was one.
+    /// Returns the last order to end the VM, if there was one.
     pub(super) fn ordered_end(&self) -> Option<String> {
         fs::read_to_string(self.file("order")).ok()
     }
@@ -227,7 +231,7 @@ impl Files {
         self.file("record.json")
     }
 
-    /// Makes them, for root only.
+    /// Creates the VM's directory, for root only, and its record.
     pub(super) fn create(&self, record: &Record) -> Result<(), GuestError> {
         let directory = self.file("");
         let fail = || GuestError::io(format!("cannot make {}", directory.display()));
@@ -247,7 +251,7 @@ impl Files {
         self.write(record).inspect_err(|_| self.remove())
     }
 
-    /// Writes the record anew.
+    /// Replaces the record.
     pub(super) fn write(&self, record: &Record) -> Result<(), GuestError> {
         let path = self.record();
         record::write(&path, record)
@@ -261,7 +265,7 @@ impl Files {
         read.ok_or_else(|| GuestError::Unknown(self.name.clone()))
     }
 
-    /// Has this process be its keeper, for as long as it holds what it gets.
+    /// Makes this process the VM's supervisor until it drops the returned lock.
     pub(super) fn keep(&self) -> io::Result<File> {
         let lock = OpenOptions::new()
             .create(true)
@@ -273,15 +277,15 @@ impl Files {
         Ok(lock)
     }
 
-    /// Whether a keeper has it.
+    /// Returns whether a supervisor holds the VM.
     pub(super) fn is_kept(&self) -> bool {
         let lock = File::open(self.file("lock"));
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
     }
 
-    /// Removes them.
+    /// Removes the VM's directory.
     pub(super) fn remove(&self) {
-        // What is not there needs no removing.
+        // A missing directory is no error.
         let _ = fs::remove_dir_all(self.file(""));
     }
 }

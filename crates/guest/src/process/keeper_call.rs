@@ -1,4 +1,5 @@
-//! Orders to a VM's keeper, by its socket. Each wait has a deadline, and its error names the VM, the order and the time.
+//! Requests to a VM's supervisor. Each wait has a deadline; its error names the VM, the request and
+//! the time.
 
 use std::io::{self, BufReader};
 use std::time::Duration;
@@ -9,22 +10,23 @@ use super::files::Files;
 use super::message::{Request, Told};
 use crate::error::GuestError;
 
-/// How long a keeper may take for what it knows at once, or its QEMU.
+/// Timeout of an answer that a supervisor knows at once, or asks of its QEMU.
 pub(super) const ANSWERING: Duration = Duration::from_secs(5);
 
-/// How long a keeper that is at work may say nothing: it waits for QEMU, the guest, an engine or another host no longer.
+/// Longest silence of a supervisor at work: it waits no longer for QEMU, the guest, an engine or
+/// another host.
 pub(super) const SILENCE: Duration = Duration::from_secs(90);
 
-/// The answers to one order, as they come.
+/// The answers to one request.
 pub(super) struct Answers<'a> {
     files: &'a Files,
     lines: BufReader<ControlCall>,
-    /// How long the next one may take.
+    /// Timeout of the next answer.
     silence: Duration,
 }
 
 impl<'a> Answers<'a> {
-    /// Asks a VM's keeper, which may not be silent for longer than this.
+    /// Sends a request to a VM's supervisor. `silence` is the timeout of each answer.
     pub(super) fn to(
         files: &'a Files,
         request: &Request,
@@ -35,14 +37,14 @@ impl<'a> Answers<'a> {
         Ok(Self { files, lines: BufReader::new(call), silence })
     }
 
-    /// The next one.
+    /// Waits for the next answer.
     pub(super) fn next(&mut self) -> Result<Told, GuestError> {
         self.lines.get_mut().wait(self.silence);
         next_answer(&mut self.lines).map_err(no_answer(self.files))
     }
 }
 
-/// Asks a VM's keeper what has one answer.
+/// Sends a request that has one answer, and waits for it.
 pub(super) fn answer(
     files: &Files,
     request: &Request,
@@ -51,7 +53,7 @@ pub(super) fn answer(
     Answers::to(files, request, patience)?.next()
 }
 
-/// That it did not say what it should.
+/// Makes an error of an unexpected answer.
 pub(super) fn unexpected(told: Told) -> GuestError {
     match told {
         Told::Failed { error } => GuestError::Keeper(error),

@@ -1,4 +1,5 @@
-//! Bounds the files to which QEMU writes for a guest: the guest decides how much it says on its serial port.
+//! Bounds for the files to which QEMU writes: the guest decides how much it prints on its serial
+//! port.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use super::files::Files;
 
-/// What a log may hold, in bytes, before its end moves to a file beside it.
+/// Largest size of a log, in bytes, before its end moves to the file beside it.
 const MOST: u64 = 1 << 20;
 
-/// How often logs are looked at. A guest says about a megabyte in this time at most.
+/// How often the sizes are checked. A guest prints about a megabyte in this time at most.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Keeps a VM's logs within bounds until it is dropped.
@@ -23,7 +24,7 @@ pub(super) struct Bounding {
 }
 
 impl Bounding {
-    /// Starts looking at the console and the log of QEMU.
+    /// Starts the thread that checks the console's log and QEMU's.
     pub(super) fn start(files: &Files) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let logs = [files.console(), files.log()];
@@ -51,14 +52,15 @@ impl Drop for Bounding {
     }
 }
 
-/// Where the end of a full log goes.
+/// Returns the path to which the end of a full log moves.
 fn older(log: &Path) -> PathBuf {
     let mut older = log.as_os_str().to_owned();
     older.push(".1");
     older.into()
 }
 
-/// Moves the end of a log that is full to the file beside it. QEMU appends, so it goes on at the start of the emptied log.
+/// Moves the end of a full log to the file beside it. QEMU appends, so it continues at the start of
+/// the emptied log.
 fn turn_over(log: &Path) -> io::Result<()> {
     let length = match fs::metadata(log) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -70,7 +72,7 @@ fn turn_over(log: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(log)?;
     file.seek(SeekFrom::Start(length - MOST))?;
     let mut end = Vec::new();
-    // What comes meanwhile is read, too, but not without end.
+    // Read lines that arrive meanwhile too, but a bounded number of bytes.
     (&file).take(2 * MOST).read_to_end(&mut end)?;
     fs::write(older(log), end)?;
     file.set_len(0)

@@ -1,3 +1,5 @@
+//! The record of a VM, its status, and the messages between a VM's supervisor and its clients.
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -9,105 +11,106 @@ use crate::memory::{self, Ballooned, Limits, Reading, Resized, Share};
 use crate::migrate::{Awaited, Given, Link, Order, Progress, Report};
 use crate::spec::VmSpec;
 
-/// Where a VM is from.
+/// The origin of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// It was started here, or on the host that it came from.
+    /// Aquifer started the VM, here or on the host that it came from.
     Started(Box<VmSpec>),
-    /// Somebody else has started it, and it is only resized.
+    /// Another program started the VM; Aquifer only resizes it.
     Adopted {
-        /// Its monitor.
+        /// The VM's monitor.
         qmp: PathBuf,
-        /// Its port for the agent inside it, if it has one.
+        /// The port to the agent in the guest, if the VM has one.
         agent: Option<PathBuf>,
     },
 }
 
-/// What is on file of a VM.
+/// The content of a VM's record file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) origin: Origin,
-    /// QEMU's process, once there is one.
+    /// QEMU's process, once it runs.
     pub(super) pid: Option<u32>,
-    /// How QEMU has ended, if not in order.
+    /// QEMU's exit status, if it failed.
     pub(super) ended: Option<String>,
-    /// It comes from another host, and is that host's until it says otherwise.
+    /// Set while the VM arrives from another host, which owns the VM until it hands it over.
     #[serde(default)]
     pub(super) awaited: Option<Awaited>,
-    /// It is another host's now.
+    /// Set once the VM is handed over to another host.
     #[serde(default)]
     pub(super) given: Option<Given>,
-    /// It is here, and what was left behind of its memory comes by this.
+    /// Set while the VM runs here and part of its memory is still at the source.
     #[serde(default)]
     pub(super) coming: Option<Link>,
 }
 
 impl Record {
-    /// Of a VM that nothing is known of yet but where it is from.
+    /// Makes the record of a VM of which only the origin is known.
     pub(super) fn new(origin: Origin) -> Self {
         Self { origin, pid: None, ended: None, awaited: None, given: None, coming: None }
     }
 
-    /// Of a VM that is about to be started, or to come.
+    /// Makes the record of a VM that is about to start or to arrive.
     pub(super) fn of(spec: &VmSpec, awaited: Option<Awaited>) -> Self {
         Self { awaited, ..Self::new(Origin::Started(Box::new(spec.clone()))) }
     }
 }
 
-/// How a VM is.
+/// The state of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// QEMU has ended, and how.
+    /// QEMU has exited, for this reason.
     Ended(String),
-    /// As QEMU calls it: `running`, `paused`, `io-error`, …; `starting` before it can be asked, `unresponsive` where it does not answer.
+    /// QEMU's name of the state: `running`, `paused`, `io-error`, …; also `starting` while the
+    /// supervisor starts QEMU, and `unresponsive` while QEMU runs and does not answer.
     #[serde(untagged)]
     Qemu(String),
 }
 
-/// Everything about a VM.
+/// The status of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// Name of the VM.
     pub name: RegionName,
-    /// Where it is from, and what it was made with.
+    /// Origin of the VM, with its specification.
     pub origin: Origin,
-    /// What it has of the memory that this host has set aside, where that is kept account of.
+    /// The VM's share of the memory that this host has set aside, if that account lists it.
     pub share: Option<Share>,
-    /// What it is kept within.
+    /// Limits of the VM's memory.
     pub limits: Limits,
-    /// RAM of this host that its memory takes.
+    /// RAM of this host that the VM's memory takes.
     pub host: Bytes,
-    /// How it is.
+    /// State of the VM.
     pub state: State,
     /// QEMU's process.
     pub pid: Option<u32>,
-    /// A monitor (QMP) for any program; of an adopted VM the one by which it was adopted.
+    /// A monitor (QMP) for other programs; of an adopted VM, the monitor by which it was adopted.
     pub qmp: PathBuf,
-    /// The guest's serial port, a socket; nothing of an adopted VM, whose owner knows where it is.
+    /// The guest's serial port, a socket. An adopted VM has none here.
     pub serial: Option<PathBuf>,
-    /// What the guest has said there; nothing of an adopted VM.
+    /// The log of the guest's serial port. An adopted VM has none here.
     pub console: Option<PathBuf>,
-    /// What QEMU has to say; of an adopted VM what its keeper has to say.
+    /// QEMU's log; of an adopted VM, its supervisor's.
     pub log: PathBuf,
-    /// Where it comes from, if it is that host's still.
+    /// Set while the VM arrives and may still belong to the source.
     pub awaited: Option<Awaited>,
-    /// Whose it is now, if not this host's.
+    /// Set if the VM belongs to another host.
     pub given: Option<Given>,
-    /// Where what comes from that is not here yet of its memory, if something is not.
+    /// Set while part of the VM's memory is still at the source.
     pub coming: Option<Link>,
-    /// Its memory; nothing if no engine serves it.
+    /// The VM's region; none if no engine serves it.
     pub region: Option<RegionStatus>,
 }
 
-/// What a keeper says to who started it: one JSON object, one line.
+/// The supervisor's one message to the process that started it: a JSON object on a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Response {
     Started,
-    /// The VM can come, to this address.
+    /// The supervisor listens for the VM's arrival at this address.
     Awaits {
         address: SocketAddr,
     },
@@ -116,31 +119,32 @@ pub(super) enum Response {
     },
 }
 
-/// What a keeper is asked by its socket, one a connection: a JSON object, one line. Who hangs up does not want it any more.
+/// A request to a supervisor's control socket, one a connection: a JSON object on a line. A client
+/// that hangs up cancels a resize or a migration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub(super) enum Request {
     Migrate(Box<Order>),
     Resize(memory::Order),
-    /// How its memory is.
+    /// Asks for the state of the VM's memory.
     Reading,
-    /// What its balloon leaves it; first, if that is said, it is to leave it so much.
+    /// Asks for the balloon's size, after setting it to `target` if given.
     Balloon {
         target: Option<Bytes>,
     },
-    /// An adopted VM is not to be kept any more.
+    /// Ends the supervision of an adopted VM.
     Release,
-    /// The VM is to stay, if it is still here.
+    /// Cancels the migration, if the VM is still here.
     Cancel,
 }
 
-/// What it answers: a line for each.
+/// An answer of the supervisor: one JSON object a line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Told {
     Progress(Progress),
     Moved(Report),
-    /// It has so much memory by now.
+    /// The size of the VM's memory so far.
     Has {
         size: Bytes,
     },

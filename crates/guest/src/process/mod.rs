@@ -1,4 +1,5 @@
-//! The processes of a VM: QEMU, and a keeper that waits for its end and then takes its region away.
+//! The processes of a VM: QEMU, and its supervisor, which waits for QEMU's end and then removes the
+//! VM's region.
 
 mod asked;
 pub mod client;

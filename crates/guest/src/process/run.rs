@@ -1,3 +1,6 @@
+//! The supervisor process of a VM: it starts QEMU or adopts a running one, waits for its end, and
+//! cleans up.
+
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::net::TcpListener;
@@ -27,19 +30,20 @@ use crate::migrate::{self, Awaited, Outcome, Wire};
 use crate::qmp::Qmp;
 use crate::spec::VmSpec;
 
-/// What the kernel sends who makes a system call that its filter forbids (signal(7), x86).
+/// The signal for a system call that the seccomp filter forbids (signal(7), x86).
 const SIGSYS: i32 = 31;
 
-/// The hidden subcommand of the program that a VM's keeper is: its `main` must hand what follows it to [`run()`].
+/// The hidden subcommand that runs a VM's supervisor: the program's `main` must pass its arguments
+/// to [`run()`].
 pub const SUBCOMMAND: &str = "vm-serve";
 
 /// How long QEMU may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long it may take until nobody has a region mapped whose QEMU is gone.
+/// How long the engine may take to notice that QEMU is gone and has unmapped the region.
 const RELEASE: Duration = Duration::from_secs(30);
 
-/// The body of the hidden subcommand: starts QEMU, waits for its end, and takes the region away then.
+/// Runs the hidden subcommand: starts QEMU, waits for its end, and then removes the region.
 pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
     let files = Files::new(run_dir, name);
     match keep(&files) {
@@ -98,7 +102,7 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     }
     let asked = Asked::serve(files).map_err(fail())?;
     if record.awaited.is_some() {
-        // It has what it had where it came from.
+        // The VM has as much memory as it had at the source.
         asked.settle();
     }
     let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
@@ -108,7 +112,8 @@ fn keep(files: &Files) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Has what was left behind of the VM's memory be fetched, if something was; by the listener, or a new one where it was before.
+/// Starts a thread that fetches the memory left at the source, if there is any. The thread uses
+/// `listener`, or a new one at the noted address.
 fn fetch(
     files: &Files,
     listener: Option<TcpListener>,
@@ -124,7 +129,7 @@ fn fetch(
     fetching.map(Some).map_err(GuestError::io("cannot start a thread"))
 }
 
-/// Waits until the other host knows that there is nothing more to fetch, but not for long.
+/// Waits, up to `RELEASE`, until the source knows that nothing more is to be fetched.
 fn has_ended(fetching: Option<JoinHandle<()>>) {
     let deadline = Instant::now() + RELEASE;
     while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished())
@@ -134,7 +139,7 @@ fn has_ended(fetching: Option<JoinHandle<()>>) {
     }
 }
 
-/// Keeps a QEMU that another keeper has started.
+/// Supervises a QEMU that another supervisor started.
 fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     let fail = || GuestError::io(format!("cannot wait for QEMU, process {pid}"));
     let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
@@ -142,9 +147,9 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     let process =
         pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
     let asked = Asked::serve(files).map_err(fail())?;
-    // QEMU may wait for some of it.
+    // QEMU may block on pages that were left behind.
     let fetching = fetch(files, None, None)?;
-    // The number could be another process's by now.
+    // The process id may have been reused; only QEMU answers here.
     Qmp::connect(&files.control(), PATIENCE)?;
     asked.serve_left();
     asked.settle();
@@ -160,7 +165,7 @@ fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// Waits for the VM to come from another host.
+/// Waits until the VM arrives from another host.
 fn take_in(
     files: &Files,
     awaited: &Awaited,
@@ -200,7 +205,7 @@ fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
     qemu.spawn().map_err(GuestError::io(format!("cannot run {}", spec.qemu.display())))
 }
 
-/// The socket at which the VM's group has its disks cached, if it needs that.
+/// Returns the socket of the group's disk cache, if the VM needs that.
 fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, GuestError> {
     if spec.cached_disks.is_empty() {
         return Ok(PathBuf::new());
@@ -229,7 +234,7 @@ fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestErr
     }
 }
 
-/// Puts on record that a VM has ended, and how where that was seen.
+/// Records a VM's end, with QEMU's exit status if it is known.
 pub(super) fn note_end(files: &Files, record: &Record, status: Option<ExitStatus>) {
     let found = Found {
         name: files.name(),
@@ -242,14 +247,14 @@ pub(super) fn note_end(files: &Files, record: &Record, status: Option<ExitStatus
     found.note(files.run_dir());
 }
 
-/// The last lines that QEMU has to say.
+/// Returns the last five lines of the log.
 fn log_end(files: &Files) -> String {
     let log = fs::read_to_string(files.log()).unwrap_or_default();
     let words: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
     words[words.len().saturating_sub(5)..].join("; ")
 }
 
-/// What it has said, or how it has ended if that is nothing.
+/// Returns the last lines of the log, or the exit status if the log is empty.
 fn last_words(files: &Files, end: ExitStatus) -> String {
     let words = log_end(files);
     if end.signal() == Some(SIGSYS) {
@@ -260,9 +265,10 @@ fn last_words(files: &Files, end: ExitStatus) -> String {
     if words.is_empty() { end.to_string() } else { words }
 }
 
-/// What a QEMU that has ended leaves: word of its end on record, and its log if that was not in order.
+/// Cleans up after QEMU's end: records it, removes the region and the share, and keeps the log if
+/// QEMU failed.
 fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<(), GuestError> {
-    // Whoever moves it has something to say still.
+    // Wait until a migration has reported its outcome.
     let _nobody = asked.busy();
     let record = files.read()?;
     note_end(files, &record, status);
@@ -276,13 +282,13 @@ fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<
     files.write(&Record { ended: disorder, ..record })
 }
 
-/// Removes the region of a VM without a QEMU, if it is there.
+/// Removes the region of a VM without a QEMU, if it exists.
 pub(super) fn remove_region(files: &Files) -> Result<(), GuestError> {
     let deadline = Instant::now() + RELEASE;
     loop {
         match regions::remove(&files.region()) {
             Ok(()) | Err(RegionError::Unknown(_)) => return Ok(()),
-            // That QEMU is gone is noticed after a moment.
+            // The engine notices QEMU's end after a moment.
             Err(RegionError::InUse { .. }) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(20));
             }

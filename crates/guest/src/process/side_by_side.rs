@@ -1,12 +1,12 @@
-//! Asking many at once, so that a silent one costs the others nothing.
+//! Parallel queries, so that a silent peer does not delay the others.
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Threads for one question at most.
+/// Most threads for one call.
 const MOST_THREADS: usize = 64;
 
-/// Does `work` for each item, on threads of its own, and returns what came of it in the order of the items.
+/// Runs `work` for each item, in parallel, and returns the results in the order of the items.
 pub fn side_by_side<I: Send, T: Send>(
     items: impl IntoIterator<Item = I>,
     work: impl Fn(I) -> T + Sync,
@@ -23,7 +23,7 @@ pub fn side_by_side<I: Send, T: Send>(
     };
     thread::scope(|scope| {
         for _ in 1..threads {
-            // This thread works, too; where there can be no other one, it does all.
+            // The calling thread works too: if no other thread can start, it does everything.
             if thread::Builder::new().name("ask".to_owned()).spawn_scoped(scope, work_off).is_err()
             {
                 break;
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn items_are_worked_on_at_the_same_time_and_results_stay_in_order() {
-        // Nobody passes before all are there.
+        // No thread passes before all have arrived.
         let all_there = Barrier::new(8);
         let results = side_by_side(0..8, |item| {
             all_there.wait();

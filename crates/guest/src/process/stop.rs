@@ -1,4 +1,4 @@
-//! Ending VMs.
+//! Stopping VMs.
 
 use std::io;
 use std::thread;
@@ -14,17 +14,18 @@ use super::run::{note_end, remove_region};
 use crate::error::GuestError;
 use crate::qmp::Qmp;
 
-/// How long a QEMU may take to end that is to end at once.
+/// How long QEMU may take to quit.
 const ENDING: Duration = Duration::from_secs(3);
 
-/// How long a QEMU may take to start.
+/// How long QEMU may take to start.
 const STARTING: Duration = Duration::from_secs(60);
 
-/// Has the guest power itself off, or QEMU end at once; returns when nothing is left of it. What a QEMU has left that ended by
-/// itself is removed.
+/// Makes the guest power itself off, or QEMU quit if `at_once`, and removes the VM. Also removes
+/// the remains of a VM that has ended by itself.
 ///
 /// # Errors
-/// [`GuestError::StillRunning`] if that takes longer than `patience`.
+/// [`GuestError::StillRunning`] if the guest does not power itself off within `patience`;
+/// [`GuestError::Misuse`] for an adopted VM; [`GuestError::Keeper`] if QEMU does not answer.
 pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), GuestError> {
     if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
         let why = format!(
@@ -35,7 +36,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
     }
     let was_kept = files.is_kept();
     files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
-    // One that is being started listens in a moment.
+    // A starting QEMU listens in a moment.
     let deadline = Instant::now() + STARTING;
     let qemu = loop {
         let is_starting = files.read()?.pid.is_none() && files.is_kept();
@@ -48,7 +49,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
         }
     };
     if qemu.is_none() && files.is_running() {
-        // It hangs, or is stopped.
+        // QEMU hangs, or is stopped.
         if !at_once {
             let name = files.name();
             let why = format!(
@@ -60,22 +61,23 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
     }
     if let Some(mut qmp) = qemu {
         match qmp.execute(if at_once { "quit" } else { "system_powerdown" }, json!({})) {
-            // Who quits may not answer first.
+            // QEMU may exit before it answers `quit`.
             Ok(_) | Err(GuestError::Io { .. }) => drop(qmp),
             Err(error) => return Err(error),
         }
         let ended = wait_until(if at_once { ENDING } else { patience }, || !files.is_running());
         if at_once && ended.is_err() {
-            // Its processors wait, perhaps for pages of a lender that is gone.
+            // The vCPUs may be blocked on pages of an unreachable lender.
             kill(files)?;
         } else {
             ended.map_err(|()| GuestError::StillRunning(patience))?;
         }
     }
-    // Its keeper does the rest; where there is none any more, or QEMU ended badly, it is done here.
+    // The supervisor cleans up. Without one, or if QEMU failed, this function does it.
     let seen = wait_until(CLEARING, || !files.is_kept()).is_ok() && was_kept;
     remove_region(files)?;
-    // A keeper puts the end on record, and removes the files one by one: what is there of them says nothing of that.
+    // The supervisor records the end and then removes the files one by one, so that missing files
+    // prove nothing.
     if !seen
         && let Ok(record) = files.read()
         && record.ended.is_none()
@@ -86,7 +88,7 @@ pub fn stop(files: &Files, at_once: bool, patience: Duration) -> Result<(), Gues
     Ok(())
 }
 
-/// Kills a QEMU that listens.
+/// Kills a QEMU that still listens, and waits for its end.
 fn kill(files: &Files) -> Result<(), GuestError> {
     let fail = || GuestError::io("cannot kill QEMU");
     let pid = files.read()?.pid.and_then(|pid| Pid::from_raw(pid as i32));

@@ -1,3 +1,5 @@
+//! The agent's connections with applications, which ask for memory or for the status.
+
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,28 +12,28 @@ use super::turn::{Agent, add};
 use crate::asking::{Ask, LENIENCE, Reason, Status, Tell};
 use crate::message::{Line, ToHost};
 
-/// More applications than this are not heard at a time.
+/// Most applications connected at a time.
 const MOST: usize = 256;
 
-/// The pause after an application that could not be accepted.
+/// Pause after an application that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The longest that anybody waits for an answer.
+/// Longest time that an application can wait for an answer.
 const MOST_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The most of an application's words that is passed on.
+/// Longest text of an application that reaches the host, in characters.
 const MOST_WORDS: usize = 1000;
 
-/// An application that may ask.
+/// A connected application.
 #[derive(Debug)]
 pub(super) struct Application {
     link: Link<Ask>,
-    /// It says nothing more, but may wait for an answer.
+    /// The application sends nothing more, but may wait for an answer.
     ended: bool,
 }
 
 impl Agent {
-    /// Lets in whoever is at the socket.
+    /// Accepts all applications that wait at the socket.
     pub(super) fn let_in(&mut self) {
         loop {
             let stream = match self.listener.accept() {
@@ -39,12 +41,13 @@ impl Agent {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
                     eprintln!("aquifer-guest: cannot accept applications: {error}");
-                    // For want of descriptors, mostly. The listener stays ready, so without a pause this would spin.
+                    // Mostly for want of file descriptors. The listener stays ready, so that
+                    // without a pause this would spin.
                     thread::sleep(PAUSE);
                     return;
                 }
             };
-            // One that is not let in sees the end at once.
+            // An application that is not accepted sees the end of the stream at once.
             if self.applications.len() >= MOST || stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -59,7 +62,7 @@ impl Agent {
         }
     }
 
-    /// An application has asked something, has read something, or has gone.
+    /// Handles an event of an application: a request, room to send, or the end.
     pub(super) fn hear_application(&mut self, number: u64) {
         let Some(application) = self.applications.get_mut(&number) else { return };
         let mut asked = Vec::new();
@@ -79,7 +82,7 @@ impl Agent {
         self.see_out(number);
     }
 
-    /// Tells an application something, if it is there still.
+    /// Sends a message to an application, if it is still connected.
     pub(super) fn tell(&mut self, number: u64, tell: &Tell) {
         let Some(application) = self.applications.get_mut(&number) else { return };
         if application.link.send(tell).is_err() {
@@ -88,7 +91,7 @@ impl Agent {
         self.see_out(number);
     }
 
-    /// Whoever has asked will not be answered any more.
+    /// Ends a request that the host has not answered in time.
     pub(super) fn no_answer(&mut self, asker: Asker, now: Instant) {
         match asker {
             Asker::Own => self.urgency.settled(now),
@@ -102,7 +105,7 @@ impl Agent {
         }
     }
 
-    /// Forgets an application that neither says nor hears anything more.
+    /// Forgets an application that sends nothing more and waits for nothing.
     fn see_out(&mut self, number: u64) {
         let done =
             |one: &Application| one.ended && !one.link.is_behind() && !self.pending.has(number);
@@ -139,7 +142,7 @@ impl Agent {
         })
     }
 
-    /// Passes a request on to the host; or why not.
+    /// Passes a request on to the host, or says why not.
     fn pass_on(
         &mut self,
         number: u64,

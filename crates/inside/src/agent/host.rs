@@ -1,3 +1,5 @@
+//! The agent's connection with the host, and the host's orders.
+
 use std::time::{Duration, Instant};
 
 use aquifer_page::Bytes;
@@ -13,50 +15,53 @@ use crate::message::{Line, Report, ToGuest, ToHost, VERSION};
 use crate::trace;
 use crate::urgency::Urgency;
 
-/// How often a port that is not there is looked for.
+/// How often a missing port is looked for.
 const LOOK_FOR: Duration = Duration::from_secs(1);
 
-/// How long a stage may go on that the host wants the time of, and how often it is looked after.
+/// How long an unfinished stage may delay the answer to [`ToGuest::Trace`], and how often it is
+/// polled.
 const STAGE_ENDS: Duration = Duration::from_secs(3);
 const STAGE_LOOK: Duration = Duration::from_millis(5);
 
-/// How long the kernel may take to bring memory online before that is done for it, and for how long it may not be.
+/// How long the kernel may take to bring memory online before the agent does, and how long a check
+/// may take in all.
 const ONLINING: Duration = Duration::from_millis(500);
 const CHECKING: Duration = Duration::from_secs(2);
 
-/// How often it is looked meanwhile.
+/// How often a check is repeated meanwhile.
 const CHECK_LOOK: Duration = Duration::from_millis(20);
 
-/// The shortest period of reports, and the longest.
+/// The shortest and the longest period of reports, in ms.
 const PERIODS: (u64, u64) = (50, 24 * 60 * 60 * 1000);
 
-/// A question whose answer waits for a stage to end.
+/// A question whose answer waits until no stage is in progress.
 #[derive(Clone, Copy, Debug)]
 struct Tracing {
     id: u64,
-    /// It is to go on measuring.
+    /// Whether to go on measuring.
     goes_on: bool,
     until: Instant,
     /// When to look again.
     look: Instant,
 }
 
-/// A question that is answered when the kernel has as much memory.
+/// A question that is answered once the kernel counts `total`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Check {
     id: u64,
     total: Bytes,
     since: Instant,
-    /// When it was last tried to bring memory online.
+    /// When the agent last tried to bring memory online.
     tried: Instant,
 }
 
-/// The host, as the agent has it.
+/// The agent's connection with the host.
 #[derive(Debug)]
 pub(super) struct Host {
     port: Port,
     link: Option<Link<ToGuest>>,
-    /// It is one of those links that come to life again when the host does: a port does, a socket does not.
+    /// Whether the link works again after the host has gone and come back: a port does, a socket
+    /// does not.
     lasting: bool,
     connected: bool,
     next_open: Instant,
@@ -89,7 +94,7 @@ impl Host {
         self.connected && self.link.as_ref().is_some_and(Link::is_behind)
     }
 
-    /// When there is something to do though it says nothing.
+    /// Returns when the agent has to act although the host is silent.
     pub(super) fn next_time(&self) -> Option<Instant> {
         match &self.link {
             None => Some(self.next_open),
@@ -101,7 +106,7 @@ impl Host {
         }
     }
 
-    /// Says something, if it is there. If that fails, its end of the link is heard of soon.
+    /// Sends a message if the host is connected. A failure soon shows as the end of the link.
     pub(super) fn say(&mut self, message: &ToHost) {
         if self.connected
             && let Some(link) = &mut self.link
@@ -113,7 +118,7 @@ impl Host {
 
     pub(super) fn flush(&mut self) {
         if let Some(link) = &mut self.link {
-            // As above.
+            // A failure soon shows as the end of the link.
             let _ = link.flush();
         }
     }
@@ -122,7 +127,8 @@ impl Host {
         let opened = self.port.open()?;
         self.lasting = opened.lasting;
         let link = Link::new(opened.file);
-        // Only by its edge is a host noticed that comes: a port without one is ready for its end all the time.
+        // Edge-triggered: a port without a host reports a hang-up all the time, so that only an
+        // edge shows that the host has come.
         add(epoll, &link, HOST, EventFlags::IN | EventFlags::OUT | EventFlags::ET)?;
         self.link = Some(link);
         Ok(())
@@ -130,7 +136,7 @@ impl Host {
 }
 
 impl Agent {
-    /// Opens the port, if it is not, and it is time to try.
+    /// Opens the port, if it is closed and the next attempt is due.
     pub(super) fn reach_host(&mut self, now: Instant) {
         if self.host.link.is_some() || now < self.host.next_open {
             return;
@@ -148,7 +154,7 @@ impl Agent {
         }
     }
 
-    /// Something has happened at the port.
+    /// Handles an event of the port.
     pub(super) fn hear_host(&mut self, flags: EventFlags) {
         let Some(link) = &mut self.host.link else { return };
         if flags.contains(EventFlags::HUP) {
@@ -165,7 +171,8 @@ impl Agent {
             link.receive(|line| lines.push(line)).and_then(|after| link.flush().map(|()| after));
         for line in lines {
             match line {
-                // Perhaps not the one that was there: it may have gone and come while nobody looked.
+                // Perhaps another host, which has come since the last event and has heard no
+                // `Hello`.
                 Line::Empty => self.hello(),
                 Line::Message(message) => self.obey(message),
             }
@@ -218,14 +225,15 @@ impl Agent {
                     Some(Asker::Client(client)) => {
                         self.tell(client, &Tell::Granted(Granted { granted, size, missing, why }));
                     }
-                    // Whoever has asked was told that there is no answer.
+                    // The agent has already told the application that there is no answer.
                     None => {}
                 }
             }
         }
     }
 
-    /// Answers those questions for which there is as much memory by now, or for which it was waited for long enough.
+    /// Answers the checks whose memory the kernel counts by now, and those that have waited long
+    /// enough.
     pub(super) fn answer_checks(&mut self, now: Instant) {
         if self.checks.is_empty() || self.figures.sample(&mut self.last).is_err() {
             return;
@@ -233,7 +241,7 @@ impl Agent {
         let total = self.last.total;
         let mut checks = std::mem::take(&mut self.checks);
         for check in &mut checks {
-            // The kernel brings it online by itself, or never will.
+            // By now the kernel has brought the memory online by itself, or never will.
             if check.total > total && now.saturating_duration_since(check.tried) > ONLINING {
                 check.tried = now;
                 let report = self.figures.check(self.options.online);
@@ -246,7 +254,7 @@ impl Agent {
         let (done, left): (Vec<_>, Vec<_>) = checks.into_iter().partition(is_done);
         self.checks = left;
         for Check { id, total, .. } in done {
-            // One that asks for nothing wants all of it looked after.
+            // A check for zero bytes asks to bring online all memory blocks.
             let report = if total == Bytes::ZERO {
                 self.figures.check(self.options.online)
             } else {
@@ -258,7 +266,7 @@ impl Agent {
         }
     }
 
-    /// When a question is looked after again, should the kernel tell of nothing.
+    /// Returns when checks are repeated even without an event of the kernel.
     pub(super) fn next_check(&self, now: Instant) -> Option<Instant> {
         (!self.checks.is_empty()).then(|| now + CHECK_LOOK)
     }
@@ -277,14 +285,14 @@ impl Agent {
         }
     }
 
-    /// Reports, if it is time.
+    /// Sends a report, if it is due.
     pub(super) fn report_if_due(&mut self, now: Instant) {
         let (Some(due), Some(period)) = (self.host.next_report, self.host.period) else { return };
         if now < due {
             return;
         }
         self.host.next_report = Some(now + period);
-        // A host that does not read wants the newest, once it does.
+        // A host that does not read gets the newest report once it does.
         if self.host.is_behind() {
             return;
         }
@@ -294,7 +302,7 @@ impl Agent {
         }
     }
 
-    /// Tells what the stages took that the host wants to know of, once none goes on or it was waited for enough.
+    /// Answers [`ToGuest::Trace`] once no stage is in progress, or it has waited long enough.
     pub(super) fn finish_tracing(&mut self, now: Instant, at_once: bool) {
         let Some(Tracing { id, goes_on, until, look }) = self.host.tracing else { return };
         if now < look && !at_once {
@@ -320,7 +328,7 @@ impl Agent {
         self.host.say(&ToHost::Stages { id, stages: measured.stages, missing: measured.missing });
     }
 
-    /// The host has gone, or never was there.
+    /// Resets the agent's state after the host has gone, or was found to be absent.
     fn host_gone(&mut self, may_come_again: bool) {
         if let Some(link) = &mut self.host.link {
             link.forget();

@@ -1,3 +1,5 @@
+//! A non-blocking stream of lines, to the host or to an application.
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::message::{Decoder, LONGEST, Line, encode};
 
-/// More than this is not kept for who does not read.
+/// Most bytes kept for a peer that does not read.
 const KEPT: usize = 4 * LONGEST;
 
-/// Lines in both directions over a stream that does not block.
+/// Lines in both directions over a non-blocking stream.
 #[derive(Debug)]
 pub(super) struct Link<In> {
     stream: OwnedFd,
@@ -20,11 +22,11 @@ pub(super) struct Link<In> {
     buffer: Box<[u8; 4096]>,
 }
 
-/// Whether more may come by a link.
+/// Whether more can come over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     More,
-    /// Whoever is at the other end has gone, or was never there.
+    /// The peer has gone, or was never there.
     End,
 }
 
@@ -35,15 +37,15 @@ impl<In> AsFd for Link<In> {
 }
 
 impl<In: DeserializeOwned> Link<In> {
-    /// Over `stream`, which must not block.
+    /// Makes a link over `stream`, which must be non-blocking.
     pub(super) fn new(stream: OwnedFd) -> Self {
         Self { stream, decoder: Decoder::new(), out: VecDeque::new(), buffer: Box::new([0; 4096]) }
     }
 
-    /// Hands over every line that is there.
+    /// Hands every available line to `each`.
     ///
     /// # Errors
-    /// If the stream is good for nothing any more.
+    /// If the stream fails.
     pub(super) fn receive(&mut self, mut each: impl FnMut(Line<In>)) -> io::Result<After> {
         loop {
             match read(&self.stream, self.buffer.as_mut_slice()) {
@@ -56,10 +58,10 @@ impl<In: DeserializeOwned> Link<In> {
         }
     }
 
-    /// Sends a message, or keeps it until it can be sent.
+    /// Sends a message, and keeps the bytes that cannot be sent yet.
     ///
     /// # Errors
-    /// If too much is kept already, or it is too long, or the stream is good for nothing any more.
+    /// If too much is kept already, the message is too long, or the stream fails.
     pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
         let line = encode(message)?;
         if self.out.len() + line.len() > KEPT {
@@ -69,23 +71,23 @@ impl<In: DeserializeOwned> Link<In> {
         self.flush()
     }
 
-    /// Sends what makes whoever is at the other end forget what came before.
+    /// Sends an empty line, at which the peer starts afresh.
     ///
     /// # Errors
-    /// If the stream is good for nothing any more.
+    /// If the stream fails.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         self.out.push_back(b'\n');
         self.flush()
     }
 
-    /// Sends what is kept, as far as that goes without waiting.
+    /// Sends the kept bytes as far as possible without blocking.
     ///
     /// # Errors
-    /// If the stream is good for nothing any more.
+    /// If the stream fails.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             match write(&self.stream, self.out.as_slices().0) {
-                // The kernel may be out of memory for the moment.
+                // The kernel may be short of memory for the moment.
                 Ok(0) | Err(Errno::AGAIN | Errno::NOMEM) => return Ok(()),
                 Ok(len) => drop(self.out.drain(..len)),
                 Err(Errno::INTR) => {}
@@ -95,12 +97,12 @@ impl<In: DeserializeOwned> Link<In> {
         Ok(())
     }
 
-    /// Whether something is kept still.
+    /// Returns whether unsent bytes are kept.
     pub(super) fn is_behind(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// Forgets what was received and what is kept: another one comes to the other end.
+    /// Forgets partial input and unsent output, because another peer comes.
     pub(super) fn forget(&mut self) {
         self.decoder = Decoder::new();
         self.out.clear();

@@ -1,7 +1,8 @@
-//! The agent of a guest: `MON_agent` of Bielski et al. 2018, section III-B, and what is behind `GM_lib` of its section III-D.
+//! The agent of a guest: `MON_agent` of \[Bielski18\], section III-B, and the agent's side of
+//! `GM_lib`, section III-D.
 //!
-//! One thread that waits for everything at once: the host, applications, pressure, and the time for the next look or report. A guest that
-//! has enough memory and whose host wants no reports is not woken by it at all.
+//! One thread waits for everything: the host, applications, pressure, and the next timer. The agent
+//! never wakes a guest that has enough memory while the host wants no reports.
 
 mod applications;
 mod host;
@@ -24,21 +25,23 @@ use crate::asking::SOCKET;
 use crate::figures::Online;
 use turn::Agent;
 
-/// Whom the kernel kills last when memory runs out, but for those that it must not: who can get more should live.
+/// The kernel kills the agent last, except for processes that it must not kill: the agent can get
+/// more memory.
 const OOM_SCORE_ADJ: &str = "-900";
 
-/// What an agent is started with.
+/// The agent's options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the host is: a character device, or a unix socket; `None` for the port [`crate::message::PORT`], wherever it is.
+    /// The path to the host: a character device or a unix socket. `None` finds the port
+    /// [`crate::message::PORT`] by its name.
     pub port: Option<PathBuf>,
-    /// Where applications ask.
+    /// The socket for applications.
     pub socket: PathBuf,
-    /// A group, by name or number, whose members may ask; root always may.
+    /// A group, by name or number, whose members may connect; root always may.
     pub socket_group: Option<String>,
-    /// As what memory that was added is brought online.
+    /// How added memory is brought online.
     pub online: Online,
-    /// The root directory of the kernel's files: `/` but in tests.
+    /// The root directory of the kernel's files: `/` except in tests.
     pub root: PathBuf,
 }
 
@@ -54,12 +57,14 @@ impl Default for Options {
     }
 }
 
-/// Is the agent of this guest. It waits for the port and for the host if they are not there, and again when they go away.
+/// Runs the agent of this guest. The agent waits for the port and for the host, also after they
+/// have gone.
 ///
 /// # Errors
-/// If it cannot start: another one runs, or the socket for applications cannot be made.
+/// If another agent runs, the socket for applications cannot be made, or the kernel's files cannot
+/// be read.
 pub fn run(options: Options) -> io::Result<Infallible> {
-    // Neither is worth not to run for: a user other than root may try it out.
+    // Neither failure is fatal: a user other than root may try the agent.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         eprintln!(
             "aquifer-guest: its memory is not locked ({error}): near out-of-memory it may be slow"

@@ -1,9 +1,9 @@
-//! Requests that the host has not answered yet. Pure.
+//! The requests that the host has not answered yet: state without I/O.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Who has asked.
+/// The origin of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     /// The agent itself.
@@ -12,7 +12,7 @@ pub(super) enum Asker {
     Client(u64),
 }
 
-/// Requests by their numbers.
+/// The unanswered requests, by number.
 #[derive(Debug)]
 pub(super) struct Pending {
     next: u64,
@@ -20,12 +20,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Numbers begin after `before`, which an agent that is started later must give as more.
+    /// Starts numbering after `before`. An agent that starts later must pass a greater number.
     pub(super) fn new(before: u64) -> Self {
         Self { next: before + 1, requests: BTreeMap::new() }
     }
 
-    /// Notes a request, whose answer may take so long; its number.
+    /// Adds a request with this timeout for its answer; returns its number.
     pub(super) fn add(&mut self, asker: Asker, now: Instant, patience: Duration) -> u64 {
         let id = self.next;
         self.next += 1;
@@ -33,33 +33,32 @@ impl Pending {
         id
     }
 
-    /// The host has answered; who is to hear it.
+    /// Removes an answered request; returns its origin.
     pub(super) fn answered(&mut self, id: u64) -> Option<Asker> {
         self.requests.remove(&id).map(|(asker, _)| asker)
     }
 
-    /// Takes out a request to which there is no answer in time.
+    /// Removes a request that has timed out.
     pub(super) fn late(&mut self, now: Instant) -> Option<Asker> {
         let id = *self.requests.iter().find(|(_, (_, until))| *until <= now)?.0;
         self.answered(id)
     }
 
-    /// Takes out any: the host has gone.
+    /// Removes any request, after the host has gone.
     pub(super) fn any(&mut self) -> Option<Asker> {
         self.requests.pop_first().map(|(_, (asker, _))| asker)
     }
 
-    /// Whether an application waits for an answer.
+    /// Returns whether an application waits for an answer.
     pub(super) fn has(&self, client: u64) -> bool {
         self.requests.values().any(|(asker, _)| *asker == Asker::Client(client))
     }
 
-    /// When the next one is late.
+    /// Returns when the next request times out.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.requests.values().map(|(_, until)| *until).min()
     }
 
-    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.requests.len()
     }

@@ -1,3 +1,5 @@
+//! The guest's end of the host's port.
+
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,32 +11,32 @@ use rustix::fs::OFlags;
 
 use crate::message::PORT;
 
-/// What was opened.
+/// The result of opening the port.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: OwnedFd,
-    /// Whether it can be used again after the host has gone and come.
+    /// Whether the file works again after the host has gone and come back.
     pub(super) lasting: bool,
 }
 
-/// Where the host is to be reached.
+/// The location of the port.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// Where it is said to be, if it is.
+    /// The path, if one was given.
     named: Option<PathBuf>,
     root: PathBuf,
 }
 
 impl Port {
-    /// The one at `named`, or else the one that the host has given our name.
+    /// Takes the port at `named`, or else the virtio-serial port with Aquifer's name.
     pub(super) fn new(named: Option<PathBuf>, root: &Path) -> Self {
         Self { named, root: root.to_owned() }
     }
 
-    /// Opens it, so that nothing that is done with it blocks. A unix socket is as good as a port.
+    /// Opens the port in non-blocking mode. A unix socket serves as well.
     ///
     /// # Errors
-    /// If it is not there, or somebody else has it.
+    /// If there is no port, or another process holds it.
     pub(super) fn open(&self) -> io::Result<Opened> {
         let path = match &self.named {
             Some(path) => path.clone(),
@@ -53,7 +55,7 @@ impl Port {
         Ok(Opened { file: file.into(), lasting: true })
     }
 
-    /// By the link that udev makes; without udev, by the names that the kernel has.
+    /// Finds the port by udev's link or, without udev, by the kernel's names.
     fn find(&self) -> Option<PathBuf> {
         let link = self.root.join("dev/virtio-ports").join(PORT);
         if link.exists() {

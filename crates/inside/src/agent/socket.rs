@@ -1,3 +1,5 @@
+//! The socket at which applications connect to the agent.
+
 use std::fs;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -6,17 +8,17 @@ use std::path::Path;
 use rustix::fs::{Gid, Mode, chmod, chown};
 use rustix::process::umask;
 
-/// Listens at `path` for applications: for root alone, or a group too.
+/// Listens at `path` for applications of root, and of `group` if given.
 ///
 /// # Errors
-/// If another agent listens there, there is no such group, or the path is no place for a socket.
+/// If another agent listens there, the group does not exist, or the socket cannot be made.
 pub(super) fn listen(path: &Path, group: Option<&str>) -> io::Result<UnixListener> {
     let group = group.map(gid).transpose()?;
     if UnixStream::connect(path).is_ok() {
         let what = format!("another agent runs: it listens at {}", path.display());
         return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     }
-    // What an agent that was killed has left.
+    // A killed agent leaves its socket behind.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -43,7 +45,7 @@ fn gid(group: &str) -> io::Result<Gid> {
     number.filter(|number| *number != u32::MAX).map(Gid::from_raw).ok_or_else(unknown)
 }
 
-/// A group's number in the text of group(5).
+/// Finds a group's number in the text of /etc/group (group(5)).
 fn number(groups: &str, name: &str) -> Option<u32> {
     groups.lines().find_map(|line| {
         let mut fields = line.split(':');

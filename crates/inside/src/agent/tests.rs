@@ -1,4 +1,4 @@
-//! The agent against a host that is played, on a machine that is played.
+//! Tests of the agent with a fake host and a fake root directory.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -68,7 +68,7 @@ impl Machine {
         Client::at(&self.socket())
     }
 
-    /// Sets the available memory, so that whoever reads meanwhile sees it before or after.
+    /// Sets the available memory. A concurrent reader sees the old or the new value.
     fn has_available(&self, bytes: Bytes) {
         let text = format!("MemTotal: 1048576 kB\nMemAvailable: {:>10} kB\n", bytes.0 >> 10);
         let path = self.dir.path().join("proc/meminfo");
@@ -76,7 +76,7 @@ impl Machine {
         file.write_all_at(text.as_bytes(), 0).unwrap();
     }
 
-    /// The host connects, and is greeted.
+    /// Accepts the agent's connection and its `Hello`.
     fn host(&self) -> FakeHost {
         let (stream, _) = self.host.accept().unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -97,7 +97,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // Wakes it.
+        // Wakes the agent.
         let _ = UnixStream::connect(self.socket());
         if let Some(agent) = self.agent.take() {
             let ended = agent.join();

@@ -1,3 +1,5 @@
+//! The agent's event loop.
+
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -25,26 +27,27 @@ use crate::message::{Report, ToHost};
 use crate::trace::Tracer;
 use crate::urgency::{Memory, Urgency};
 
-/// What epoll calls the host, the socket and pressure; applications have the numbers that follow.
+/// Epoll's numbers of the host, the socket and the pressure file; applications have the numbers
+/// that follow.
 pub(super) const HOST: u64 = 0;
 pub(super) const SOCKET: u64 = 1;
 const PRESSURE: u64 = 2;
 const EVENTS: u64 = 3;
 pub(super) const FIRST_APPLICATION: u64 = 4;
 
-/// When the kernel is to tell of pressure: once tasks have waited 150 ms of 1 s (kernel's accounting/psi.rst). The zero belongs to it.
+/// Asks the kernel for an event once tasks have stalled for 150 ms within 1 s (kernel's
+/// accounting/psi.rst). The terminating zero is part of the format.
 const TRIGGER: &[u8] = b"some 150000 1000000\0";
 
-/// The group of what the kernel itself tells.
+/// The netlink group of the kernel's own events.
 const KERNEL: u32 = 1;
 
-/// For how long an urgent request waits for its answer.
+/// Timeout of the answer to an urgent request.
 const URGENT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How soon what could not be sent is tried again, at the latest.
+/// How soon unsent bytes are retried at the latest.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// The agent.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) options: Options,
@@ -57,18 +60,18 @@ pub(super) struct Agent {
     pub(super) figures: Figures,
     pub(super) tracer: Tracer,
     pub(super) checks: Vec<Check>,
-    /// Tells of memory that comes online, if the kernel lets it.
+    /// Events of memory that comes online, if the kernel permits them.
     events: Option<OwnedFd>,
     pub(super) urgency: Urgency,
-    /// Tells of pressure, if the kernel lets it.
+    /// Events of pressure, if the kernel permits them.
     pub(super) pressure: Option<File>,
-    /// The figures of the last look, as far as it went.
+    /// The figures of the last look, which may not have read all of them.
     pub(super) last: Report,
     pub(super) next_look: Option<Instant>,
 }
 
 impl Agent {
-    /// Makes everything ready but the port, which may not be there yet.
+    /// Prepares everything but the port, which may not exist yet.
     pub(super) fn start(options: Options) -> io::Result<Self> {
         let listener = socket::listen(&options.socket, options.socket_group.as_deref())?;
         let mut figures = Figures::open(&options.root)?;
@@ -91,7 +94,7 @@ impl Agent {
         if let Some(events) = &events {
             add(&epoll, events, EVENTS, EventFlags::IN)?;
         }
-        // More than any that an agent before this one has used.
+        // Greater than any number that an earlier agent has used.
         let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             host: Host::new(&options),
@@ -112,10 +115,10 @@ impl Agent {
         })
     }
 
-    /// Waits for the next thing to do, and does it.
+    /// Waits for the next event or timer, and handles it.
     ///
     /// # Errors
-    /// If it cannot wait.
+    /// If epoll fails.
     pub(super) fn turn(&mut self) -> io::Result<()> {
         self.reach_host(Instant::now());
         let mut events: Vec<Event> = Vec::with_capacity(16);
@@ -140,7 +143,7 @@ impl Agent {
         Ok(())
     }
 
-    /// When there is something to do though nothing happens.
+    /// Returns the time of the next timer.
     fn next_time(&self) -> Option<Instant> {
         let host = self.host.next_time();
         let now = Instant::now();
@@ -150,7 +153,7 @@ impl Agent {
         [host, retry, check, look, self.pending.deadline()].into_iter().flatten().min()
     }
 
-    /// Does what it is time for.
+    /// Runs the timers that are due.
     fn keep_time(&mut self, now: Instant) {
         while let Some(asker) = self.pending.late(now) {
             self.no_answer(asker, now);
@@ -167,7 +170,7 @@ impl Agent {
         self.host.flush();
     }
 
-    /// Hears what the kernel tells of its devices; what of that matters is looked at in [`keep_time`](Self::keep_time).
+    /// Discards the kernel's events: [`keep_time`](Self::keep_time) looks at their effect.
     fn hear_kernel(&self) {
         let mut event = [0; 4096];
         while let Some(events) = &self.events
@@ -175,7 +178,7 @@ impl Agent {
         {}
     }
 
-    /// Looks after the memory, and asks for more if it is urgent.
+    /// Reads the memory's state, and asks for more if it is urgent.
     fn look(&mut self, now: Instant) {
         if self.figures.sample(&mut self.last).is_ok()
             && let Some(bytes) = self.urgency.look(now, self.memory())
@@ -186,7 +189,7 @@ impl Agent {
         self.next_look = self.urgency.interval().map(|interval| now + interval);
     }
 
-    /// The kernel tells of pressure.
+    /// Handles the kernel's event of pressure.
     fn stalls(&mut self) {
         let now = Instant::now();
         if self.host.connected()
@@ -213,7 +216,8 @@ impl Agent {
     }
 }
 
-/// Has the kernel tell of what comes and goes, blocks of memory among it (netlink(7), `NETLINK_KOBJECT_UEVENT`).
+/// Opens a socket of the kernel's events, of memory blocks among others (netlink(7),
+/// `NETLINK_KOBJECT_UEVENT`).
 fn kernel_events() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(netlink::KOBJECT_UEVENT);
@@ -222,7 +226,7 @@ fn kernel_events() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Has the kernel tell of pressure, by the file that this returns.
+/// Opens the pressure file, and asks the kernel for events of it.
 fn pressure(root: &Path) -> io::Result<File> {
     let mut file = OpenOptions::new()
         .read(true)
@@ -233,7 +237,7 @@ fn pressure(root: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has epoll tell of `flags` of a file.
+/// Adds a file to epoll, with `number` as its data.
 pub(super) fn add(
     epoll: impl AsFd,
     file: impl AsFd,

@@ -1,4 +1,5 @@
-//! Memory blocks: what the kernel adds, brings online and takes away as one piece (kernel's admin-guide/mm/memory-hotplug.rst).
+//! Memory blocks: the unit in which the kernel adds, onlines and removes memory (kernel's
+//! admin-guide/mm/memory-hotplug.rst).
 
 use std::fs;
 use std::io;
@@ -22,7 +23,7 @@ pub enum Online {
 }
 
 impl Online {
-    /// What the kernel calls it, the preferred first.
+    /// Returns the kernel's words for it, the preferred one first.
     fn words(self) -> &'static [&'static str] {
         match self {
             Self::Movable => &["online_movable", "online"],
@@ -32,7 +33,7 @@ impl Online {
     }
 }
 
-/// How much is in blocks.
+/// The sizes of all online and all offline blocks, and of one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) online: Bytes,
@@ -47,16 +48,17 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Those of the kernel whose root directory is `root`.
+    /// Takes the memory blocks under the root directory `root`.
     pub(crate) fn new(root: &Path) -> Self {
         Self { dir: root.join("sys/devices/system/memory") }
     }
 
-    /// Has the kernel bring online what is added, as it is to be, unless somebody has told it `online_kernel` or `online_movable` already.
-    /// (By itself it leaves it alone, or has it be of a zone that it uses for what cannot be moved, and so cannot be taken away again.)
+    /// Makes the kernel bring added memory online as `online` says, unless it is set to
+    /// `online_kernel` or `online_movable` already. By default the kernel leaves added memory
+    /// offline, or puts it in a zone for unmovable pages, from which it cannot be removed again.
     ///
     /// # Errors
-    /// If the kernel does not take it; that it has no memory hotplug is no error.
+    /// If the kernel refuses; a kernel without memory hot-plug is no error.
     pub(crate) fn keep_online(&self, online: Online) -> io::Result<()> {
         let file = self.dir.join("auto_online_blocks");
         match (fs::read_to_string(&file), online.words().first()) {
@@ -67,7 +69,7 @@ impl Blocks {
         }
     }
 
-    /// Brings online every block that is not; how many could not be.
+    /// Brings every offline block online; returns how many failed.
     pub(crate) fn bring_online(&self, online: Online) -> usize {
         if online == Online::Leave {
             return 0;
@@ -75,13 +77,13 @@ impl Blocks {
         let states = self.states().filter(|state| !is_online(state));
         states
             .filter(|state| {
-                // The kernel may have no room in the zone that is asked for, or not know that word.
+                // The zone may be full, or the kernel may not know the word.
                 !online.words().iter().any(|word| fs::write(state, word).is_ok()) && state.exists()
             })
             .count()
     }
 
-    /// Counts them.
+    /// Counts the blocks.
     pub(crate) fn count(&self) -> Count {
         let block = fs::read_to_string(self.dir.join("block_size_bytes")).ok();
         let block = block.and_then(|text| parse::block_size(&text)).unwrap_or_default();
@@ -94,7 +96,7 @@ impl Blocks {
         Count { online: bytes(online), offline: bytes(all - online), block }
     }
 
-    /// A number that changes when blocks are added or removed: that of the directory's links, one for each in it.
+    /// Returns the directory's link count, which changes when blocks are added or removed.
     pub(crate) fn links(&self) -> u64 {
         fs::metadata(&self.dir).map_or(0, |dir| dir.nlink())
     }

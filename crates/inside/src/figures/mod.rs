@@ -1,4 +1,4 @@
-//! A guest's figures, as its kernel has them.
+//! A guest's figures, from its kernel's files.
 
 mod blocks;
 mod parse;
@@ -16,29 +16,31 @@ pub(crate) use blocks::{Blocks, Count};
 
 use crate::message::Report;
 
-/// More than any of the files has.
+/// Size of the buffer, in bytes: more than any of the files holds.
 const ROOM: usize = 64 << 10;
 
-/// After how long blocks are counted again, if there are as many and the kernel's memory is the same: there is a file for each.
+/// How long a count of blocks stays valid while their number and the kernel's memory are unchanged.
+/// A count reads a file for each block.
 const COUNTED: Duration = Duration::from_secs(10);
 
-/// Blocks as they were counted.
+/// A count of the blocks.
 #[derive(Debug)]
 struct Counted {
     count: Count,
     at: Instant,
-    /// The kernel's memory, which changes with what comes online or goes.
+    /// The kernel's memory at that time, which changes when blocks go online or offline.
     total: Bytes,
-    /// [`Blocks::links`], which changes with what is added or removed.
+    /// [`Blocks::links`] at that time, which changes when blocks are added or removed.
     links: u64,
 }
 
-/// Reads a guest's figures, from files that it keeps open: near out-of-memory, to look for them may take long.
+/// A reader of a guest's figures. The reader keeps the files open: near out-of-memory, opening them
+/// may take long.
 #[derive(Debug)]
 pub(crate) struct Figures {
     meminfo: File,
     vmstat: File,
-    /// There is none in a kernel without PSI.
+    /// `None` if the kernel has no PSI.
     pressure: Option<File>,
     blocks: Blocks,
     counted: Option<Counted>,
@@ -47,10 +49,10 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Those of the kernel whose root directory is `root`.
+    /// Opens the files under the root directory `root`.
     ///
     /// # Errors
-    /// If there is no `/proc`.
+    /// If `proc/meminfo` or `proc/vmstat` cannot be opened.
     pub(crate) fn open(root: &Path) -> io::Result<Self> {
         Ok(Self {
             meminfo: File::open(root.join("proc/meminfo"))?,
@@ -63,19 +65,20 @@ impl Figures {
         })
     }
 
-    /// What memory there is and how much of it is available; all else is left as it was. Cheap.
+    /// Reads only `/proc/meminfo` into `report`, which is cheap.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the file cannot be read.
     pub(crate) fn sample(&mut self, report: &mut Report) -> io::Result<()> {
         parse::meminfo(read(&self.meminfo, &mut self.buffer)?, report);
         Ok(())
     }
 
-    /// All of them; memory blocks as they were counted some seconds ago, if the kernel has as much memory as then.
+    /// Reads all figures. The count of memory blocks may be some seconds old if the kernel's memory
+    /// is unchanged.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If a file cannot be read.
     pub(crate) fn read(&mut self) -> io::Result<Report> {
         let mut report = Report::default();
         self.sample(&mut report)?;
@@ -94,7 +97,7 @@ impl Figures {
         if let Some(counted) = &self.counted
             && (counted.total, counted.links) == (total, links)
             && counted.at.elapsed() < COUNTED
-            // What is offline is so for a moment only, or will be brought online by somebody.
+            // Offline blocks are about to change: the agent, the kernel or udev brings them online.
             && counted.count.offline == Bytes::ZERO
         {
             return counted.count;
@@ -104,10 +107,10 @@ impl Figures {
         count
     }
 
-    /// All of them, after what memory is there was brought online.
+    /// Brings all blocks online, and then reads all figures.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If a file cannot be read.
     pub(crate) fn check(&mut self, online: Online) -> io::Result<Report> {
         let left = self.blocks.bring_online(online);
         if left > 0 {
@@ -122,7 +125,7 @@ impl Figures {
 
 fn read<'a>(file: &File, buffer: &'a mut [u8]) -> io::Result<&'a str> {
     let mut len = 0;
-    // Such files may give a page at a time.
+    // Such files may return a page at a time.
     while len < buffer.len() {
         match file.read_at(&mut buffer[len..], len as u64)? {
             0 => break,

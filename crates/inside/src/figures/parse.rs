@@ -1,10 +1,10 @@
-//! What the files of `/proc` and `/sys` say.
+//! Parsers of the kernel's files in `/proc` and `/sys`.
 
 use aquifer_page::Bytes;
 
 use crate::message::Report;
 
-/// Takes over what `/proc/meminfo` has (proc_meminfo(5)).
+/// Reads the text of `/proc/meminfo` (proc_meminfo(5)) into `report`.
 pub(crate) fn meminfo(text: &str, report: &mut Report) {
     let mut swap_free = Bytes::ZERO;
     for line in text.lines() {
@@ -23,7 +23,8 @@ pub(crate) fn meminfo(text: &str, report: &mut Report) {
     report.swap_used = report.swap_total.saturating_sub(swap_free);
 }
 
-/// Takes over what `/proc/vmstat` has (proc_vmstat(5)), on a machine with pages of `page` bytes.
+/// Reads the text of `/proc/vmstat` (proc_vmstat(5)) into `report`. `page` is the size of a page in
+/// bytes.
 pub(crate) fn vmstat(text: &str, page: u64, report: &mut Report) {
     for line in text.lines() {
         let Some((name, value)) = line.split_once(' ') else { continue };
@@ -37,7 +38,7 @@ pub(crate) fn vmstat(text: &str, page: u64, report: &mut Report) {
     }
 }
 
-/// Takes over what `/proc/pressure/memory` has (kernel's accounting/psi.rst).
+/// Reads the text of `/proc/pressure/memory` (kernel's accounting/psi.rst) into `report`.
 pub(crate) fn pressure(text: &str, report: &mut Report) {
     for line in text.lines() {
         let mut words = line.split_whitespace();
@@ -57,7 +58,7 @@ pub(crate) fn pressure(text: &str, report: &mut Report) {
     }
 }
 
-/// The number that `block_size_bytes` has: hexadecimal, without a prefix.
+/// Parses the number in `block_size_bytes`: hexadecimal, without a prefix.
 pub(crate) fn block_size(text: &str) -> Option<Bytes> {
     u64::from_str_radix(text.trim(), 16).ok().filter(|size| *size > 0).map(Bytes)
 }

@@ -1,5 +1,7 @@
-//! Times of the stages of resizes in the guest's kernel (Bielski et al. 2018, Table I), by probes at the beginning and end of its
-//! functions, in an instance of the kernel's tracing of our own: what others trace is left alone.
+//! Times of the stages of resizes in the guest's kernel (\[Bielski18\], Table I).
+//!
+//! Probes at the entry and the return of kernel functions measure them. The probes write to a
+//! tracing instance of their own, so that other users' traces are unaffected.
 
 mod parse;
 mod stages;
@@ -13,24 +15,24 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use crate::message::Stage;
 use stages::{IN, KNOWN, Known, OUT};
 
-/// What our probes and our instance are called.
+/// Name of the agent's probe group and tracing instance.
 const NAME: &str = "aquifer";
 
-/// Room for events, in KiB a processor: some ten thousand.
+/// Size of the trace buffer, in KiB a processor: enough for some ten thousand events.
 const ROOM: &str = "1024";
 
-/// What was measured.
+/// The measured times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Measured {
     pub(crate) stages: Vec<Stage>,
-    /// Names of the stages that this kernel does not show, or not all of.
+    /// Names of the stages that this kernel does not show, or not completely.
     pub(crate) missing: Vec<String>,
 }
 
-/// Measures stages while it is on. Whatever it sets up, it removes.
+/// A measurement of the stages. A tracer removes everything that it sets up.
 #[derive(Debug)]
 pub(crate) struct Tracer {
-    /// Where tracefs is.
+    /// The directory of tracefs.
     dir: PathBuf,
     on: Option<On>,
 }
@@ -42,21 +44,21 @@ struct On {
 }
 
 impl Tracer {
-    /// For the kernel whose root directory is `root`; removes what an agent that was killed has left.
+    /// Makes a tracer for the root directory `root`, and removes the remains of a killed agent.
     pub(crate) fn new(root: &Path) -> Self {
         let tracer = Self { dir: root.join("sys/kernel/tracing"), on: None };
         tracer.clean();
         tracer
     }
 
-    /// Starts to measure, from nothing; the stages that this kernel does not show.
+    /// Starts measuring afresh; returns the stages that this kernel does not show.
     ///
     /// # Errors
-    /// If the kernel does not trace, or not for us.
+    /// If the kernel does not trace, or does not permit it.
     pub(crate) fn start(&mut self) -> io::Result<&[String]> {
         self.stop();
         let mounted = self.mount()?;
-        // From here on, so that whatever fails is cleaned up after.
+        // Set first, so that `stop` cleans up after any failure.
         self.on = Some(On { missing: Vec::new(), mounted });
         match self.set_up() {
             Ok(missing) => Ok(&self.on.insert(On { missing, mounted }).missing),
@@ -67,10 +69,11 @@ impl Tracer {
         }
     }
 
-    /// What was measured since it was started, unless some stage goes on still; everything is missing if it is not on.
+    /// Returns the times since the start, or `None` if a stage is in progress. If the tracer is
+    /// off, everything is missing.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the trace cannot be read.
     pub(crate) fn read(&self, even_if_one_goes_on: bool) -> io::Result<Option<Measured>> {
         let Some(on) = &self.on else {
             return Ok(Some(Measured { stages: Vec::new(), missing: all() }));
@@ -83,21 +86,21 @@ impl Tracer {
         Ok(Some(Measured { stages: told.stages, missing }))
     }
 
-    /// Forgets what was measured so far, and goes on.
+    /// Discards the times so far, and goes on.
     ///
     /// # Errors
-    /// If the kernel does not let it.
+    /// If the kernel refuses.
     pub(crate) fn forget(&self) -> io::Result<()> {
-        // To open it for writing is all that it takes.
+        // Opening the file for writing empties the buffer.
         fs::write(self.instance().join("trace"), "")
     }
 
-    /// Whether it measures.
+    /// Returns whether the tracer measures.
     pub(crate) fn is_on(&self) -> bool {
         self.on.is_some()
     }
 
-    /// Stops, and removes what was set up.
+    /// Stops, and removes the probes and the instance.
     pub(crate) fn stop(&mut self) {
         let Some(on) = self.on.take() else { return };
         self.clean();
@@ -127,19 +130,19 @@ impl Tracer {
         let instance = self.instance();
         fs::create_dir(&instance)?;
         fs::write(instance.join("buffer_size_kb"), ROOM)?;
-        // One for all processors: a task may begin on one and end on another.
+        // One clock for all processors: a task may enter a function on one and return on another.
         fs::write(instance.join("trace_clock"), "mono")?;
         fs::write(instance.join("events").join(NAME).join("enable"), "1")?;
         Ok(names)
     }
 
-    /// Puts probes at a stage; whether this kernel has a function for it.
+    /// Sets the probes of a stage; returns whether this kernel has a function for it.
     fn probe(&self, known: &Known) -> bool {
         if known.functions.iter().any(|function| self.probe_function(known.name, function).is_ok())
         {
             return true;
         }
-        // The compiler may have made a special one of it.
+        // The compiler may have specialized the function.
         self.special(known)
             .is_some_and(|function| self.probe_function(known.name, &function).is_ok())
     }
@@ -150,7 +153,7 @@ impl Tracer {
             .inspect_err(|_| drop(self.order(&format!("-:{NAME}/{IN}{stage}"))))
     }
 
-    /// A function such as `offline_pages.constprop.0`.
+    /// Finds a specialized function such as `offline_pages.constprop.0`.
     fn special(&self, known: &Known) -> Option<String> {
         let functions = fs::File::open(self.dir.join("available_filter_functions")).ok()?;
         let lines = BufReader::new(functions).lines().map_while(Result::ok);
@@ -163,7 +166,7 @@ impl Tracer {
 
     /// Adds or removes a probe.
     fn order(&self, order: &str) -> io::Result<()> {
-        // To open it in any other way removes everybody's probes.
+        // Without append mode, opening this file removes all probes, also those of other users.
         let mut file = OpenOptions::new().append(true).open(self.dir.join("kprobe_events"))?;
         file.write_all(order.as_bytes())
     }
@@ -171,7 +174,7 @@ impl Tracer {
     fn clean(&self) {
         let instance = self.instance();
         if instance.exists() {
-            // A probe that is in use cannot be removed.
+            // An enabled probe cannot be removed.
             let _ = fs::write(instance.join("events").join(NAME).join("enable"), "0");
             let _ = fs::remove_dir(&instance);
         }
@@ -188,12 +191,12 @@ impl Drop for Tracer {
     }
 }
 
-/// The names of all stages.
+/// Returns the names of all stages.
 pub(crate) fn all() -> Vec<String> {
     stages::names().map(str::to_owned).collect()
 }
 
-/// Our probes among those of `kprobe_events`, each `GROUP/EVENT`.
+/// Returns the agent's probes among those of `kprobe_events`, each as `GROUP/EVENT`.
 fn ours(probes: &str) -> impl Iterator<Item = &str> {
     let names = probes.lines().filter_map(|line| line.split_once(':')?.1.split(' ').next());
     names.filter(|name| name.split_once('/').is_some_and(|(group, _)| group == NAME))

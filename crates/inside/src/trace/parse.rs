@@ -1,33 +1,35 @@
-//! Text of the kernel's tracing, as its trace/ftrace.rst and trace/kprobetrace.rst have it. Pure.
+//! A parser of the kernel's trace (kernel's trace/ftrace.rst and trace/kprobetrace.rst), without
+//! I/O.
 
 use std::collections::HashMap;
 
 use super::stages::{IN, KNOWN, Known, OUT};
 use crate::message::Stage;
 
-/// What a trace tells.
+/// The content of a trace.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Told {
-    /// The stages that were seen, in the order of [`KNOWN`].
+    /// The stages that occurred, in the order of [`KNOWN`].
     pub(super) stages: Vec<Stage>,
-    /// Some stage goes on still.
+    /// Whether a stage has begun and not ended.
     pub(super) open: bool,
-    /// Events that there was no room for.
+    /// Events that were dropped for want of room.
     pub(super) lost: u64,
 }
 
-/// A function that a task is in.
+/// A function that a task has entered.
 struct Frame {
     stage: usize,
     since_us: u64,
     counts: bool,
 }
 
-/// Sums each stage of a trace, begin and end paired by task and stage.
+/// Sums the times of each stage. Entry and return are paired by task and stage.
 ///
-/// A stage in another of the same task is a part of that, and not counted by itself: page tables of the memory map, for example, are torn
-/// down by the function that does so for all memory, as part of the cleaning of sections. But a stage that is there to enclose others
-/// contains them without taking from them.
+/// A stage within another one of the same task is part of it, and is not counted by itself. For
+/// example, removing a section tears down the memory map's page tables by the function that does so
+/// for all memory. A stage that `encloses` others contains their times, and they are counted as
+/// well.
 pub(super) fn parse(text: &str) -> Told {
     let mut told = Told::default();
     let mut sums = [(0, 0); KNOWN.len()];
@@ -47,7 +49,7 @@ pub(super) fn parse(text: &str) -> Told {
         } else if let Some(stage) = name.strip_prefix(OUT).and_then(index)
             && let Some(depth) = frames.iter().rposition(|frame| frame.stage == stage)
         {
-            // The kernel may have missed the ends of what is above it.
+            // The kernel may have missed the returns of the frames above it.
             let frame = frames.drain(depth..).next();
             if let Some(frame) = frame.filter(|frame| frame.counts) {
                 sums[stage].0 += at_us.saturating_sub(frame.since_us);
@@ -67,7 +69,7 @@ pub(super) fn parse(text: &str) -> Told {
     told
 }
 
-/// Whether a stage in `outer` is a part of it.
+/// Returns whether a stage within `outer` is part of it.
 fn inside(outer: &Known, stage: usize) -> bool {
     !outer.encloses && !KNOWN[stage].encloses
 }
@@ -77,13 +79,14 @@ fn index(name: &str) -> Option<usize> {
 }
 
 struct Event<'a> {
-    /// Name and number of the task: the former may have blanks, or anything.
+    /// Name and number of the task. The name may contain any characters, blanks too.
     task: &'a str,
     at_us: u64,
     name: &'a str,
 }
 
-/// `     kworker/0:1-9       [000] d....   123.456789: in_onlining: (online_pages+0x0/0x3d0)`
+/// Parses `     kworker/0:1-9       [000] d....   123.456789: in_onlining:
+/// (online_pages+0x0/0x3d0)`.
 fn event(line: &str) -> Option<Event<'_>> {
     let (head, _) = line.rsplit_once(": (")?;
     let (head, name) = head.rsplit_once(": ")?;
@@ -91,13 +94,13 @@ fn event(line: &str) -> Option<Event<'_>> {
     let (seconds, micros) = at.split_once('.')?;
     let micros = micros.get(..6)?;
     let at_us = seconds.parse::<u64>().ok()? * 1_000_000 + micros.parse::<u64>().ok()?;
-    // The flags, and the processor, which changes when a task moves.
+    // Drops the flags and the processor, which changes when a task moves.
     let (head, _) = head.trim_end().rsplit_once(' ')?;
     let (task, _) = head.trim_end().rsplit_once(" [")?;
     Some(Event { task: task.trim(), at_us, name: name.trim() })
 }
 
-/// `# entries-in-buffer/entries-written: 140080/250280   #P:4`
+/// Parses `# entries-in-buffer/entries-written: 140080/250280   #P:4`.
 fn lost(line: &str) -> Option<u64> {
     let (kept, rest) =
         line.strip_prefix("# entries-in-buffer/entries-written: ")?.split_once('/')?;
@@ -178,7 +181,8 @@ mod tests {
         assert_eq!((told.stages.len(), told.open), (2, false));
     }
 
-    /// Of a guest with Debian's 6.12 that grew by 132 MiB, by 4 more, and shrank by 8, and by the rest.
+    /// The trace of a guest with Debian's kernel 6.12. The guest grew by 132 MiB and 4 MiB, and
+    /// shrank by 8 MiB and the rest.
     const DEBIAN: &str = include_str!("debian-6.12.txt");
 
     #[test]
@@ -189,7 +193,7 @@ mod tests {
             stage("onlining", 13_734.0, 2),
             stage("offlining", 48_009.0, 2),
             stage("section_clean_up", 2155.0, 2),
-            // Two more are inside the cleaning up, of the memory map's own tables.
+            // The clean-up contains two more, of the memory map's own page tables.
             stage("page_table_destroy", 831.0, 2),
             stage("sub_block_onlining", 274.0, 1),
             stage("sub_block_offlining", 602_676.0, 5),

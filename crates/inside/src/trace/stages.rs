@@ -1,12 +1,13 @@
-//! The stages of resizes, and the kernel's functions that are them.
+//! The stages of resizes, and the kernel functions that perform them.
 
-/// A stage.
+/// A stage, and its functions.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) name: &'static str,
-    /// The functions that are it, of which the first that a kernel has is measured: some are inlined, or of other architectures.
+    /// Alternative functions; the first that the kernel has is measured. Some are inlined, or
+    /// belong to other architectures.
     pub(super) functions: &'static [&'static str],
-    /// It is around others, and its time contains theirs.
+    /// Whether the stage encloses others, and its time includes theirs.
     pub(super) encloses: bool,
 }
 
@@ -14,7 +15,7 @@ const fn known(name: &'static str, functions: &'static [&'static str]) -> Known 
     Known { name, functions, encloses: false }
 }
 
-/// Those of Bielski et al. 2018, Table I, as far as they are in the guest, in its order; then what virtio-mem adds.
+/// The guest's stages in \[Bielski18\], Table I, in its order, followed by those of virtio-mem.
 ///
 /// The table's guest subtotal is [`TOTAL`] less [`REQUESTS`].
 pub(super) static KNOWN: [Known; 10] = [
@@ -27,7 +28,7 @@ pub(super) static KNOWN: [Known; 10] = [
         "page_table_destroy",
         &["kernel_physical_mapping_remove", "remove_pagetable", "__remove_pgd_mapping"],
     ),
-    // Of blocks of which a part is plugged.
+    // For blocks that are partly plugged.
     known("sub_block_onlining", &["virtio_mem_fake_online"]),
     known(
         "sub_block_offlining",
@@ -37,17 +38,17 @@ pub(super) static KNOWN: [Known; 10] = [
     Known { name: TOTAL, functions: &["virtio_mem_run_wq"], encloses: true },
 ];
 
-/// What virtio-mem asks of the host, until the answer is there.
+/// The requests of virtio-mem to the host, until the answer.
 const REQUESTS: &str = "host_requests";
 
-/// Everything that the guest does about a resize, requests included.
+/// All of the guest's work for a resize, including the requests.
 const TOTAL: &str = "guest_total";
 
-/// The names of all stages.
+/// Returns the names of all stages.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|known| known.name)
 }
 
-/// What a probe's event is called, at the beginning of a stage and at its end.
+/// Prefixes of the events at a stage's entry and return.
 pub(super) const IN: &str = "in_";
 pub(super) const OUT: &str = "out_";

@@ -1,4 +1,4 @@
-//! The command `aquifer-guest`, with a host that is played.
+//! Tests of the command `aquifer-guest` with a fake host.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -35,11 +35,11 @@ impl Drop for Agent {
     }
 }
 
-/// An agent, and its host's end of the port.
+/// Starts an agent; returns it and the host's end of its port.
 fn start(dir: &Path) -> (Agent, BufReader<UnixStream>) {
     let listener = UnixListener::bind(dir.join("port")).unwrap();
     let mut agent = command(&dir.join("socket"));
-    // This machine is not to be changed.
+    // The test must not change this machine's memory.
     agent.args(["run", "--online", "leave", "--port"]).arg(dir.join("port")).stderr(Stdio::null());
     let agent = Agent(agent.spawn().unwrap());
     let (host, _) = listener.accept().unwrap();
@@ -47,7 +47,7 @@ fn start(dir: &Path) -> (Agent, BufReader<UnixStream>) {
     (agent, BufReader::new(host))
 }
 
-/// Answers the next request.
+/// Answers the next request; returns its bytes and its purpose.
 fn answer(
     host: &mut BufReader<UnixStream>,
     granted: i64,

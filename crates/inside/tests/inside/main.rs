@@ -1,4 +1,4 @@
-//! The agent for guests as a program.
+//! Tests of the agent's program.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

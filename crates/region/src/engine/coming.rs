@@ -1,5 +1,5 @@
-//! Pages that were left behind with the engine before this one, on another host, where the program runs here already (post-copy): they are asked
-//! for, and first of all those that are waited for.
+//! Post-copy: the pages that were left behind at the source host, while the program already runs
+//! here. This engine asks for them, and first for those that threads wait for.
 
 use aquifer_mapping::Run;
 use aquifer_page::PAGE_SIZE;
@@ -14,11 +14,11 @@ use crate::lock;
 use crate::table::{Page, Place};
 
 impl Engine {
-    /// Which pages are to be asked for next: some of those that are waited for, or else the next after the `cursor`, if there is one. There is room for
-    /// them then.
+    /// Returns the pages to ask for next: pages that threads wait for, or else the next ones after
+    /// `cursor`. Makes room for them first.
     ///
     /// # Errors
-    /// When no room can be made.
+    /// No room can be made.
     pub fn next_left(&self, cursor: Option<&mut u64>) -> Result<Vec<Run>, RegionError> {
         let mut pages = Vec::new();
         let mut cache = lock(&self.cache);
@@ -39,7 +39,7 @@ impl Engine {
         pages.sort_unstable();
         pages.dedup();
         let made = self.make_room_for(pages.len() as u64);
-        // Whoever waits for them waits on.
+        // The threads that wait for them continue to wait.
         made.inspect_err(|_| lock(&self.cache).coming.extend(&pages))?;
         Ok(as_runs(&pages))
     }
@@ -49,14 +49,19 @@ impl Engine {
             let cache = lock(&self.cache);
             cache.frames + pages > cache.limit.max(pages)
         };
-        // While nothing may leave there is always room: it is but a moment.
+        // While the region is frozen, nothing can leave, so the cache may exceed its limit for that
+        // moment.
         while lacks() && !self.is_frozen() && !self.has_ended() {
             self.evict(self.control_worker(), BATCH)?;
         }
         Ok(())
     }
 
-    /// Takes pages that were left behind and have come now; such as were discarded since, or came before, are of no account.
+    /// Takes pages that were left behind and have arrived. Ignores pages that were discarded or
+    /// came since.
+    ///
+    /// # Errors
+    /// The pages are not in the region, or cannot be put into its file.
     pub(super) fn take_left(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check_contents(run, data)?;
         let mut cache = lock(&self.cache);
@@ -85,7 +90,7 @@ impl Engine {
     /// Sends pages that were left behind here.
     ///
     /// # Errors
-    /// Pages that are not here, or a region that was not given away.
+    /// A page is not here, the region is still this host's, or `sink` fails.
     pub fn send_left(&self, pages: &[Run], sink: &mut Sink<'_>) -> Result<(), RegionError> {
         if !self.is_frozen() {
             return Err(RegionError::Misuse(

@@ -1,19 +1,21 @@
-//! What is dirty, and what a crash at any point means for it. Everything that must know asks here.
+//! Which pages are dirty, and how a crash at any point affects that. All other modules ask this
+//! one.
 //!
 //! A page that is here is **dirty unless two things prove that the volume has the same**:
-//! - The table says that the page is stored, and not that it is dirty.
-//! - Each program that maps the page has a mark in its page table: no write since the last look.
+//! - The table says that the page is stored and not dirty.
+//! - Each program that maps the page has a mark in its page table: no write since the last scan.
 //!
-//! An empty page table entry proves nothing: the program or the kernel can drop an entry, and the
-//! mark goes with it. A program that has not come back to this engine proves nothing either. When
-//! a program is gone, all that it may have written to is dirty.
+//! An empty page table entry proves nothing. The program or the kernel can drop an entry, and its
+//! mark with it. A program that has not attached to this engine proves nothing either. When a
+//! program is gone, all pages that it may have written to are dirty.
 //!
-//! Where a program has memory pinned, its marks prove nothing and no page may leave: a device writes
-//! to pinned memory without a mark, and would go on writing to a page that the file has no more.
+//! While a program has memory pinned, its marks prove nothing, and no page may leave. A device
+//! writes to pinned memory without a mark. It would continue to write to a page that has left the
+//! file.
 //!
-//! The engine scans the marks, sets the table, and then arms the marks of exactly those pages. So
-//! at every moment either the mark or the table tells of a write, and a crash loses neither.
-//! A page on its way is judged by the thread that moves it; nobody else arms its mark meanwhile.
+//! The engine scans the marks, updates the table, and then arms the marks of exactly those pages.
+//! So at every moment the mark or the table tells of a write, and a crash loses neither. The thread
+//! that moves a page judges it; no other thread arms its mark meanwhile.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,35 +30,37 @@ use crate::lock;
 use crate::table::{Page, Place};
 
 impl Page {
-    /// Whether the table alone says that the volume must get the page before it may leave.
+    /// Returns whether the table alone requires a write to the volume before the page may leave.
     pub(super) fn is_known_dirty(self) -> bool {
         self.dirty || !self.stored
     }
 }
 
-/// What an engine finds of a page that the engine before it left.
+/// The state of a page that an earlier engine left.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// The page is this.
+    /// The page is in this state.
     Is(Page),
-    /// The page is this, and the file's content is not the page's: it must go.
+    /// The page is in this state, and the file has other content in its place, which must go.
     IsNot(Page),
     /// The page was only in the file, and is not there any more.
     Lost,
 }
 
-/// What a page is after a crash, if the dead engine left it as `was`. The file decides: a page that
-/// is `in_file` is there. `shared` says that the page may be mapped from a frame of the group.
+/// Returns the state of a page after a crash that left it as `was`. A page that is `in_file` is
+/// present, whatever the table says. `shared` says that the page may be mapped from a frame of the
+/// group.
 pub(super) fn after_crash(was: Page, in_file: bool, shared: bool) -> Found {
     let is = Page { wanted: false, ..was };
     match (was.place, in_file) {
-        // The other host's page has not come yet; these are zeroes that it replaces.
+        // The page is still with the source host, which sends it; the file holds zeroes that it
+        // replaces.
         (Place::Zero | Place::Remote | Place::Leaving, true) if was.coming => {
             Found::IsNot(is.without_frame())
         }
-        // A program may or may not have it in its page table: a fault tells. Its mark tells of
-        // writes. No mark tells of a page that was half written back, half discarded or half
-        // shared, and no lender has one that came from another host.
+        // A program may have it in its page table; a fault tells if not. Its mark tells of writes.
+        // No mark tells of a page that was half written back, discarded or shared. No lender has a
+        // page from another host.
         (place, true) => {
             let was_sure = matches!(place, Place::Resident | Place::Unmapped | Place::Filling);
             let dirty = is.is_known_dirty() || !was_sure || was.coming || shared;
@@ -70,9 +74,8 @@ pub(super) fn after_crash(was: Page, in_file: bool, shared: bool) -> Found {
 }
 
 impl Engine {
-    /// Notes in the table which resident pages programs may have written to, then arms their marks.
-    /// A host that the region is going to has old content of these. To be called with the cache
-    /// locked.
+    /// Records in the table the resident pages that programs may have written to, then arms their
+    /// marks. A destination host has old versions of these. The caller holds the cache's lock.
     pub(super) fn note_dirty(&self, cache: &mut Cache, pages: &Range<u64>) -> io::Result<()> {
         let is_mapped = |page: &u64| self.table.get(*page).place == Place::Resident;
         let here = runs(pages.clone().filter(is_mapped));
@@ -89,7 +92,8 @@ impl Engine {
         self.programs().iter().try_for_each(|program| program.notice_writes(&unproven))
     }
 
-    /// The pages among these that a program may have written to since their marks were armed.
+    /// Returns the pages among these that a program may have written to since their marks were
+    /// armed.
     pub(super) fn unproven(
         &self,
         cache: &mut Cache,
@@ -103,7 +107,7 @@ impl Engine {
         Ok(unproven)
     }
 
-    /// Why no page may leave, if devices may be writing to some.
+    /// Returns why no page may leave, if a program has memory pinned.
     pub(super) fn pinned_by(&self) -> Option<RegionError> {
         self.programs().iter().find_map(|program| {
             let pinned = program.pinned();
@@ -111,13 +115,13 @@ impl Engine {
         })
     }
 
-    /// Whether every program that may have pages mapped is served by this engine. Programs that ended
-    /// without coming back may have written to any page that is mapped.
+    /// Returns whether this engine serves every program that may have pages mapped. A program that
+    /// ended without reattaching may have written to any page that it had mapped.
     pub(super) fn is_known(&self) -> bool {
         self.is_known_now(&mut lock(&self.cache))
     }
 
-    /// The same with the cache locked.
+    /// As [`is_known`](Self::is_known), with the cache locked.
     pub(super) fn is_known_now(&self, cache: &mut Cache) -> bool {
         let mut expected = lock(&self.expected);
         if expected.missing() == 0 {
@@ -129,12 +133,13 @@ impl Engine {
         expected.missing() == 0
     }
 
-    /// A program's page table is gone, and its marks with it.
+    /// Marks all pages dirty that may be mapped, as a program's page table is gone with its marks.
     pub(super) fn lose_marks(&self, cache: &mut Cache) {
         self.lose_marks_of(cache, 0..self.table.pages());
     }
 
-    /// The same for these pages. The table knows all about a page that was unmapped before.
+    /// Does the same for these pages. The table knows the state of a page that was unmapped
+    /// earlier.
     pub(super) fn lose_marks_of(&self, cache: &mut Cache, pages: Range<u64>) {
         let may_be_mapped = |page: &u64| {
             matches!(self.table.get(*page).place, Place::Resident | Place::Filling | Place::Leaving)
@@ -168,9 +173,9 @@ mod tests {
         (0..).zip(places).for_each(|(at, place)| engine.table.set(at, clean(place)));
         engine.lose_marks(&mut lock(&engine.cache));
         let dirty: Vec<_> = (0..4).map(|at| engine.table.get(at).dirty).collect();
-        // What is out of all page tables was judged as it left them.
+        // A page outside all page tables was judged when it left them.
         assert_eq!(dirty, [true, true, true, false]);
-        // The thread that was mapping the page for another program knows nothing of it.
+        // The thread that was mapping the page for another program does not know of that.
         engine.settle(1, clean(Place::Resident), false);
         assert!(engine.table.get(1).dirty);
     }

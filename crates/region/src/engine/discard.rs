@@ -1,4 +1,4 @@
-//! Programs that need pages no more.
+//! Discards: programs give up pages.
 
 use std::ops::Range;
 
@@ -11,14 +11,15 @@ use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
 
-/// Pages that are discarded together.
+/// The number of pages discarded together.
 const CHUNK: u64 = 4096;
 
 impl Engine {
-    /// Makes these pages read as zeroes and gives back what they took, here and with lenders.
+    /// Makes these pages read as zeroes, and frees their memory, here and at the lenders.
     ///
     /// # Errors
-    /// When the pages are not the region's.
+    /// The pages are not all in the region, the region is being handed over, or a page cannot be
+    /// removed or unshared.
     pub fn discard(&self, pages: Run) -> Result<(), RegionError> {
         if pages.first.checked_add(pages.count).is_none_or(|end| end > self.table.pages()) {
             return Err(RegionError::Misuse("the pages are not all in the region".to_owned()));
@@ -38,8 +39,8 @@ impl Engine {
         while next < end {
             self.give_up_shared(next..end)?;
             let mut cache = lock(&self.cache);
-            // What is nowhere stays so, also where the region is another host's still: a QEMU that waits for its guest discards what the guest
-            // has not got.
+            // Pages that are nowhere stay so, even in another host's region. QEMU discards absent
+            // pages while it waits for its guest.
             if (next..end).all(|page| self.is_nowhere(page)) {
                 return Ok(());
             }
@@ -57,8 +58,9 @@ impl Engine {
                 }
                 stored |= is.stored;
                 discarded += usize::from(is.place != Place::Zero || is.coming);
-                // Nobody touches a page before this is done, also where it is nowhere: the volume is asked for all of them at once. An engine that
-                // comes after this one finds nothing, or the page as it was: nothing in between.
+                // No thread may touch these pages before this is done, as one request discards all
+                // of them in the volume. A later engine finds the page absent or unchanged, and no
+                // state in between.
                 let leaving =
                     Page { place: Place::Leaving, stored: false, dirty: true, coming: false, ..is };
                 self.table.set(next, leaving);
@@ -75,8 +77,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has lenders forget pages that an engine before this one was about to discard, as far as they are nowhere still. What a lender that is
-    /// away keeps of them nobody will ask for.
+    /// Makes lenders discard pages that an earlier engine was about to discard, as far as they are
+    /// still nowhere. Pages that an unreachable lender keeps are never asked for.
     pub(super) fn discard_leftovers(&self) {
         let leftovers = std::mem::take(&mut *lock(&self.leftovers));
         let few = leftovers.iter().flat_map(|run| {
@@ -115,7 +117,7 @@ impl Engine {
         is.place == Place::Zero && !is.stored && !is.coming
     }
 
-    /// Takes pages, all of which are leaving, out of the file where they are in it, and out of the volume.
+    /// Removes leaving pages from the file, where it has them, and from the volume.
     fn take_out(
         &self,
         pages: Range<u64>,
@@ -127,7 +129,8 @@ impl Engine {
         self.were_discarded(gone);
         if stored {
             let Range { start, end } = bytes(&pages);
-            // The lender keeps what nobody will ask for until it is written to or the lease ends. Its patience is waited for once.
+            // A lender keeps the pages that it did not discard until they are overwritten or the
+            // lease ends. Only one timeout is spent on an unreachable lender.
             if let Err(error) = self.volume.discard(self.control_worker(), start, end - start) {
                 tracing::warn!("cannot give back discarded pages: {error}");
                 *reachable = false;

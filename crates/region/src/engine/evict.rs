@@ -1,4 +1,4 @@
-//! Making room: victims are taken out of the page tables, and after a while out of the cache.
+//! Eviction: victims leave the page tables, and later the cache.
 
 use std::collections::HashSet;
 use std::io;
@@ -16,14 +16,14 @@ use crate::file::runs;
 use crate::lock;
 use crate::table::{Page, Place};
 
-/// How long it is waited before pages that could not leave are tried again.
+/// The pause before the next attempt after pages could not leave.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Pages that are unmapped, written and taken out together at least: enough that what a call costs matters little, and few enough that a fault
-/// that comes meanwhile need not wait for a processor for long.
+/// The least number of pages to unmap, write and remove together. It amortizes the calls, and still
+/// lets a fault meanwhile get a processor soon.
 const FEW: usize = 16;
 
-/// The same at most, where pages are needed faster.
+/// The most pages to evict together, when pages are needed faster.
 pub(super) const BATCH: usize = 64;
 
 impl Cache {
@@ -31,12 +31,12 @@ impl Cache {
         self.limit.saturating_sub(self.frames)
     }
 
-    /// Whether a page that is touched may have a frame.
+    /// Returns whether a touched page may take a frame.
     pub(super) fn has_room(&self) -> bool {
         self.frames < self.limit + self.beyond
     }
 
-    /// Frames that are kept free for faults to come.
+    /// Returns the number of frames to keep free for faults.
     pub(super) fn reserve(&self) -> u64 {
         match self.scheme {
             Scheme::OnDemand => 0,
@@ -44,7 +44,8 @@ impl Cache {
         }
     }
 
-    /// How many pages a fault that finds no frame has leave: what it cannot do without, or some for those that come after it.
+    /// Returns how many pages a fault evicts if it finds no frame. It needs one; the rest serves
+    /// later faults.
     pub(super) fn evicted_at_once(&self) -> usize {
         match self.scheme {
             Scheme::OnDemand => 1,
@@ -52,14 +53,14 @@ impl Cache {
         }
     }
 
-    /// Victims that stay in the cache for a while, so that a touch is seen.
+    /// Returns how many victims stay in the cache for a while, so that a touch is seen.
     fn cooled(&self) -> usize {
         if self.policy.looks_twice() { (self.limit / 16) as usize } else { 0 }
     }
 }
 
 impl Engine {
-    /// Has pages leave before they must, if there are few free frames and nobody sees to it yet.
+    /// Signals the eviction thread if few frames are free and it is idle. Also signals the watcher.
     pub(super) fn see_to_room(&self, cache: &mut Cache) {
         if cache.watched && !cache.is_short && cache.free() <= cache.reserve() {
             cache.is_short = true;
@@ -71,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Keeps frames free, until the end.
+    /// Keeps frames free, until the engine ends.
     pub(super) fn keep_room(&self) {
         while !self.has_ended() {
             let mut cache = lock(&self.cache);
@@ -95,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Has so many pages leave the cache, or fewer where there are not so many that can.
+    /// Evicts this many pages, or fewer if fewer can leave.
     pub(super) fn evict(&self, worker: usize, count: usize) -> Result<(), RegionError> {
         if self.is_frozen() {
             self.wait_for_change(lock(&self.cache));
@@ -104,17 +105,17 @@ impl Engine {
         self.cool(count)?;
         let leaving = self.take_cooled(count);
         if leaving.is_empty() {
-            // All is under way.
+            // All pages are on their way.
             self.wait_for_change(lock(&self.cache));
             return Ok(());
         }
         self.leave(worker, &leaving)
     }
 
-    /// Takes victims out of the page tables, until there are enough of them to choose from.
+    /// Unmaps victims, until there are enough to choose from.
     fn cool(&self, count: usize) -> Result<(), RegionError> {
         let mut cache = lock(&self.cache);
-        // Looked at under the lock: whoever freezes it waits for what is leaving then, and no more.
+        // Checked under the lock: a freeze waits only for pages that were leaving when it began.
         if cache.cooling.len() >= cache.cooled() + count || self.is_frozen() {
             return Ok(());
         }
@@ -127,7 +128,7 @@ impl Engine {
             if is.place != Place::Resident {
                 continue;
             }
-            // One that a program may have mapped otherwise stays until it has not.
+            // A program may have the page mapped from a frame, so it stays until that is settled.
             if self.sharers.get(page).is_some() && is_mapped {
                 spared.push(page);
                 continue;
@@ -175,14 +176,14 @@ impl Engine {
         unmapped.map(|_| ()).map_err(RegionError::io("cannot take pages out of a program"))
     }
 
-    /// Puts those of the victims back that programs hold which take no orders. While there are such, others may have a few frames beyond the
-    /// limit, so that they are served.
+    /// Puts back the victims that silent programs hold. While there are some, other programs may
+    /// take a few frames beyond the limit, so that they are served.
     fn put_back(&self, held: &HashSet<u64>, victims: &mut Vec<u64>) {
         let mut cache = lock(&self.cache);
         if self.is_complete_now(&mut cache) {
             cache.beyond = 0;
         } else if !held.is_empty() && cache.beyond == 0 {
-            // They may hold more than the limit, which may be smaller now.
+            // The silent programs may hold more than the limit, which may be smaller since.
             cache.beyond = cache.frames.saturating_sub(cache.limit) + Self::LEAST_FRAMES;
         }
         let mut wanted = Vec::new();
@@ -198,9 +199,11 @@ impl Engine {
         self.arrived(&wanted);
     }
 
-    /// Those of the pages, which are on their way out, that programs have in their page tables which take no orders: they are silent, or not
-    /// back since an engine ended. (What such a program does not have now it will not have: no page that is on its way comes into a page
-    /// table.)
+    /// Returns the leaving pages that programs without orders have in their page tables. Such
+    /// programs are silent, or have not reconnected since the last engine.
+    ///
+    /// A page that such a program lacks now it will not get, as no page on its way enters a page
+    /// table.
     fn held(&self, pages: &[u64]) -> io::Result<HashSet<u64>> {
         let mut held = HashSet::new();
         if self.is_complete() {
@@ -216,29 +219,31 @@ impl Engine {
         Ok(held)
     }
 
-    /// Takes pages, which are on their way out, out of all page tables. Says which of them programs may have written to since their
-    /// marks were armed. Pages that the table knows as dirty count only if `another_has_some`:
-    /// another host's engine to which they were sent.
+    /// Takes leaving pages out of all page tables. Returns the pages that programs may have written
+    /// to since their marks were armed.
+    ///
+    /// Pages that the table knows as dirty are included only if `another_has_some`, as the
+    /// destination's engine may have an older version of them.
     pub(super) fn unmap(&self, pages: &[u64], another_has_some: bool) -> io::Result<HashSet<u64>> {
         let all = runs(pages.iter().copied());
         for program in self.programs().iter().filter(|program| !program.is_silent()) {
             match program.unmap(&all) {
-                // What it has in its page table is looked at.
+                // The check below looks at its page table.
                 Err(_) if program.is_silent() => {}
                 unmapped => unmapped?,
             }
         }
-        // Who has fallen silent just now may have some in its page table.
+        // A program that has just become silent may have some of the pages in its page table.
         if !self.held(pages)?.is_empty() {
             return Err(io::Error::other(self.who_is_away()));
         }
         let maybe_clean = |page: &u64| !self.table.get(*page).is_known_dirty() || another_has_some;
         let maybe_clean = runs(pages.iter().copied().filter(maybe_clean));
-        // Nobody can write to them any more.
+        // No program can write to the pages any more.
         self.unproven(&mut lock(&self.cache), &maybe_clean)
     }
 
-    /// The oldest victims that were not touched.
+    /// Takes the oldest victims that were not touched again.
     fn take_cooled(&self, count: usize) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let mut leaving = Vec::with_capacity(count);
@@ -254,9 +259,10 @@ impl Engine {
         leaving
     }
 
-    /// Writes what is dirty to the volume and takes all out of the file, but what is wanted back meanwhile.
+    /// Writes the dirty pages to the volume, and removes all from the file, except pages that are
+    /// wanted again.
     pub(super) fn leave(&self, worker: usize, pages: &[u64]) -> Result<(), RegionError> {
-        // None is in a page table, so nobody can pin one of them after this.
+        // None of the pages is in a page table, so no thread can pin one from here on.
         if let Some(pinned) = self.pinned_by() {
             self.stay(pages);
             return Err(pinned);
@@ -282,7 +288,7 @@ impl Engine {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Notes what the volume has now, as [`write_back`](Self::write_back) says.
+    /// Records whether the volume has the pages, by the result of [`write_back`](Self::write_back).
     fn note_written(&self, written: &[(u64, Option<bool>)]) {
         let _cache = lock(&self.cache);
         for (page, stored) in written {
@@ -293,7 +299,8 @@ impl Engine {
         }
     }
 
-    /// Takes pages, in ascending order, out of the file. Says which are gone, and which are not and why.
+    /// Removes pages, in ascending order, from the file. Returns the removed pages, and the others
+    /// with the error.
     pub(super) fn punch<'a>(
         &self,
         pages: &'a [u64],
@@ -309,12 +316,12 @@ impl Engine {
         (pages, None)
     }
 
-    /// These pages, which were leaving, stay in the file.
+    /// Puts leaving pages back: they stay in the file.
     pub(super) fn stay(&self, pages: &[u64]) {
         let mut cache = lock(&self.cache);
         let wanted = pages.iter().copied().filter(|page| {
             let is = self.table.get(*page);
-            // With nothing but zeroes in it, it is dirty again: the volume has nothing.
+            // A page of zeroes is dirty again, as the volume does not have it.
             let dirty = is.is_known_dirty();
             self.table.set(*page, Page { dirty, wanted: false, ..is.at(Place::Unmapped) });
             cache.cooling.push_back(*page);
@@ -325,7 +332,7 @@ impl Engine {
         self.arrived(&wanted);
     }
 
-    /// These pages, which were leaving, are not in the file any more, where they took so many frames.
+    /// Completes the removal of leaving pages from the file, where they took this many frames.
     pub(super) fn have_left(&self, pages: &[u64], frames: usize) {
         let mut cache = lock(&self.cache);
         let wanted = pages.iter().copied().filter(|page| {
@@ -340,8 +347,10 @@ impl Engine {
         self.arrived(&wanted);
     }
 
-    /// Sees to it that the volume has the pages, with what `content` says of runs of them. Says of each whether it has now, or that it could
-    /// not be written.
+    /// Makes the volume agree with the pages; `content` returns the bytes of a run of them. Zero
+    /// pages are discarded in the volume.
+    ///
+    /// Returns for each page whether the volume has it now, or `None` if the write failed.
     pub(super) fn write_back<'a>(
         &self,
         worker: usize,

@@ -1,5 +1,5 @@
-//! Programs that an engine before this one took care of: until they have come back or are gone, they may write to pages that they have
-//! mapped without this one knowing, so none of those may leave.
+//! The programs that an earlier engine served. Until they have reattached or ended, they may write
+//! to their mapped pages without this engine's knowledge. So none of those pages may leave.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -18,10 +18,11 @@ use crate::program;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Mapped {
     pid: u32,
-    /// When the program started, in ticks since the machine did: another one may come to have its number.
+    /// The start time of the program, in clock ticks since boot, as another process may reuse its
+    /// id.
     started: u64,
     address: u64,
-    /// Which pages. Older releases did not note it: any.
+    /// The mapped pages. `None` if an older release wrote the record; any page may be mapped then.
     #[serde(default)]
     pages: Option<Run>,
 }
@@ -30,7 +31,7 @@ pub(super) struct Mapped {
 #[derive(Debug)]
 pub(super) struct Expected {
     path: PathBuf,
-    /// What such mappings are of: the region, and what its group shares.
+    /// The files that a program maps: the region, and the group's frames.
     files: [PathBuf; 2],
     here: Vec<Mapped>,
     missing: Vec<Mapped>,
@@ -47,7 +48,7 @@ impl Mapped {
         self.address..self.address.saturating_add(length.unwrap_or(u64::MAX))
     }
 
-    /// Whether the program still has a part of one of the files mapped there.
+    /// Returns whether the program still has a part of one of the files mapped there.
     fn is_there(&self, files: &[PathBuf; 2]) -> bool {
         let identity = |file: &PathBuf| fs::metadata(file).map(|data| (data.dev(), data.ino()));
         let files: Vec<_> = files.iter().filter_map(|file| identity(file).ok()).collect();
@@ -61,7 +62,8 @@ impl Mapped {
         started(self.pid) == Some(self.started) && maps.lines().any(is_part)
     }
 
-    /// Adds those of the pages that are in its page table. None where they are not known.
+    /// Adds those of the pages that are in the program's page table. Returns `None` if they are
+    /// unknown.
     fn add_present(&self, pages: &Range<u64>, into: &mut HashSet<u64>) -> Option<()> {
         let all = self.pages?;
         let at = |page: u64| {
@@ -79,7 +81,7 @@ impl Mapped {
     }
 }
 
-/// Addresses, device and inode of a line of proc_pid_maps(5).
+/// Parses the address range, the device and the inode of a line of proc_pid_maps(5).
 fn parse(line: &str) -> Option<(Range<u64>, (u64, u64))> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -89,7 +91,8 @@ fn parse(line: &str) -> Option<(Range<u64>, (u64, u64))> {
     Some((hex(start)?..hex(end)?, (device, fields.next()?.parse().ok()?)))
 }
 
-/// Programs that wait for an engine of the region whose `mapped` file this is, for people; `files` are what they map of it.
+/// Returns the names of the programs that wait for an engine of the region. `mapped` is the
+/// region's record of mappings, and `files` are the files that programs map.
 ///
 /// # Errors
 /// The system's.
@@ -99,7 +102,8 @@ pub fn waiting_programs(mapped: &Path, files: [PathBuf; 2]) -> io::Result<Vec<St
     Ok(expected.missing_names())
 }
 
-/// The twenty-second field of proc_pid_stat(5); the second is a name that may have anything in it but ends with the last bracket.
+/// Returns the start time of a process, field 22 of proc_pid_stat(5). Field 2 is a name with
+/// arbitrary characters, and ends with the last bracket.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
@@ -107,7 +111,8 @@ fn started(pid: u32) -> Option<u64> {
 }
 
 impl Expected {
-    /// What the engine before this one has left there. `files` are what programs map: the region, and what its group shares.
+    /// Reads the mappings that the earlier engine left. `files` are the region and the group's
+    /// frames.
     pub(super) fn open(path: PathBuf, files: [PathBuf; 2]) -> io::Result<Self> {
         let missing = match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -116,29 +121,30 @@ impl Expected {
         Ok(Self { path, files, here: Vec::new(), missing })
     }
 
-    /// Programs that should come back.
+    /// Returns the number of programs that should reattach.
     pub(super) fn missing(&self) -> usize {
         self.missing.len()
     }
 
-    /// Forgets those that will not come back. Says whether there were any.
+    /// Forgets the programs that will not reattach. Returns whether there were any.
     pub(super) fn look(&mut self) -> bool {
         let (files, before) = (&self.files, self.missing.len());
         self.missing.retain(|mapped| mapped.is_there(files));
         self.missing.len() < before
     }
 
-    /// Those that should come back, for people.
+    /// Returns the names of the programs that should reattach.
     pub(super) fn missing_names(&self) -> Vec<String> {
         self.missing.iter().map(Mapped::name).collect()
     }
 
-    /// Whether the program still has this mapped.
+    /// Returns whether the program still has this mapping.
     pub(super) fn is_there(&self, mapped: &Mapped) -> bool {
         mapped.is_there(&self.files)
     }
 
-    /// Adds those of the pages that programs which are not back yet have in their page tables. False where that is not known.
+    /// Adds those of the pages that missing programs have in their page tables. Returns false if
+    /// that is unknown.
     pub(super) fn add_present(&self, runs: &[Range<u64>], into: &mut HashSet<u64>) -> bool {
         let mut known =
             |mapped: &Mapped| runs.iter().all(|run| mapped.add_present(run, into).is_some());
@@ -146,7 +152,7 @@ impl Expected {
     }
 
     pub(super) fn add(&mut self, mapped: Mapped) -> io::Result<()> {
-        // (An older release noted less of it.)
+        // An older release's record has no pages, so only the other fields count.
         self.missing.retain(|other| {
             (other.pid, other.started, other.address)
                 != (mapped.pid, mapped.started, mapped.address)
@@ -156,19 +162,19 @@ impl Expected {
         self.write()
     }
 
-    /// It is not here any more, and will come back or be gone.
+    /// Records that the mapping is not served now, and will come back or end.
     pub(super) fn is_away(&mut self, mapped: Mapped) {
         self.leaves(&mapped);
         if !self.missing.contains(&mapped) && !self.here.contains(&mapped) {
             self.missing.push(mapped);
         }
-        // What is still listed is looked for in vain.
+        // On failure the record still lists the mapping, which the next engine looks for in vain.
         let _ = self.write();
     }
 
     pub(super) fn remove(&mut self, mapped: &Mapped) {
         self.leaves(mapped);
-        // What is still listed is looked for in vain.
+        // On failure the record still lists the mapping, which the next engine looks for in vain.
         let _ = self.write();
     }
 

@@ -1,4 +1,4 @@
-//! Serving faults.
+//! The fault workers, which serve the page faults of programs.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use crate::program::Program;
 use crate::sys;
 use crate::table::{Page, Place};
 
-/// How often faults that could not be served are tried again.
+/// The interval between retries of faults that could not be served.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// A page that a thread of a program waits for.
@@ -36,7 +36,7 @@ impl<'a> Touch<'a> {
 }
 
 impl Engine {
-    /// Serves faults, as the worker of this number, until the end.
+    /// Serves faults as this worker, until the engine ends.
     pub(super) fn serve_faults(&self, worker: usize) {
         let mut buffer = super::prefetch::buffer();
         let mut events = Vec::with_capacity(1);
@@ -45,10 +45,10 @@ impl Engine {
         while !self.has_ended() {
             self.turn.take();
             events.clear();
-            // A signal interrupts it, which means nothing here.
+            // An error is an interrupt by a signal, which has no meaning here.
             let _ = epoll::wait(&self.faults, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
-                // What is no program's is the end.
+                // An event of no known program is the end, or of a program that has just gone.
                 let id = event.data.u64();
                 let Some(program) = self.program(id & !GUARD) else { continue };
                 let faults = if id & GUARD == 0 { &program.userfault } else { &program.guard };
@@ -59,7 +59,7 @@ impl Engine {
         }
     }
 
-    /// Serves a fault: one on a page that is not in the page table, or a write to one that is shared.
+    /// Serves a fault on a page that is not in the page table, or a write to a shared page.
     fn serve(&self, worker: usize, program: &Program, fault: Fault, buffer: &mut [u8]) {
         let Some(page) = program.page(fault.address) else { return };
         let touch = Touch::new(program, fault, page);
@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Notes that a fault could not be served, to try it again; or gives it up.
+    /// Records a fault that could not be served, for a retry, or gives it up after the timeout.
     fn stall(&self, touch: &Touch<'_>, error: &RegionError) {
         let Touch { program, page, began, .. } = *touch;
         add(&self.counters.stalled_faults, 1);
@@ -90,7 +90,8 @@ impl Engine {
         self.retry.notify_one();
     }
 
-    /// Has who waits for a page get `SIGBUS`. False where it has to be tried again.
+    /// Poisons a page for which a thread has waited too long. Returns false if the fault must be
+    /// retried.
     fn gives_up(&self, touch: &Touch<'_>, error: &RegionError) -> bool {
         let (program, page) = (touch.program, touch.page);
         match program.poison(page) {
@@ -102,9 +103,10 @@ impl Engine {
                 );
                 add(&self.counters.given_up, 1);
             }
-            // Nobody waits there any more.
+            // No thread waits there any more.
             Ok(Filled::Gone) => {}
-            // It came just now; or it is shared, and read: who wants to write to it waits on.
+            // The page came just now. Or it is shared and readable, and the writer continues to
+            // wait.
             Ok(Filled::Before) => return false,
             Err(refused) => {
                 tracing::warn!(
@@ -130,7 +132,7 @@ impl Engine {
             let mut cache = lock(&self.cache);
             let is = self.table.get(page);
             match is.place {
-                // Who has it under way wakes whoever wants it.
+                // The thread that moves the page wakes the threads that want it.
                 Place::Filling | Place::Leaving => {
                     add(&self.counters.late_faults, 1);
                     self.table.set(page, Page { wanted: true, ..is });
@@ -170,7 +172,8 @@ impl Engine {
                     drop(cache);
                     return self.part(touch);
                 }
-                // While nothing may leave there is always room: it is but a moment.
+                // While the region is frozen, nothing can leave, so the cache may exceed its limit
+                // for that moment.
                 Place::Zero | Place::Remote if cache.has_room() || self.is_frozen() => {
                     cache.frames += 1;
                     self.table.set(page, is.at(Place::Filling));
@@ -196,7 +199,8 @@ impl Engine {
         }
     }
 
-    /// A page that should be in the region's file is not: a program has removed it there, which says that it is to read as zeroes.
+    /// Discards a page that a program removed from the region's file without the engine. It must
+    /// read as zeroes.
     fn is_removed(&self, page: u64) -> Result<(), RegionError> {
         tracing::warn!(
             page,
@@ -209,7 +213,8 @@ impl Engine {
     fn map(&self, touch: &Touch<'_>, is: Page) -> Result<(), RegionError> {
         let Touch { program, fault, page, .. } = *touch;
         let cooled = is.place == Place::Unmapped;
-        // A page that was in a page table already, that of another mapping or one that is gone, may have been written to there.
+        // Another mapping, or a program that is gone, may have had the page in its page table, and
+        // written to it.
         let dirty = is.dirty || fault.write || !cooled;
         let mapped = program.map(page, is.stored && !dirty);
         let there = Page { dirty, wanted: false, ..is };
@@ -232,7 +237,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts a page into the file and the page table; a frame is taken for it.
+    /// Puts a page, which has a frame, into the file and the page table.
     fn fill(
         &self,
         worker: usize,
@@ -260,7 +265,7 @@ impl Engine {
             }
             Ok(Filled::Before) => {
                 self.unsettle(page, is);
-                // Nobody but an engine puts pages there. What it is, nobody knows.
+                // Only an engine puts pages into the file, so the content is of unknown origin.
                 return Err(cannot_map(
                     page,
                     io::Error::other("there is one in the region's file that is not its own"),
@@ -289,7 +294,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Fetches pages that follow one another. Says how long they were on their way.
+    /// Fetches consecutive pages. Returns how long they were in flight.
     pub(super) fn read(
         &self,
         worker: usize,
@@ -304,11 +309,11 @@ impl Engine {
         Ok(took)
     }
 
-    /// The page has arrived.
+    /// Completes a fill: the page is at its place.
     pub(super) fn settle(&self, page: u64, is: Page, touched: bool) {
         let mut cache = lock(&self.cache);
         let now = self.table.get(page);
-        // Who looks for what is dirty may have found it written to as soon as it was in the page table, and the mark there gone since.
+        // A scan may have found the page written as soon as it was mapped. Its mark is gone since.
         let (is, wanted) = (Page { dirty: is.dirty || now.dirty, ..is }, now.wanted);
         self.table.set(page, is);
         match is.place {
@@ -322,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// The page could not be brought, and is where it was.
+    /// Aborts a fill: the page is back at its place, and its frame is free.
     pub(super) fn unsettle(&self, page: u64, is: Page) {
         let mut cache = lock(&self.cache);
         let wanted = self.table.get(page).wanted;
@@ -334,7 +339,7 @@ impl Engine {
         }
     }
 
-    /// Has faults that could not be served tried again, until the end.
+    /// Retries faults that could not be served, until the engine ends.
     pub(super) fn retry_stalled(&self) {
         while !self.has_ended() {
             let none = lock(&self.stalled);
@@ -347,7 +352,7 @@ impl Engine {
             let waiting: Vec<_> =
                 stalled.iter().filter(|(_, fault)| fault.waits).map(|(fault, _)| *fault).collect();
             stalled.values_mut().for_each(|fault| fault.waits = false);
-            // Those of programs that are gone wait no more.
+            // Programs that are gone have no waiting threads.
             let known = |id| self.program(id).is_some();
             stalled.retain(|(id, _), _| known(*id));
             drop(stalled);
@@ -359,7 +364,7 @@ impl Engine {
         }
     }
 
-    /// Says so, if it is new.
+    /// Logs the error, unless the engine has already reported trouble.
     pub(super) fn is_in_trouble(&self, error: &RegionError) {
         if !self.trouble.swap(true, Ordering::Relaxed) {
             tracing::warn!("programs wait: {error}");
@@ -369,7 +374,7 @@ impl Engine {
     fn is_out_of_trouble(&self) {
         if self.trouble.load(Ordering::Relaxed) && self.trouble.swap(false, Ordering::Relaxed) {
             tracing::info!("pages can be fetched again");
-            // The others are being tried, and are served.
+            // The retry of the remaining faults is under way.
             lock(&self.stalled).retain(|_, fault| fault.waits);
         }
     }

@@ -1,4 +1,4 @@
-//! A region that comes from another host: its pages, and what is known of them, before it is this host's.
+//! The destination of a hand-over: pages and their states arrive before the region is this host's.
 
 use std::io;
 use std::ops::Range;
@@ -14,22 +14,23 @@ use crate::handover::{Extent, Frame, PAGES};
 use crate::lock;
 use crate::table::{Page, Place};
 
-/// What has come so far.
+/// The progress of a hand-over to this host.
 #[derive(Debug, Default)]
 pub struct Incoming {
-    /// The states of pages have come: what comes now was written to after that.
+    /// The states of pages have come. Pages that come later were written to after that.
     settled: bool,
-    /// Pages that came, one by one; others that are here are of no account.
+    /// Whether each page came from the source. Other pages that are here do not count.
     came: Vec<bool>,
-    /// Those of them that the volume has, or may have.
+    /// Whether the volume has each page, perhaps an older version.
     stored: Vec<bool>,
 }
 
 impl Engine {
-    /// Takes in what the engine before this one, on another host, has sent.
+    /// Takes in a frame from the source engine.
     ///
     /// # Errors
-    /// What is no part of the region, or cannot be put there. Nothing more is to be taken in then.
+    /// The frame is not for this engine, is not within the region, or its pages cannot be stored.
+    /// The caller must take in no more frames then.
     pub fn take_in(
         &self,
         incoming: &mut Incoming,
@@ -67,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// The same, with the contents of all of them.
+    /// Checks that the run is in the region, and that the data is as long as its pages.
     pub(super) fn check_contents(&self, run: Run, data: &[u8]) -> Result<(), RegionError> {
         self.check(run)?;
         if run.count > PAGES || data.len() != run.count as usize * PAGE_SIZE {
@@ -89,14 +90,14 @@ impl Engine {
         let put = self.file.put(run.first, data);
         for (page, was) in (run.first..run.end()).zip(were) {
             incoming.came[page as usize] = true;
-            // Until it is known what it is, it is only here.
+            // Until its state is known, the page counts as present only here.
             let is = Page { dirty: true, wanted: false, coming: false, ..was.at(Place::Unmapped) };
             self.settle(page, is, false);
         }
         put.map_err(RegionError::io("cannot put pages into the region's file"))
     }
 
-    /// Has these pages be on their way, each with a frame.
+    /// Sets these pages to filling, each with a frame.
     fn take_frames(&self, run: Run) -> Vec<Page> {
         let mut were = Vec::with_capacity(run.count as usize);
         for page in run.first..run.end() {
@@ -108,7 +109,7 @@ impl Engine {
                         self.wait_for_change(cache);
                         continue;
                     }
-                    // (What comes shares nothing yet.)
+                    // Pages that come share nothing yet.
                     Place::Zero | Place::Remote | Place::Shared | Place::Lost => cache.frames += 1,
                     Place::Resident => cache.policy.went(page),
                     Place::Unmapped => {}
@@ -121,7 +122,7 @@ impl Engine {
         were
     }
 
-    /// Takes pages out that are here.
+    /// Removes those of these pages that are here.
     fn purge(&self, pages: Vec<u64>) -> Result<(), RegionError> {
         let mut leaving = Vec::new();
         for page in pages {
@@ -169,7 +170,7 @@ impl Engine {
             incoming.stored[at] = stored;
             let is = self.table.get(page);
             let is = match is.place {
-                // What it is was left behind.
+                // The page's current version was left behind.
                 Place::Zero | Place::Remote => Page { stored, coming: dirty, ..is }.without_frame(),
                 _ => Page { stored, dirty: dirty || !stored, ..is },
             };
@@ -181,7 +182,7 @@ impl Engine {
         }
         drop(cache);
         incoming.settled = true;
-        // Whoever touched them when nothing was known of them found zeroes.
+        // A program that touched them before their state was known found zeroes.
         self.purge(strange)
     }
 
@@ -199,7 +200,8 @@ impl Engine {
         Ok(self.volume.restore(of.extent as usize, place, written, [])?)
     }
 
-    /// Fetches pages that are likely to be touched soon, as far as there is room, until all are here or the end.
+    /// Fetches pages that are likely to be touched soon, until the cache is full or the engine
+    /// ends.
     pub fn warm(&self, pages: &[Run]) {
         let mut buffer = vec![0; PAGES as usize * PAGE_SIZE];
         for run in pages {
@@ -217,13 +219,14 @@ impl Engine {
         }
     }
 
-    /// Whether the volume has it, as it is, and nobody else.
+    /// Returns whether only the volume has the page, in its current version.
     fn is_remote(&self, page: u64) -> bool {
         let is = self.table.get(page);
         is.place == Place::Remote && !is.coming
     }
 
-    /// Fetches those of the pages that are remote. None if there is no room, or they cannot be fetched.
+    /// Fetches those of the pages that are remote. Returns `None` if there is no room, or a fetch
+    /// fails.
     fn fetch_ahead(&self, pages: Range<u64>, buffer: &mut [u8]) -> Option<()> {
         let mut cache = lock(&self.cache);
         if cache.free() < cache.reserve() + (pages.end - pages.start) {
@@ -248,14 +251,15 @@ impl Engine {
         fetched.ok()
     }
 
-    /// These pages, which were being filled, were put into the file, and are what `here` makes of them; or they were not, and are where they were.
+    /// Completes the fill of pages that were put into the file; `here` returns their state. Aborts
+    /// it if they were not.
     pub(super) fn are_put(&self, pages: Range<u64>, put: bool, here: impl Fn(Page) -> Page) {
         for page in pages {
             let is = Page { wanted: false, ..self.table.get(page) };
             if put {
                 self.settle(page, here(is).at(Place::Unmapped), false);
             } else {
-                // What was put there of it, if anything.
+                // Removes any part of the page that was written.
                 let _ = self.file.punch(&(page..page + 1));
                 self.unsettle(page, is.without_frame());
             }

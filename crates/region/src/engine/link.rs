@@ -1,4 +1,5 @@
-//! A link that is slower than the real one, to ask "what if" (Disaggregation, section 6: its figures are of emulated links).
+//! A link that is slower than the real one, for experiments (\[Lim12\], section 3, emulates its
+//! link).
 
 use std::sync::Mutex;
 use std::thread;
@@ -10,24 +11,25 @@ use serde::{Deserialize, Serialize};
 use crate::counters::Times;
 use crate::lock;
 
-/// What a link is to be like.
+/// The properties of an emulated link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpec {
-    /// How long a page takes, either way.
+    /// How long a page is in flight, in either direction.
     pub latency: Duration,
-    /// A page starts only when the one before has arrived. Else any number of pages is on its way at a time.
+    /// A page starts only after the arrival of the one before. If false, any number of pages is in
+    /// flight together.
     pub one_at_a_time: bool,
 }
 
-/// How long before it is due a page's arrival is looked out for without sleeping: a sleeper wakes late.
+/// How long before the due time the thread polls the clock, as a sleeping thread wakes late.
 const LOOK_OUT: Duration = Duration::from_micros(150);
 
 #[derive(Debug)]
 pub(super) struct Link {
     spec: LinkSpec,
     free_from: Mutex<Option<Instant>>,
-    /// How long it took what was fetched at a time.
+    /// The times of fetches; pages fetched together count once.
     took: Mutex<Times>,
 }
 
@@ -36,7 +38,7 @@ impl Link {
         Self { spec, free_from: Mutex::default(), took: Mutex::default() }
     }
 
-    /// Notes how long a fetch took.
+    /// Records how long a fetch took.
     pub(super) fn note(&self, time: Duration) {
         lock(&self.took).record(time);
     }
@@ -45,7 +47,7 @@ impl Link {
         lock(&self.took).clone()
     }
 
-    /// Returns when pages that were sent at a time have arrived, and says when that was.
+    /// Waits until pages that were sent together have arrived, and returns that time.
     pub(super) fn carry(&self, pages: usize, sent: Instant) -> Instant {
         let LinkSpec { latency, one_at_a_time } = self.spec;
         let due = if one_at_a_time {
@@ -60,7 +62,7 @@ impl Link {
             going_to_sleep();
             thread::sleep(left - LOOK_OUT);
         }
-        // Looking at the clock takes as long as a pause would, and a delay of 4 us is to be right to 40 ns.
+        // No pause: a look at the clock takes as long, and a delay of 4 us must be exact to 40 ns.
         loop {
             let now = Instant::now();
             if now >= due {
@@ -74,7 +76,7 @@ impl Link {
 mod tests {
     use super::*;
 
-    /// How long three pages take that are sent at once.
+    /// Returns how long three pages take that are sent at once.
     fn three(latency: Duration, one_at_a_time: bool) -> Duration {
         let link = Link::new(LinkSpec { latency, one_at_a_time });
         let sent = Instant::now();

@@ -1,4 +1,4 @@
-//! The engine: every page of a region is in one place, and moves between them by these few steps.
+//! The engine of a region. Every page is in one place, and moves between places by these few steps.
 //!
 //! ```text
 //!            fill (fault)                    unmap (victim named)
@@ -8,11 +8,13 @@
 //!    └────────────────────────── write back if dirty, take out ─────────┘
 //! ```
 //!
-//! A resident page that is equal to others of the group leaves the file, too, but not the page table: it is `Shared` ([`sharing`]).
+//! A resident page that is equal to others of the group also leaves the file, but stays mapped,
+//! from a frame of the group. Its place is `Shared` ([`sharing`]).
 //!
-//! A page on its way is `Filling` or `Leaving`: whoever does it holds no lock meanwhile, everybody else keeps off it, and a fault on it
-//! waits. All changes of the table are made under the lock of the cache. The table is in shared memory and says at every moment enough
-//! for another engine to go on ([`recover`]).
+//! A page on its way is `Filling` or `Leaving`. The thread that moves it holds no lock meanwhile.
+//! All other threads leave the page alone, and a fault on it waits. The table changes only under
+//! the cache's lock. It is in shared memory, and at every moment holds enough for another engine to
+//! continue ([`recover`]).
 
 mod coming;
 #[cfg(test)]
@@ -68,82 +70,88 @@ use outgoing::Outgoing;
 use prefetch::Early;
 pub use sharing::{Merged, Proposal};
 
-/// When victims leave the cache (Disaggregation, section 4.3).
+/// When victims leave the cache (\[Lim12\], section 4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
     /// When a page needs the frame.
     OnDemand,
-    /// Before that: a few frames are kept free, so that the fetch need not wait for a victim to leave.
+    /// In advance: the engine keeps a few frames free, so that a fetch does not wait for an
+    /// eviction.
     #[default]
     PreEvict,
 }
 
-/// What an engine is made with.
+/// The configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// How much of the region may be in its local cache.
+    /// The limit of the local cache.
     pub cache: Bytes,
-    /// Which pages leave.
+    /// The policy that chooses victims.
     pub policy: PolicyKind,
-    /// When they do.
+    /// When victims leave.
     pub scheme: Scheme,
-    /// What is fetched before it is touched.
+    /// The prefetcher.
     pub prefetch: PrefetchKind,
-    /// A link to be emulated, slower than the real one.
+    /// An emulated link, slower than the real one.
     pub link: Option<LinkSpec>,
-    /// How long a thread of a program waits for a page that cannot be fetched; then it gets `SIGBUS`. For ever unless said.
+    /// How long a thread waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
+    /// no limit.
     pub give_up: Option<Duration>,
-    /// How many faults are served at a time.
+    /// How many faults the engine serves at a time.
     pub workers: usize,
-    /// The volume is another engine's, on another host: nothing may be written to it yet, or any more.
+    /// The volume belongs to another host's engine. This engine must not write to it, until it owns
+    /// the region.
     pub foreign: bool,
 }
 
-/// How much of a region is where, in bytes.
+/// The parts of a region by their place, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// The region's size.
     pub size: Bytes,
     /// The local cache's limit.
     pub cache: Bytes,
-    /// In the local cache.
+    /// The part in the local cache.
     pub resident: Bytes,
-    /// Kept once for several regions of the group, and no part of the local cache.
+    /// The part kept once for several regions of the group, outside the local cache.
     #[serde(default)]
     pub shared: Bytes,
-    /// Of that, what is known to differ from what lenders have; a page that a program has mapped may be dirty without that being known.
+    /// The part of `resident` known to differ from the lenders' version. A page that a program has
+    /// mapped may be dirty without that being known.
     pub dirty: Bytes,
-    /// With lenders only.
+    /// The part with lenders only.
     pub remote: Bytes,
-    /// Never written, or discarded.
+    /// The part never written, or discarded.
     pub zero: Bytes,
-    /// With the host that the region came from, and on its way.
+    /// The part still with the source host, and on its way from there.
     pub coming: Bytes,
 }
 
 /// The local cache.
 #[derive(Debug)]
 struct Cache {
-    /// Frames that there may be.
+    /// The limit, in frames.
     limit: u64,
-    /// Frames taken: by pages in the file, or on their way into it.
+    /// The frames in use by pages in the file or on their way into it.
     frames: u64,
     policy: Box<dyn Policy>,
     scheme: Scheme,
-    /// Frames beyond the limit that may be taken just now, as programs that cannot be ordered to give up pages hold so many: others are served
-    /// all the same.
+    /// The frames allowed beyond the limit for now. Programs that take no orders may hold that
+    /// many, and the other programs must still be served.
     beyond: u64,
-    /// The thread that keeps frames free is at it.
+    /// The thread that keeps frames free is working.
     making_room: bool,
-    /// Somebody wants to know when faults have to wait for room, or would soon; and they have.
+    /// A caller of [`Engine::wait_until_short`] wants to hear of faults that find little room or
+    /// none; `is_short` says that there were some.
     watched: bool,
     is_short: bool,
-    /// Victims that are out of the page tables, the oldest first. Those that were touched since are still listed.
+    /// Victims outside the page tables, the oldest first. Pages touched since are still listed.
     cooling: VecDeque<u64>,
-    /// What the host has to which the region is being handed over.
+    /// The pages that the destination host has, during a hand-over.
     outgoing: Option<Outgoing>,
-    /// Pages that are waited for and come from the host that had the region before. Those that came since are still listed.
+    /// Pages that threads wait for and that come from the source host. Pages that came since are
+    /// still listed.
     coming: VecDeque<u64>,
 }
 
@@ -151,7 +159,7 @@ struct Cache {
 #[derive(Clone, Copy, Debug)]
 struct Stalled {
     since: Instant,
-    /// It is to be tried again; else it is being tried.
+    /// The fault waits for its retry; false during the retry.
     waits: bool,
 }
 
@@ -161,7 +169,7 @@ pub struct Engine {
     file: RegionFile,
     table: Table,
     volume: Arc<Volume>,
-    /// Calls lost lenders, from the start of this engine to its end.
+    /// The thread that reconnects to lost lenders, while this engine runs.
     upkeep: Mutex<Option<Upkeep>>,
     workers: usize,
     prefetch: PrefetchKind,
@@ -169,54 +177,57 @@ pub struct Engine {
     link: Option<Link>,
     give_up: Option<Duration>,
     cache: Mutex<Cache>,
-    /// A frame is free, or a page that was on its way has arrived.
+    /// Signalled when a frame becomes free or a page arrives.
     settled: Condvar,
-    /// There are fewer free frames than there should be.
+    /// Signalled when free frames fall below the reserve.
     short: Condvar,
-    /// Faults have come for which there is no room, and that is watched.
+    /// Signalled when a watched fault finds little room or none.
     watch: Condvar,
     programs: RwLock<Vec<Arc<Program>>>,
     expected: Mutex<Expected>,
-    /// No program may come: the region is being removed. Looked at under the lock of the programs.
+    /// The region is being removed, so no program may attach. Read under the lock of the programs.
     removing: AtomicBool,
-    /// How often programs have unmapped something: what they had written to there was known to their page tables only.
+    /// How often programs have unmapped pages. Only their page tables knew of writes to these
+    /// pages.
     released: AtomicU64,
     next_program: AtomicU64,
-    /// The programs' userfaultfds, and what says that it is the end.
+    /// The epoll of the programs' userfaultfds, and the eventfd that ends the wait.
     faults: OwnedFd,
     end: OwnedFd,
-    /// To wait for faults: one that a lender answers at once is served without waking another thread.
+    /// Lets one worker at a time wait for faults. A fault that a lender answers at once needs no
+    /// other thread.
     turn: Arc<Turn>,
     /// Faults that could not be served, by program and page.
     stalled: Mutex<HashMap<(u64, u64), Stalled>>,
-    /// Some of them are to be tried again.
+    /// Signalled when a stalled fault is to be retried.
     retry: Condvar,
-    /// Something could not be fetched or written, and the log says so.
+    /// A fetch or a write has failed, and the log says so.
     trouble: AtomicBool,
     fetching: AtomicUsize,
     counters: Counters,
     ended: AtomicBool,
-    /// No page may leave, and nothing be written to the volume: it is being handed over, or another host's.
+    /// No page may leave, and no write may reach the volume, as the region is handed over or
+    /// another host's.
     frozen: AtomicBool,
-    /// Which frames of the group its pages are.
+    /// The frame of the group behind each shared page.
     sharers: Sharers,
     frames: Frames,
-    /// Held by who has pages be shared.
+    /// Held by a request that shares or unshares pages; a fault does not take it.
     sharing: Mutex<()>,
-    /// Held by who looks for what is dirty: what one has found the next does not find.
+    /// Held during a scan for dirty pages, as a scan clears the marks that the next one would find.
     looking: Mutex<()>,
-    /// Pages that an engine before this one was about to discard, and that lenders may have still.
+    /// Pages that an earlier engine was about to discard, and that lenders may still have.
     leftovers: Mutex<Vec<Range<u64>>>,
-    /// Where the volume's extents are, as it is kept for the next engine.
+    /// The places of the volume's extents, kept for the next engine.
     places: Arc<Places>,
 }
 
 impl Engine {
-    /// Takes up the region in the file `region`, with what an engine before it left in `table`, `places`, `sharers` and `programs`, if there was
-    /// one. `frames` is the file of what its group shares.
+    /// Opens the region in the file `region`. Continues from an earlier engine's `table`, `places`,
+    /// `sharers` and `programs`, if there was one. `frames` is the file of the group's frames.
     ///
     /// # Errors
-    /// Where the files cannot be used; where it is the region's first engine, also where a lease cannot be reached.
+    /// The files cannot be used. For the region's first engine, also if a lease cannot be reached.
     pub fn open(
         config: &EngineConfig,
         volume: VolumeConfig,
@@ -227,7 +238,8 @@ impl Engine {
         let joined = |volume: VolumeConfig, resumes| {
             let volume = Volume::new(volume)?;
             for lease in leases.iter().cloned() {
-                // Programs are to have what is here also while a lender is away.
+                // A later engine starts without its lenders, so that programs reach the pages that
+                // are here.
                 if resumes { volume.resume_lease(lease)? } else { volume.add_lease(lease)? }
             }
             Ok(volume)
@@ -235,7 +247,8 @@ impl Engine {
         Self::over(config, volume, joined, [region, table, places, sharers], [programs, frames])
     }
 
-    /// The same over a volume whose leases `joined` adds. It is told whether an engine before this one had found them usable.
+    /// Opens the region over a volume to which `joined` adds the leases. Its second argument says
+    /// whether an earlier engine found them usable.
     fn over(
         config: &EngineConfig,
         volume: VolumeConfig,
@@ -250,7 +263,7 @@ impl Engine {
         let table = Table::new(&table.1, pages).map_err(fail(table.0))?;
         let places = Arc::new(Places::new(&places.1, extents).map_err(fail(places.0))?);
         let sharers = Sharers::new(&sharers.1, pages).map_err(fail(sharers.0))?;
-        // Two more than serve faults: one evicts, one discards.
+        // Besides the fault workers, one thread evicts and one discards.
         let workers = volume_workers(config.workers);
         let fail = RegionError::io(format!("cannot read {}", programs.display()));
         let mapped = [region.0.to_owned(), frames.clone()];
@@ -259,7 +272,7 @@ impl Engine {
         let volume =
             joined(VolumeConfig { workers, ledger: Some(places.clone()), ..volume }, resumes)?;
         if resumes && !config.foreign {
-            // The engine before may have been killed before it told the lenders.
+            // The earlier engine may have been killed before it told the lenders.
             volume.end_older_generations();
         }
         let volume = Arc::new(volume);
@@ -320,17 +333,18 @@ impl Engine {
         Ok(engine)
     }
 
-    /// No cache is smaller: every processor must find some pages there at a time to get on at all.
+    /// The smallest cache, in frames. Every processor must find some pages there at a time to make
+    /// progress.
     pub const LEAST_FRAMES: u64 = 64;
 
-    /// Starts serving, until [`end`](Self::end).
+    /// Starts the threads, which serve until [`end`](Self::end).
     ///
     /// # Errors
-    /// If threads cannot be started.
+    /// A thread cannot be started.
     pub fn start(self: &Arc<Self>) -> io::Result<Vec<JoinHandle<()>>> {
         let mut threads = Vec::new();
         let engine = Arc::downgrade(self);
-        // While the region is another host's, that host's engine is the one to call its lenders.
+        // While the region is another host's, that host's engine reconnects to its lenders.
         let is_ours = move || engine.upgrade().is_some_and(|engine| !engine.is_frozen());
         *lock(&self.upkeep) = Some(Upkeep::start_while(&self.volume, is_ours, log)?);
         for worker in 0..self.workers {
@@ -356,11 +370,12 @@ impl Engine {
         Ok(threads)
     }
 
-    /// Has the threads end.
+    /// Makes the threads end.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         *lock(&self.upkeep) = None;
-        // Each under the lock under which it is looked whether to sleep. Where the first fails, there was an end before.
+        // Each condition is signalled under the lock under which its waiters check for the end. A
+        // failed write means that the eventfd was already set.
         let _ = rustix::io::write(&self.end, &1_u64.to_ne_bytes());
         self.turn.end();
         let cache = lock(&self.cache);
@@ -380,7 +395,7 @@ impl Engine {
         self.frozen.load(Ordering::Relaxed)
     }
 
-    /// Refuses what would change what is handed over.
+    /// Refuses a change during a hand-over, or while the region is another host's.
     fn may_change(&self) -> Result<(), RegionError> {
         if self.is_frozen() {
             return Err(RegionError::Misuse(
@@ -390,32 +405,32 @@ impl Engine {
         Ok(())
     }
 
-    /// The region's volume.
+    /// Returns the region's volume.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
 
-    /// What has happened since it started.
+    /// Returns the counts since the engine started.
     pub fn counts(&self) -> Counts {
         self.counters.counts()
     }
 
-    /// How long remote faults took.
+    /// Returns the times of remote faults.
     pub fn times(&self) -> Times {
         self.counters.times()
     }
 
-    /// How long an emulated link took to bring what was fetched.
+    /// Returns the times of fetches over the emulated link, if there is one.
     pub fn link_times(&self) -> Option<Times> {
         self.link.as_ref().map(Link::took)
     }
 
-    /// Faults that could not be served so far, and faults whose page is being fetched just now.
+    /// Returns the number of stalled faults, and of faults with a fetch in flight.
     pub fn waiting(&self) -> [usize; 2] {
         [lock(&self.stalled).len(), self.fetching.load(Ordering::Relaxed)]
     }
 
-    /// What is where.
+    /// Returns the parts of the region by their place.
     pub fn usage(&self) -> Usage {
         let mut pages = [0; 6];
         for page in 0..self.table.pages() {
@@ -436,8 +451,8 @@ impl Engine {
             let cache = lock(&self.cache);
             (cache.limit, cache.frames)
         };
-        // Pages move while they are counted: one that left may count, and the one that came for it,
-        // too. Each that is here has a frame.
+        // Pages move during the count, so a page that left and its successor may both count. The
+        // number of frames bounds the pages that are here.
         let extra = pages[2].saturating_sub(frames);
         pages[2] -= extra;
         pages[3] = pages[3].min(pages[2]);
@@ -447,10 +462,10 @@ impl Engine {
         Usage { size, cache, resident, shared, dirty, remote, zero, coming }
     }
 
-    /// Changes the limit of the local cache. Returns when the cache is within it.
+    /// Changes the limit of the local cache, and waits until the cache is within it.
     ///
     /// # Errors
-    /// When pages cannot leave: it says what they wait for. The limit is the new one all the same.
+    /// Pages cannot leave; the error names the reason. The new limit stays in force.
     pub fn resize_cache(&self, limit: Bytes) -> Result<(), RegionError> {
         self.may_change()?;
         self.limit_cache(limit);
@@ -480,24 +495,24 @@ impl Engine {
         }
     }
 
-    /// Changes the limit of the local cache. What is over it leaves as there are faults.
+    /// Changes the limit of the local cache. Pages over it leave with later faults.
     pub fn limit_cache(&self, limit: Bytes) {
         let mut cache = lock(&self.cache);
         cache.limit = (limit.0 / PAGE_SIZE as u64).max(Self::LEAST_FRAMES);
         cache.beyond = 0;
     }
 
-    /// The limit of the local cache.
+    /// Returns the limit of the local cache.
     pub fn cache(&self) -> Bytes {
         Bytes(lock(&self.cache).limit * PAGE_SIZE as u64)
     }
 
-    /// Whether [`wait_until_short`](Self::wait_until_short) is to be told of faults.
+    /// Sets whether [`wait_until_short`](Self::wait_until_short) hears of faults.
     pub fn watch_room(&self, watched: bool) {
         lock(&self.cache).watched = watched;
     }
 
-    /// Waits for a fault that finds little room or none. False at the end.
+    /// Waits for a fault that finds little room or none. Returns false once the engine has ended.
     pub fn wait_until_short(&self) -> bool {
         let mut cache = lock(&self.cache);
         cache.is_short = false;
@@ -506,26 +521,27 @@ impl Engine {
         !self.has_ended()
     }
 
-    /// How many pages have come into the cache.
+    /// Returns how many pages have come into the cache.
     pub fn came(&self) -> u64 {
         let Counts { zero_faults, remote_faults, prefetched, zeroed, .. } = self.counts();
         zero_faults + remote_faults + prefetched + zeroed
     }
 
-    /// Number under which those who are asked to by operators and programs use the volume: one at a time.
+    /// Returns the worker number by which requests of operators and programs use the volume, one at
+    /// a time.
     fn control_worker(&self) -> usize {
         self.workers + 1
     }
 
-    /// Waits until something has changed, but not for long.
+    /// Waits until a page arrives or a frame is free, at most 2 ms.
     fn wait_for_change(&self, cache: MutexGuard<'_, Cache>) {
         going_to_sleep();
-        // Tests play everything in one thread: nothing changes meanwhile.
+        // Tests run everything in one thread, so nothing changes during a wait.
         let timeout = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(2) };
         drop(self.settled.wait_timeout(cache, timeout).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Pages are where they were going: has everybody who waits for these, which are wanted, try again.
+    /// Signals that pages have reached their places, and wakes the threads that wait for these.
     fn arrived(&self, pages: &[u64]) {
         self.settled.notify_all();
         if pages.is_empty() {
@@ -537,16 +553,16 @@ impl Engine {
     }
 }
 
-/// How long no page may leave before whoever waits for a smaller cache is told so.
+/// How long no page may leave before [`Engine::resize_cache`] fails.
 const STUCK: Duration = Duration::from_secs(3);
 
-/// No program has this number.
+/// The id that no program has.
 const NO_PROGRAM: u64 = u64::MAX;
 
-/// With a program's number: its guard.
+/// The bit that, with a program's id, names its guard.
 const GUARD: u64 = 1 << 63;
 
-/// Where faults are waited for, and what has all who wait there wake up.
+/// Makes the epoll on which workers wait for faults, and the eventfd that wakes all of them.
 fn events() -> io::Result<(OwnedFd, OwnedFd)> {
     let faults = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
@@ -554,7 +570,7 @@ fn events() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((faults, end))
 }
 
-/// Logs lenders lost and back. What a lost page means to programs the engine tells by itself.
+/// Logs lost and recovered lenders. The engine itself reports a lost page to its programs.
 fn log(event: &Event) {
     match event.what {
         Happening::LenderLost { .. } => tracing::error!("{}", event.what),
@@ -563,7 +579,7 @@ fn log(event: &Event) {
     }
 }
 
-/// How many threads use the volume at a time.
+/// Returns how many threads use the volume at a time.
 fn volume_workers(workers: usize) -> usize {
     workers + 2
 }

@@ -1,4 +1,4 @@
-//! A region on its way to another host: what of it must be sent, round by round (Migration, section 3.3).
+//! The source of a hand-over: the pages that it must send, round by round (\[Jo20\], section 3.3).
 
 use std::io;
 use std::ops::Range;
@@ -16,36 +16,37 @@ use crate::handover::{self, Extent, Frame, Round, Sent};
 use crate::lock;
 use crate::table::Place;
 
-/// Pages that are looked at under one lock.
+/// The number of pages examined under one lock.
 const CHUNK: u64 = 4096;
 
-/// How long it may take until no page is on its way any more, when the program stands still.
+/// How long the stopped region may take until no page is on its way.
 const SETTLING: Duration = Duration::from_secs(5);
 
-/// Takes frames on to the other engine.
+/// The receiver of frames for the other engine.
 pub type Sink<'a> = dyn FnMut(&Frame, &[u8]) -> io::Result<()> + 'a;
 
-/// What the other engine has.
+/// The pages that the destination has.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// It has this page, as it is or as it once was.
+    /// The destination has the page, perhaps an older version.
     there: Vec<bool>,
-    /// What it has of this page is what there is here.
+    /// The destination has the page's current version, or the page is recorded in `left`.
     current: Vec<bool>,
-    /// It is to ask for this page.
+    /// The page was left behind, and the destination must ask for it.
     left: Vec<bool>,
-    /// Nothing was sent yet.
+    /// No round has sent pages yet.
     first: bool,
 }
 
 impl Outgoing {
-    /// These pages are not here any more, or written to: who sent them meanwhile may have sent anything.
+    /// Records that these pages have left or were written to. A send meanwhile may have sent any
+    /// version.
     pub(super) fn changed(&mut self, pages: &[u64]) {
         pages.iter().for_each(|page| self.current[*page as usize] = false);
     }
 }
 
-/// What is to be done in a round.
+/// The work of a round.
 #[derive(Default)]
 struct Plan {
     send: Vec<u64>,
@@ -54,10 +55,11 @@ struct Plan {
 }
 
 impl Engine {
-    /// Begins to hand the region over: another engine has nothing of it yet.
+    /// Begins a hand-over; the other engine has no pages yet.
     ///
     /// # Errors
-    /// If that is being done, or was.
+    /// A hand-over is under way or complete, a page is lost, or pages are still with the source
+    /// host. Also if shared pages cannot be unshared.
     pub fn begin_outgoing(&self) -> Result<(), RegionError> {
         self.may_change()?;
         let pages = self.table.pages() as usize;
@@ -78,11 +80,13 @@ impl Engine {
         cache.outgoing =
             Some(Outgoing { there: none(), current: none(), left: none(), first: true });
         drop(cache);
-        // Nothing comes to be shared from now on. What is goes as the region's own: the other host has other frames.
+        // No more pages become shared from here on. Shared pages go as the region's own, as the
+        // other host has other frames.
         self.unshare_all().inspect_err(|_| lock(&self.cache).outgoing = None)
     }
 
-    /// The region stays here after all, or is here from now on. Lenders let no host in that had it before.
+    /// Makes the region this host's, after a hand-over to it or an aborted one from it. The lenders
+    /// then refuse the earlier hosts.
     pub fn own(&self) {
         self.volume.end_older_generations();
         let mut cache = lock(&self.cache);
@@ -92,10 +96,11 @@ impl Engine {
         self.short.notify_all();
     }
 
-    /// Does a round: what is for the other engine goes into `sink`.
+    /// Does a round, and passes frames for the other engine to `sink`.
     ///
     /// # Errors
-    /// When the volume cannot be written to, or `sink` fails.
+    /// The volume cannot be written to, or `sink` fails. Also if pages are on their way for too
+    /// long.
     pub fn round(&self, round: Round, sink: &mut Sink<'_>) -> Result<Sent, RegionError> {
         if round == Round::Clean {
             let resident = self.usage().resident.pages();
@@ -120,14 +125,14 @@ impl Engine {
         Ok(plan.sent)
     }
 
-    /// Waits until every page is in one place. None leaves any more.
+    /// Waits until no page is on its way. The region is frozen, so none leaves.
     fn wait_until_settled(&self) -> Result<(), RegionError> {
         let deadline = Instant::now() + SETTLING;
         let on_its_way =
             |page| matches!(self.table.get(page).place, Place::Filling | Place::Leaving);
         let mut first = 0;
         loop {
-            // Of those before it none comes to be on its way again: none leaves, and nobody touches one.
+            // No earlier page can be on its way again: none leaves, and no thread touches one.
             let Some(page) = (first..self.table.pages()).find(|page| on_its_way(*page)) else {
                 return Ok(());
             };
@@ -172,7 +177,7 @@ impl Engine {
                     continue;
                 }
                 if is_here && must && round == Round::Leave {
-                    // It is asked for later, and what the other engine has of it is old.
+                    // The destination asks for it later, and its version is old.
                     outgoing.current[at] = true;
                     outgoing.left[at] = true;
                     plan.sent.left += 1;
@@ -180,7 +185,8 @@ impl Engine {
                         plan.purge.push(page);
                     }
                 } else if is_here && (must || all) {
-                    // Before it is read: should it leave meanwhile, that is noted after this.
+                    // Recorded before the read. If the page leaves meanwhile, that is recorded
+                    // after this.
                     outgoing.there[at] = true;
                     outgoing.current[at] = true;
                     plan.send.push(page);
@@ -194,7 +200,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Sends pages, but for those of zeroes that the volume does not have: these the other engine is not to have either.
+    /// Sends pages. A zero page that the volume does not have is purged from the other engine
+    /// instead.
     fn send(&self, pages: &[u64], sink: &mut Sink<'_>) -> Result<(), RegionError> {
         let mut buffer = vec![0; handover::PAGES as usize * PAGE_SIZE];
         for run in runs(pages.iter().copied()) {
@@ -226,7 +233,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Says what is known of every page, and where the extents are.
+    /// Sends the states of all pages, and the places of the extents.
     fn send_states(&self, sink: &mut Sink<'_>) -> io::Result<()> {
         let mut first = 0;
         while first < self.table.pages() {
@@ -237,7 +244,8 @@ impl Engine {
                 |page| cache.outgoing.as_ref().is_some_and(|outgoing| outgoing.left[page as usize]);
             for page in first..end {
                 let is = self.table.get(page);
-                // Of what the volume does not have that is said only where it was left behind: it has come, or is of zeroes.
+                // If the volume does not have the page, the bit tells only of a page left behind.
+                // Otherwise the page was sent, or is zero.
                 let dirty = is.has_frame() && if is.stored { is.dirty } else { is_left(page) };
                 let state = u8::from(is.stored) | u8::from(dirty) << 1;
                 states[((page - first) / 4) as usize] |= state << ((page - first) % 4 * 2);
@@ -255,7 +263,8 @@ impl Engine {
         extents.chunks(4096).try_for_each(|some| sink(&Frame::Extents(some.to_vec()), &[]))
     }
 
-    /// The pages that are in page tables here and not with the other engine, which has room for so many.
+    /// Returns up to `most` pages that are in page tables here and that the other engine lacks in
+    /// this version.
     pub fn hot(&self, most: u64) -> Vec<Run> {
         let cache = lock(&self.cache);
         let Some(outgoing) = &cache.outgoing else { return Vec::new() };
@@ -284,7 +293,7 @@ mod tests {
     use super::*;
     use crate::table::Page;
 
-    /// Migration, Fig. 5: pages 1 to 8, of which four have room here.
+    /// \[Jo20\], Fig. 5: pages 1 to 8, of which four fit the cache.
     #[test]
     fn of_eight_pages_five_are_sent_where_eleven_were() {
         let engine = Engine::bare(9);
@@ -303,7 +312,7 @@ mod tests {
         let first = engine.plan(Round::Copy).unwrap();
         assert_eq!(first.send, [2, 3, 4, 5]);
 
-        // Written to: 2, 4 and 8. Here then: 4, 5 and 7.
+        // Pages 2, 4 and 8 were written to. Pages 4, 5 and 7 are here then.
         leaves(2);
         leaves(3);
         leaves(8);
@@ -326,7 +335,7 @@ mod tests {
         engine.begin_outgoing().unwrap();
         assert_eq!(engine.plan(Round::Copy).unwrap().send, [0, 1, 2]);
         assert!(engine.plan(Round::Copy).unwrap().send.is_empty());
-        // Both left, were written to and left again; one came back.
+        // Pages 0 and 1 left, were written to and left again; page 0 came back.
         lock(&engine.cache).outgoing.as_mut().unwrap().changed(&[0, 1]);
         is(1, Place::Remote, true, false);
         let plan = engine.plan(Round::Last).unwrap();

@@ -1,4 +1,4 @@
-//! Having lenders have all that is here.
+//! Write-back of all dirty pages to the volume while programs run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::lock;
 use crate::program::Program;
 use crate::table::{Page, Place};
 
-/// Pages that are looked at together, and written together if they are dirty.
+/// The number of pages examined, and written if dirty, together.
 const CHUNK: u64 = 256;
 
-/// Pages that are being written back while programs have them: they are leaving as far as the table says, so that nobody else writes or
-/// takes them.
+/// Dirty pages under write-back while programs have them mapped. The table lists them as leaving,
+/// so that no other thread writes or evicts them.
 struct Taken {
     pages: Vec<u64>,
-    /// What each was.
+    /// The state of each page before.
     were: Vec<Page>,
-    /// Who may write to them.
+    /// The programs that may write to them.
     programs: Vec<Arc<Program>>,
-    /// How often programs had unmapped something.
+    /// How often programs had unmapped pages when the pages were taken.
     released: u64,
 }
 
 impl Engine {
-    /// Writes what was written before this call and is only here to the volume. Programs go on meanwhile, and all stays in the cache. Says how
-    /// many pages were dirty.
+    /// Writes to the volume all pages that were dirty at this call. Programs run on, and all pages
+    /// stay in the cache. Returns the number of dirty pages.
     ///
     /// # Errors
-    /// When pages cannot be written; they stay, and are still dirty.
+    /// Pages cannot be written; they stay, still dirty.
     pub fn persist(&self) -> Result<u64, RegionError> {
         let _looking = lock(&self.looking);
         let (mut written, mut next) = (0, 0);
@@ -49,7 +49,8 @@ impl Engine {
         Ok(written)
     }
 
-    /// The dirty ones of the pages, as leaving. Where one is under way, those before it, and `next` is that.
+    /// Takes the dirty pages of the chunk, as leaving. It stops at a page on its way, and sets
+    /// `next` to that.
     fn take_dirty(&self, chunk: Range<u64>, next: &mut u64) -> Result<Taken, RegionError> {
         let mut cache = lock(&self.cache);
         self.may_change()?;
@@ -80,7 +81,7 @@ impl Engine {
         Ok(taken)
     }
 
-    /// Writes them, and has them be where they were: clean, if nobody has written to them meanwhile.
+    /// Writes the pages, and puts them back. A page that no program wrote to meanwhile is clean.
     fn write_taken(&self, taken: Taken, buffer: &mut [u8]) -> Result<(), RegionError> {
         let Taken { pages, were, programs, released } = taken;
         if pages.is_empty() {
@@ -91,7 +92,7 @@ impl Engine {
             .zip(&were)
             .zip(buffer.chunks_exact_mut(PAGE_SIZE))
             .try_for_each(|((page, was), into)| self.read_here(*page, *was, into));
-        // Runs of pages are runs in the buffer.
+        // Runs of pages are also contiguous in the buffer.
         let content = |run: &Range<u64>| {
             let at = pages.partition_point(|page| *page < run.start) * PAGE_SIZE;
             &buffer[at..at + (run.end - run.start) as usize * PAGE_SIZE]
@@ -102,8 +103,8 @@ impl Engine {
         };
         let mut cache = lock(&self.cache);
         let here = self.programs();
-        // A program that is gone, or new, or has unmapped some, has no marks that tell, and a device
-        // makes none.
+        // The marks prove nothing if a program is gone or has unmapped pages. A device's writes
+        // leave none.
         let are_the_same = self.released.load(Ordering::Relaxed) == released
             && programs.iter().all(|program| here.iter().any(|other| Arc::ptr_eq(other, program)));
         let mapped = pages.iter().zip(&were).filter(|(_, was)| was.place == Place::Resident);
@@ -122,7 +123,7 @@ impl Engine {
         for (at, (page, was)) in pages.iter().zip(were).enumerate() {
             let is = self.table.get(*page);
             let stored = written.get(at).and_then(|(_, stored)| *stored);
-            // With nothing but zeroes in it, it is dirty still: the volume has nothing.
+            // A page of zeroes is still dirty, as the volume does not have it.
             let dirty = stored != Some(true) || again.contains(page);
             let is_stored = stored.unwrap_or(is.stored);
             self.table.set(*page, Page { stored: is_stored, dirty, wanted: false, ..was });

@@ -1,4 +1,4 @@
-//! Bringing pages before they are touched.
+//! Prefetch: pages are brought before they are touched.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,17 +14,17 @@ use crate::lock;
 use crate::prefetch::{Account, Guess, MOST, Proven};
 use crate::table::{Page, Place};
 
-/// A buffer that a run of pages fits.
+/// Makes a buffer for the largest run of prefetched pages.
 pub(super) fn buffer() -> Vec<u8> {
     vec![0; (MOST as usize) * PAGE_SIZE]
 }
 
-/// Pages that were fetched before they were touched, and of which it is not known whether they were.
+/// Prefetched pages with no known touch since.
 #[derive(Debug)]
 pub(super) struct Early {
-    /// A bit a page.
+    /// A bit for each page of the region.
     bits: Box<[AtomicU64]>,
-    /// How many there are.
+    /// The number of set bits.
     count: AtomicU64,
     account: Mutex<Account>,
 }
@@ -40,7 +40,7 @@ impl Early {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many of these pages there are, and are no more.
+    /// Removes these pages, and returns how many of them there were.
     fn take(&self, pages: impl IntoIterator<Item = u64>) -> u64 {
         if self.count.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -59,11 +59,12 @@ impl Early {
 }
 
 impl Engine {
-    /// Fetches what the thread that touched a page is likely to touch next. What goes wrong goes wrong again when they are touched.
+    /// Fetches the pages that the faulting thread is likely to touch next. Errors are ignored; they
+    /// recur when the pages are touched.
     pub(super) fn prefetch(&self, worker: usize, touch: &Touch<'_>, buffer: &mut [u8]) {
         let guess = self.guess(touch, &|| self.most_prefetched());
         let Some(guess) = guess else { return };
-        // Nobody waits for this: whoever touches something meanwhile is to be served.
+        // No thread waits for this work, so another worker takes over the wait for faults.
         self.turn.pass_on();
         let pages = self.take_remote(worker, touch.page, guess);
         let (mut fetched, mut used) = (0, 0);
@@ -73,7 +74,7 @@ impl Engine {
             for (page, data) in run.zip(data.chunks_exact(PAGE_SIZE)) {
                 let was = self.table.get(page);
                 let is = was.at(Place::Remote);
-                // Clean, as a write is noticed.
+                // Clean, as the kernel marks the next write.
                 if read.is_ok() && matches!(touch.program.fill(page, data, true), Ok(Filled::Now)) {
                     fetched += 1;
                     if was.wanted {
@@ -99,8 +100,8 @@ impl Engine {
         touch.program.guess(touch.fault.thread, touch.page, &used, most)
     }
 
-    /// So many pages can be fetched for a pattern that is proven. A small cache is not to be filled with guesses, nor any with such as turn out to
-    /// be wrong.
+    /// Returns how many pages a proven pattern may fetch. The limits keep guesses from filling a
+    /// small cache, and wrong guesses from filling any.
     fn most_prefetched(&self) -> u64 {
         let limit = lock(&self.cache).limit;
         let most = MOST.min(limit / 16);
@@ -108,7 +109,7 @@ impl Engine {
         if lock(&self.early.account).allows(open) { most } else { 0 }
     }
 
-    /// Somebody touched these pages.
+    /// Counts a touch of those of these pages that were prefetched.
     pub(super) fn were_used(&self, pages: impl IntoIterator<Item = u64>) {
         let used = self.early.take(pages);
         if used > 0 {
@@ -117,7 +118,7 @@ impl Engine {
         }
     }
 
-    /// These pages left the cache.
+    /// Counts prefetched pages that left the cache.
     pub(super) fn were_let_go(&self, pages: &[u64]) {
         let wasted = self.early.take(pages.iter().copied());
         if wasted > 0 {
@@ -126,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// These pages were discarded.
+    /// Forgets prefetched pages that were discarded.
     pub(super) fn were_discarded(&self, pages: &[u64]) {
         let forgotten = self.early.take(pages.iter().copied());
         if forgotten > 0 {
@@ -134,14 +135,14 @@ impl Engine {
         }
     }
 
-    /// Takes frames for those of the guessed pages that are remote, as far as there are any or can be, and has them be under way: in
-    /// ascending order.
+    /// Takes frames for the remote ones among the guessed pages, and sets them to filling. Evicts
+    /// pages for them if necessary. Returns them in ascending order.
     fn take_remote(&self, worker: usize, page: u64, guess: Guess) -> Vec<u64> {
         let mut cache = lock(&self.cache);
         let lacking = guess.count.saturating_sub(cache.free()) as usize;
         if lacking > 0 {
             drop(cache);
-            // What cannot leave is told when a touched page needs the room.
+            // A page that cannot leave is reported when a touched page needs the room.
             let _ = self.evict(worker, lacking);
             cache = lock(&self.cache);
         }
@@ -150,7 +151,8 @@ impl Engine {
         pages
     }
 
-    /// Takes frames for those of the guessed pages that are at this place, as far as there are any, and has them be under way: in ascending order.
+    /// Takes frames for the guessed pages at this place, as far as frames are free, and sets the
+    /// pages to filling. Returns them in ascending order.
     fn take(&self, cache: &mut Cache, page: u64, guess: Guess, place: Place) -> Vec<u64> {
         let mut pages = Vec::with_capacity(guess.count as usize);
         for page in guess.pages(page).take_while(|page| *page < self.table.pages()) {
@@ -166,8 +168,9 @@ impl Engine {
         pages
     }
 
-    /// Puts pages of zeroes where the thread that touched such a page is likely to touch next, as long as no page has to leave for it. The thread
-    /// waits meanwhile: to fill a page takes as long as to write to it, and who comes too early waits for longer.
+    /// Maps zero pages ahead of a thread that touched one, as long as no page must leave for them.
+    /// The thread waits meanwhile, as a fill takes as long as a write. A thread that came too early
+    /// would wait longer.
     pub(super) fn zero_ahead(&self, touch: &Touch<'_>) {
         let most = || {
             let cache = lock(&self.cache);

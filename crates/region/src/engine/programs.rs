@@ -1,4 +1,4 @@
-//! Programs come, unmap what they had mapped, and end.
+//! The programs that map a region: they attach, release pages and end.
 
 use std::io;
 use std::ops::Range;
@@ -16,17 +16,19 @@ use crate::error::RegionError;
 use crate::lock;
 use crate::program::Program;
 
-/// Pages that are looked at under one lock.
+/// The number of pages handled under one lock.
 const CHUNK: u64 = 4096;
 
-/// How long whoever asks for something that takes orders to programs waits for those that take none.
+/// How long a request waits for programs that take no orders, if it needs them.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Takes care of a mapping from now on, and returns when its program has nothing of it any more, or has connected anew.
+    /// Serves a mapping, and returns when its program has nothing of it mapped any more, or has
+    /// connected again.
     ///
     /// # Errors
-    /// Where the mapping is not one of this region, or its program cannot be looked at. The program is told so.
+    /// The mapping is not of this region, or its program cannot be examined. The program hears of a
+    /// refusal.
     pub fn attend(
         &self,
         attach: &Attach,
@@ -72,7 +74,8 @@ impl Engine {
             Program::new(id, attach, userfaults, orders, self.prefetch, before.as_deref())?;
         let program = Arc::new(program);
         if let Err(error) = self.take_care(&program, mapped) {
-            // It has pages mapped, and comes back. At no time is it on neither list.
+            // The program has pages mapped, and comes back. It must be on one of the two lists at
+            // all times.
             lock(&self.expected).is_away(mapped);
             self.programs_mut().retain(|other| !Arc::ptr_eq(other, &program));
             return Err(error);
@@ -82,7 +85,7 @@ impl Engine {
     }
 
     fn take_care(&self, program: &Arc<Program>, mapped: Mapped) -> io::Result<()> {
-        // Where an engine before this one took care of it, no page may leave before both are done.
+        // If an earlier engine served it, no page may leave before both steps are done.
         program.accept(|| {
             let mut programs = self.programs_mut();
             if self.removing.load(Ordering::Relaxed) {
@@ -105,12 +108,12 @@ impl Engine {
         {
             epoll::add(&self.faults, userfault, epoll::EventData::new_u64(id), flags)?;
         }
-        // Whoever an engine before this one was told of and did not serve.
+        // Wakes the threads that an earlier engine was told of and did not serve.
         program.wake_all();
         Ok(())
     }
 
-    /// Waits for its faults no more.
+    /// Removes its faults from the epoll.
     fn ignore(&self, program: &Program) {
         let _ = epoll::delete(&self.faults, &program.userfault);
         let _ = epoll::delete(&self.faults, &program.guard);
@@ -124,11 +127,11 @@ impl Engine {
         program.end();
         drop(programs);
         self.ignore(program);
-        // As long as it is listed, what only its page table says is not taken for clean.
+        // It stays listed meanwhile, so that no page counts as clean of which only its marks tell.
         self.forget_marks(0..self.table.pages(), |_| ());
         let mut programs = self.programs_mut();
         programs.retain(|other| !Arc::ptr_eq(other, program));
-        // The region may be mapped at the same address by now.
+        // The program may have mapped the region at the same address again.
         if !programs.iter().any(|other| is_same(other, program.pid, program.address())) {
             lock(&self.expected).remove(mapped);
         }
@@ -136,7 +139,8 @@ impl Engine {
         tracing::info!(process = program.pid, "unmapped");
     }
 
-    /// A program is about to unmap pages. When this returns, nothing is put there any more.
+    /// Notes that a program is about to unmap pages. After this returns, the engine puts nothing
+    /// there.
     pub fn release(&self, pid: u32, Release { address, pages }: &Release) {
         let end = pages.first.saturating_add(pages.count).min(self.table.pages());
         let programs = self.programs();
@@ -147,7 +151,8 @@ impl Engine {
         }
     }
 
-    /// Notes that pages may have been written to, which was known to a page table only that `forget` has be looked at no more.
+    /// Marks pages dirty of which only a page table knew, in chunks. `forget` drops that page table
+    /// from the engine's view.
     fn forget_marks(&self, pages: Range<u64>, forget: impl Fn(&Range<u64>)) {
         let mut first = pages.start;
         while first < pages.end {
@@ -172,24 +177,24 @@ impl Engine {
         self.programs.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that have the region mapped, for people.
+    /// Returns the names of the programs that have the region mapped.
     pub fn mapped_by(&self) -> Vec<String> {
         let mut names: Vec<_> = self.programs().iter().map(|program| program.name()).collect();
         names.extend(lock(&self.expected).missing_names());
         names
     }
 
-    /// The processes that have it mapped.
+    /// Returns the processes that have the region mapped.
     pub fn processes(&self) -> Vec<u32> {
         self.programs().iter().map(|program| program.pid).collect()
     }
 
-    /// Keeps programs from coming, if none is here and none is to come back; else says who they are.
+    /// Blocks new programs, if none has the region mapped and none is due to come back.
     ///
     /// # Errors
-    /// Those that have it mapped, for people.
+    /// The names of the programs that have the region mapped.
     pub fn begin_removal(&self) -> Result<(), Vec<String>> {
-        // (Once nobody is to come back nobody will be.)
+        // Once no program is due to come back, that stays so.
         let is_known = self.is_known();
         let programs = self.programs_mut();
         let is_free = programs.is_empty() && is_known;
@@ -198,25 +203,26 @@ impl Engine {
         if is_free { Ok(()) } else { Err(self.mapped_by()) }
     }
 
-    /// It is not being removed after all.
+    /// Allows new programs again, as the removal was abandoned.
     pub fn end_removal(&self) {
         self.removing.store(false, Ordering::Relaxed);
     }
 
-    /// Whether all programs that may have pages mapped are served, and take orders.
+    /// Returns whether this engine serves all programs that may have pages mapped, and all take
+    /// orders.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete_now(&mut lock(&self.cache))
     }
 
-    /// The same with the cache locked.
+    /// As [`is_complete`](Self::is_complete), with the cache locked.
     pub(super) fn is_complete_now(&self, cache: &mut Cache) -> bool {
         self.is_known_now(cache) && !self.programs().iter().any(|program| program.is_silent())
     }
 
-    /// Waits until that is so, but not for ever. Not to be called where a fault waits.
+    /// Waits until `is` holds, for a limited time. A thread that serves a fault must not call it.
     ///
     /// # Errors
-    /// Names those who do not take orders.
+    /// The timeout passes, or the engine ends; the error names the programs that take no orders.
     pub(super) fn wait_until(&self, is: impl Fn(&Self) -> bool) -> Result<(), RegionError> {
         let deadline = Instant::now() + RETURN_TIMEOUT;
         while !is(self) {
@@ -228,7 +234,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Why it has to be waited for programs, for people.
+    /// Returns a message that names the programs that the engine waits for.
     pub(super) fn who_is_away(&self) -> String {
         let silent = self.programs().into_iter().filter(|program| program.is_silent());
         let mut names: Vec<_> = silent.map(|program| program.name()).collect();

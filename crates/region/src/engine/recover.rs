@@ -1,4 +1,4 @@
-//! Going on where an engine before this one ended, however it did.
+//! Recovery after an earlier engine, which may have ended at any point.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,12 +14,16 @@ use crate::places::Places;
 use crate::table::{Page, Place};
 
 impl Engine {
-    /// Makes the table say where every page is, and what of it is dirty.
+    /// Makes the table hold the place of every page, and whether the page is dirty.
+    ///
+    /// # Errors
+    /// The file cannot be read, a page has no place, or the volume cannot be restored.
     pub(super) fn recover(&self, places: &Places) -> io::Result<()> {
         let present = self.file.present()?;
         let mut present = present.into_iter().flatten().peekable();
         let placed: HashSet<_> = places.all().map(|(extent, _)| extent as u64).collect();
-        // The engine before may have been about to discard them: the volume has them, or not.
+        // The earlier engine may have been about to discard these, so the volume may or may not
+        // have them.
         let mut unsure = HashSet::new();
         let mut cache = lock(&self.cache);
         for page in 0..self.table.pages() {
@@ -44,7 +48,8 @@ impl Engine {
                 cache.policy.came(page);
             }
             if is.has_frame() && was.has_frame() && !self.is_frozen() {
-                // The engine before may have been about to write it, and then the volume has it, as it was.
+                // The earlier engine may have been about to write it, so the volume has some
+                // version of it.
                 is.stored |= placed.contains(&(page / PAGES_PER_EXTENT));
             }
             if was.has_frame() && !was.stored {
@@ -74,8 +79,8 @@ impl Engine {
             let left = runs((first..last).filter(|page| unsure.contains(page)));
             let (stored, left) = (stored.iter().map(within), left.iter().map(within));
             self.volume.restore(extent, place, stored, left).map_err(io::Error::other)?;
-            // Another host may have stored pages there by now. What is not discarded only takes
-            // memory of the lender until the page is written to; and lenders need not be there yet.
+            // Another host may have stored pages there since. A page that stays only takes the
+            // lender's memory until the next write. Lenders need not be reachable yet.
             if !self.is_frozen() {
                 let gone = (first..last)
                     .filter(|page| unsure.contains(page) && !self.table.get(*page).has_frame());
@@ -102,7 +107,7 @@ mod tests {
     use crate::table::Table;
 
     impl Engine {
-        /// An engine of so many pages that were never written, without a lender.
+        /// Makes an engine for so many pages that were never written, without a lender.
         pub(in crate::engine) fn bare(pages: u64) -> Self {
             let was = Page {
                 place: Place::Zero,
@@ -115,7 +120,8 @@ mod tests {
         }
     }
 
-    /// The engine that follows one which died when page 0 was `was`, and perhaps in the file, without a lender.
+    /// Makes the engine that follows one which died with page 0 in state `was`, without a lender.
+    /// `in_file` says whether the file has the page.
     fn after(was: Page, in_file: bool, pages: u64) -> Result<Engine, RegionError> {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let paths =
@@ -204,7 +210,7 @@ mod tests {
             assert_eq!(engine.table.get(0).place, Place::Lost);
             let refused = engine.begin_outgoing().unwrap_err().to_string();
             assert!(refused.contains("page 0 is lost"), "{refused}");
-            // Whoever had it need not want it any more.
+            // Its program need not want it any more.
             engine.discard(aquifer_mapping::Run { first: 0, count: 1 }).unwrap();
             assert_eq!(engine.table.get(0).place, Place::Zero);
         }

@@ -1,7 +1,10 @@
-//! Pages that are equal to pages of other regions of the group, and are kept once for all of them (Groups, section 4.1).
+//! Pages that are equal to pages of other regions of the group, and are kept once for all
+//! (\[Kim14\], section 4.1).
 //!
-//! Who looks for equal pages only proposes: a page is taken out of the page table, compared with the frame byte by byte while nobody can write
-//! to it, and only then mapped from there. A write to it is held (see crate `mapping`) until the region has a page of its own again.
+//! The scanner only proposes. The engine takes a page out of the page table. It compares the page
+//! with the frame byte by byte, while no program can write to it. The program maps the frame only
+//! after that. The kernel holds a write to it (see crate `mapping`) until the region has a page of
+//! its own again.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,32 +22,32 @@ use crate::lock;
 use crate::program::{Program, Sharing};
 use crate::table::{Page, Place};
 
-/// Pages that are given back together.
+/// The number of pages to unshare together.
 const CHUNK: usize = 256;
 
-/// A page that may be equal to a frame of the group, or of nothing but zeroes where none is named.
+/// A page that may be equal to a frame of the group, or all zeroes if `frame` is `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proposal {
     /// The page.
     pub page: u64,
-    /// The frame.
+    /// The number of the frame.
     pub frame: Option<u64>,
 }
 
-/// What came of proposals.
+/// The result of proposals, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merged {
-    /// Pages that are shared now.
+    /// Now shared.
     pub shared: u64,
-    /// Pages of zeroes that take nothing now.
+    /// Zero pages that take no memory now.
     pub zero: u64,
-    /// Pages that are not what they were thought to be, or were written to just then.
+    /// Not equal to the proposal, or written to meanwhile.
     pub differ: u64,
-    /// Pages that were under way, or gone, or may not change just now.
+    /// On their way, absent, or not allowed to change now.
     pub busy: u64,
 }
 
-/// Pages that are being shared: leaving, as far as the table says.
+/// Pages that are being shared; the table lists them as leaving.
 #[derive(Debug, Default)]
 struct Taken {
     pages: Vec<u64>,
@@ -52,10 +55,11 @@ struct Taken {
 }
 
 impl Engine {
-    /// Has pages be shared with others of the group, as far as they are equal to what is proposed.
+    /// Shares the proposed pages with others of the group, if they are equal.
     ///
     /// # Errors
-    /// When a program's pages cannot be changed, or the frames not be read. All pages are where they were then, or shared.
+    /// A program's pages cannot be changed, or the frames cannot be read. Each page is then in its
+    /// old place or shared.
     pub fn share(&self, proposals: &[Proposal]) -> Result<Merged, RegionError> {
         let sharing = lock(&self.sharing);
         let held =
@@ -64,7 +68,8 @@ impl Engine {
         let programs = self.programs();
         let may_share = self.is_complete() && self.pinned_by().is_none();
         let ([program], true) = (&*programs, may_share) else {
-            // Who is not known cannot be told, and of two the one would not see what the other writes.
+            // A program that is away cannot take orders. Of two programs, one would not see the
+            // other's writes.
             merged.busy = proposals.len() as u64;
             return Ok(merged);
         };
@@ -84,7 +89,7 @@ impl Engine {
         merged.differ = others.len() as u64;
         self.stay(&others);
         let shared = self.map_shared(program, &equal);
-        // A lender may be waited for.
+        // Dropped first, as the next step may wait for a lender.
         drop((held, sharing));
         let dropped = self.leave(self.control_worker(), &zero);
         merged.zero = zero.iter().filter(|page| !self.table.get(**page).has_frame()).count() as u64;
@@ -133,7 +138,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Which of the pages are equal to their frames, which of zeroes, and which neither.
+    /// Sorts the pages into those equal to their frames, those of zeroes, and the others.
     #[expect(clippy::type_complexity, reason = "three lists that live for a moment")]
     fn compare(&self, taken: &Taken) -> Result<(Vec<(u64, u64)>, Vec<u64>, Vec<u64>), RegionError> {
         let (mut equal, mut zero, mut others) = (Vec::new(), Vec::new(), Vec::new());
@@ -146,7 +151,7 @@ impl Engine {
                 Some(frame) => {
                     let read = self.frames.read(frame, &mut there);
                     read.map_err(RegionError::io("cannot read a frame of the group"))?;
-                    // (A frame of zeroes is none any more.)
+                    // A frame of zeroes was freed since the proposal.
                     if here == there && !is_zero(here) {
                         equal.push((page, frame))
                     } else {
@@ -155,7 +160,7 @@ impl Engine {
                 }
             }
         }
-        // Of what lenders have of them nothing is to be fetched.
+        // Dirty, so that a fetch of the lenders' old version is impossible.
         let _cache = lock(&self.cache);
         for page in &zero {
             let is = self.table.get(*page);
@@ -164,13 +169,13 @@ impl Engine {
         Ok((equal, zero, others))
     }
 
-    /// Has the program map these pages, which are leaving, from their frames. Says how many are shared.
+    /// Makes the program map these leaving pages from their frames. Returns how many are shared.
     fn map_shared(&self, program: &Arc<Program>, equal: &[(u64, u64)]) -> Result<u64, RegionError> {
         if equal.is_empty() {
             return Ok(0);
         }
         let pages: Vec<u64> = equal.iter().map(|(page, _)| *page).collect();
-        // Before any is: an engine after this one must know what may be.
+        // Recorded first, so that a later engine knows which pages may be shared.
         equal.iter().for_each(|(page, frame)| self.sharers.set(*page, Some(*frame)));
         let done = self
             .frames
@@ -184,7 +189,7 @@ impl Engine {
                 return Ok(0);
             }
             Err(error) => {
-                // Some may be shared already.
+                // Some of the pages may already be shared.
                 if program.restore(&runs(pages.iter().copied()), self.file.file()).is_ok() {
                     self.are_own(&pages);
                 }
@@ -212,7 +217,7 @@ impl Engine {
         pages.iter().for_each(|page| self.sharers.set(*page, None));
     }
 
-    /// These pages, which were leaving, are shared, and in the region's file no more.
+    /// Completes the share of these pages, which were leaving and are no longer in the file.
     fn are_shared(&self, pages: &[u64]) {
         let mut cache = lock(&self.cache);
         let mut wanted = Vec::new();
@@ -228,7 +233,8 @@ impl Engine {
         self.arrived(&wanted);
     }
 
-    /// These pages, which were leaving, are in the file, and may be in the page table: written to, for all that is known.
+    /// Puts leaving pages back into their place in the file. They may be mapped, and count as
+    /// written to.
     fn come_back(&self, pages: &[u64]) {
         for page in pages {
             let is = self.table.get(*page);
@@ -240,10 +246,10 @@ impl Engine {
         }
     }
 
-    /// Somebody writes to a shared page, or touches it by another mapping: it is the region's own from now on.
+    /// Unshares a page on a write, or on a touch through another mapping.
     pub(super) fn part(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
         let (program, page) = (touch.program, touch.page);
-        // A program that has many mappings gets them back by stretches, each of which is one less then.
+        // A program with many mappings gets whole stretches back, which removes one mapping each.
         let pages = if program.is_crowded() { self.stretch(page) } else { page..page + 1 };
         self.unshare_for(&pages.collect::<Vec<_>>(), Some(touch))?;
         add(&self.counters.broken, 1);
@@ -251,22 +257,24 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for a page, filling and in the region's file, that a program could not be told to map from there before.
+    /// Unshares a page that is filling and in the file. Earlier, a program could not be told to map
+    /// it from there.
     pub(super) fn part_again(&self, touch: &Touch<'_>) -> Result<(), RegionError> {
         self.map_own(&[touch.page], Some(touch))?;
         touch.program.wake(&(touch.page..touch.page + 1));
         Ok(())
     }
 
-    /// Has those of these pages that are shared be the region's own again, in its file. There may be more of them then than the cache may have.
+    /// Unshares those of these pages that are shared, back into the region's file. The cache may
+    /// exceed its limit by them.
     ///
     /// # Errors
-    /// When there is no memory for them, or a program refuses. They are shared still.
+    /// The memory is short, or a program refuses. The pages stay shared.
     pub(super) fn unshare(&self, pages: &[u64]) -> Result<(), RegionError> {
         self.unshare_for(pages, None)
     }
 
-    /// The same, with the page that is touched put into the page table before any can leave again.
+    /// Does the same, and maps the touched page before any of the pages can leave again.
     fn unshare_for(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         for pages in pages.chunks(CHUNK) {
             let mut cache = lock(&self.cache);
@@ -289,7 +297,8 @@ impl Engine {
             self.see_to_room(&mut cache);
             drop(cache);
             if let Err(error) = self.put_own(&pages) {
-                // As it was. What stays in the file is found there by an engine after this one, and is the same.
+                // Back to shared. A page that stays in the file is found there by a later engine,
+                // and is equal.
                 let _ = self.punch(&pages);
                 self.are_shared(&pages);
                 return Err(error);
@@ -299,8 +308,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until all programs that may have pages mapped are known: one that is not could not be told to map others. Who touches a page is to try
-    /// again instead.
+    /// Waits until all programs that may have pages mapped take orders. With a touch, returns an
+    /// error at once, and the fault is retried.
     fn wait_for_programs(&self, touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         if touch.is_none() {
             return self.wait_until(Self::is_complete);
@@ -308,7 +317,7 @@ impl Engine {
         if self.is_complete() { Ok(()) } else { Err(RegionError::Refused(self.who_is_away())) }
     }
 
-    /// The shared pages that are mapped together with this one, from it to the nearer end of them.
+    /// Returns the shared pages that are mapped together with this one, from it to the nearer end.
     fn stretch(&self, page: u64) -> Range<u64> {
         let frame = self.sharers.get(page);
         let belongs = |other: &u64| {
@@ -317,7 +326,7 @@ impl Engine {
         };
         let before = (0..page).rev().take_while(belongs);
         let behind = (page + 1..self.table.pages()).take_while(belongs);
-        // As far as both go.
+        // The distance to the nearer end, as `zip` stops there.
         let shorter = before.zip(behind).count() as u64;
         match page.checked_sub(shorter + 1) {
             Some(other) if belongs(&other) => page..page + 1 + shorter,
@@ -325,16 +334,16 @@ impl Engine {
         }
     }
 
-    /// Has these pages, which are filling and are in the file, be mapped from there. Where a program refuses, they are read from the frame still,
-    /// which is the same, and a write is told again.
+    /// Makes the programs map these filling pages from the file. If a program refuses, it still
+    /// reads the equal frame, and its next write faults again.
     fn map_own(&self, pages: &[u64], touch: Option<&Touch<'_>>) -> Result<(), RegionError> {
         let restored = self.restore(pages);
         if restored.is_ok() {
-            // Who is not back yet may have others mapped, and is told then.
+            // A program that is away may have the frame mapped, and gets the order when it is back.
             if self.is_complete() {
                 self.are_own(pages);
             }
-            // It would ask for it at once. Where this fails, it does.
+            // Saves the program's next fault. If this fails, the program faults.
             if let Some(touch) = touch.filter(|touch| pages.contains(&touch.page)) {
                 let _ = touch.program.map(touch.page, false);
             }
@@ -356,7 +365,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has all programs map these pages from the region's file.
+    /// Makes all programs map these pages from the region's file.
     fn restore(&self, pages: &[u64]) -> Result<(), RegionError> {
         let runs = runs(pages.iter().copied());
         for program in self.programs() {
@@ -366,17 +375,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Has all that is shared be the region's own again.
+    /// Unshares all shared pages.
     ///
     /// # Errors
-    /// When there is no memory for it, or a program refuses. The rest is shared still.
+    /// The memory is short, or a program refuses. The remaining pages stay shared.
     pub fn unshare_all(&self) -> Result<(), RegionError> {
         let _sharing = lock(&self.sharing);
         loop {
             let shared: Vec<u64> = self.sharers.all().map(|(page, _)| page).collect();
             self.unshare(&shared)?;
             let cache = lock(&self.cache);
-            // One that is just being written to a lender is shared again after that.
+            // A page that is on its way to a lender returns to shared after the write.
             if !shared
                 .iter()
                 .any(|page| !self.table.get(*page).is_settled() || self.is_shared(*page))
@@ -391,7 +400,7 @@ impl Engine {
         self.table.get(page).place == Place::Shared
     }
 
-    /// Reads pages wherever they are here, while they may be written to.
+    /// Reads a page from the file or its frame, while programs may write to it.
     pub(super) fn read_here(&self, page: u64, was: Page, into: &mut [u8]) -> std::io::Result<()> {
         match self.sharers.get(page) {
             Some(frame) if was.place == Place::Shared => self.frames.read(frame, into),
@@ -399,11 +408,11 @@ impl Engine {
         }
     }
 
-    /// Pages that an engine before this one was about to share, or to share no more, are mapped from the region's file: a program that has come back
-    /// may have them mapped otherwise.
+    /// Maps pages from the region's file that an earlier engine was about to share or unshare. A
+    /// program that has reattached may have them mapped otherwise.
     ///
     /// # Errors
-    /// A program refuses. It is not known what it has mapped.
+    /// A program refuses, so its mapping is unknown.
     pub(super) fn settle_shared(&self) -> Result<(), RegionError> {
         if self.sharers.all().next().is_none() {
             return Ok(());
@@ -413,7 +422,7 @@ impl Engine {
         self.settle_unsure(&pages)
     }
 
-    /// The same for those of these pages that are in the region's file.
+    /// Does the same for those of these pages that are in the region's file.
     fn settle_unsure(&self, pages: &[u64]) -> Result<(), RegionError> {
         let mut unsure = Vec::new();
         for page in pages {
@@ -435,7 +444,7 @@ impl Engine {
         if unsure.is_empty() { Ok(()) } else { self.map_own(&unsure, None) }
     }
 
-    /// Has none of these pages, which are about to be discarded, be shared.
+    /// Unshares these pages, which are about to be discarded.
     pub(super) fn give_up_shared(&self, pages: Range<u64>) -> Result<(), RegionError> {
         let has_frame = |page: &u64| self.sharers.get(*page).is_some();
         let shared: Vec<u64> = pages.filter(has_frame).collect();
@@ -447,7 +456,7 @@ impl Engine {
             self.unshare(&shared)?;
             return self.settle_unsure(&shared);
         }
-        // Nobody has them mapped, so they need not come back first.
+        // No program has them mapped, so they need not return to the file first.
         let _cache = lock(&self.cache);
         for page in shared {
             let is = self.table.get(page);
@@ -462,7 +471,7 @@ impl Engine {
     }
 }
 
-/// Runs of pages whose frames follow one another, too.
+/// Groups pages into runs with consecutive frames.
 fn as_shared(equal: &[(u64, u64)]) -> Vec<Shared> {
     let mut all: Vec<Shared> = Vec::new();
     for (page, frame) in equal.iter().copied() {

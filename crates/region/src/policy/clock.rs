@@ -1,6 +1,9 @@
+//! The CLOCK policy, and the hand that round-robin shares.
+
 use super::Policy;
 
-/// CLOCK: the hand goes over the pages by address; what is touched after it came by stays until it comes again.
+/// CLOCK: the hand visits pages by address. A page touched since the hand passed stays until its
+/// next pass.
 #[derive(Debug)]
 pub(super) struct Clock {
     hand: Hand,
@@ -12,7 +15,7 @@ impl Clock {
         Self { hand: Hand::new(pages), looks_twice: true }
     }
 
-    /// One whose hand spares nothing.
+    /// Makes a clock that skips no page.
     pub(super) fn blind(pages: u64) -> Self {
         Self { looks_twice: false, ..Self::new(pages) }
     }
@@ -36,7 +39,7 @@ impl Policy for Clock {
     }
 }
 
-/// The pages that are there, a bit each, and a hand that goes round.
+/// The pages in the cache, a bit each, and a hand that cycles through them.
 #[derive(Debug)]
 struct Hand {
     bits: Vec<u64>,
@@ -61,7 +64,7 @@ impl Hand {
         *word &= !bit;
     }
 
-    /// The next one, which is taken out.
+    /// Removes and returns the next page.
     fn next(&mut self) -> Option<u64> {
         if self.count == 0 {
             return None;

@@ -1,3 +1,5 @@
+//! The FIFO policy.
+
 use super::Policy;
 use super::list::List;
 

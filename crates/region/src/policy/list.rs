@@ -1,11 +1,12 @@
-//! Pages in an order, each in it once at most.
+//! A list of pages in which each page occurs at most once.
 
 const NONE: u32 = u32::MAX;
 
-/// A doubly linked list over page numbers: eight bytes a page of the region.
+/// A doubly linked list over page numbers, of eight bytes a page of the region.
 #[derive(Debug)]
 pub(super) struct List {
-    /// For each page the one before and the one behind it, and, in the last entry, the last and the first of all.
+    /// For each page, the previous and the next page. The last entry is the root, with the last and
+    /// the first page of the list.
     links: Vec<[u32; 2]>,
 }
 
@@ -29,7 +30,7 @@ impl List {
         self.after(self.root().into())
     }
 
-    /// The one behind this one.
+    /// Returns the next page.
     pub(super) fn after(&self, page: u64) -> Option<u64> {
         self.page(self.links[page as usize][1])
     }
@@ -38,13 +39,13 @@ impl List {
         self.links[page as usize][1] != NONE
     }
 
-    /// Adds it at the end, if it is not there.
+    /// Appends a page that is not in the list; otherwise does nothing.
     pub(super) fn push(&mut self, page: u64) {
         let root = self.root();
         self.insert_before(page, root.into());
     }
 
-    /// Adds it in front of another, if it is not there.
+    /// Inserts a page that is not in the list before another; otherwise does nothing.
     pub(super) fn insert_before(&mut self, page: u64, next: u64) {
         if self.has(page) {
             return;
@@ -55,7 +56,7 @@ impl List {
         self.links[next as usize][0] = page as u32;
     }
 
-    /// Takes it out, if it is there.
+    /// Removes a page, if it is in the list.
     pub(super) fn remove(&mut self, page: u64) {
         if !self.has(page) {
             return;

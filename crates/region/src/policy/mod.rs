@@ -1,9 +1,10 @@
-//! Which page leaves the local cache. To add a policy: a file here that implements [`Policy`], and a line in [`PolicyKind`].
+//! Policies that choose the pages to evict from the local cache. A new policy is a file here that
+//! implements [`Policy`], and a line in [`PolicyKind`].
 //!
-//! What a policy can know is what costs nothing to see: when a page came, and, if it [asks](Policy::looks_twice), whether
-//! a page that it named was touched again in the time that it stayed in the cache outside all page tables (unmap and see). Nothing tells it
-//! about touches of pages that are mapped: a userfaultfd sees none, and the accessed bits of a shared file are not to be
-//! had from user space.
+//! A policy knows only facts that are cheap to observe. It hears when a page came. If it
+//! [asks](Policy::looks_twice), its victims stay in the cache for a while, outside all page tables.
+//! It hears if the program touches such a victim again. No source reports touches of mapped pages:
+//! userfaultfd sees none, and user space cannot read the accessed bits of a shared file.
 
 mod clock;
 mod fifo;
@@ -18,49 +19,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::named::named;
 
-/// Chooses victims among the pages that programs have mapped.
+/// A policy for the choice of victims among the pages that programs have mapped.
 pub trait Policy: fmt::Debug + Send {
-    /// The page came.
+    /// Notes that a page came into the cache.
     fn came(&mut self, page: u64);
 
-    /// The page that was named as a victim was touched before it left, and stays.
+    /// Notes that a victim was touched before it left, and stays.
     fn touched(&mut self, page: u64) {
         self.came(page);
     }
 
-    /// The page went for another reason.
+    /// Notes that a page left for another reason.
     fn went(&mut self, page: u64);
 
-    /// Names a victim, which is none of its pages any more. None when there is none.
+    /// Names a victim and forgets it. Returns `None` if the policy has no page.
     fn victim(&mut self) -> Option<u64>;
 
-    /// Whether victims are to stay in the cache for a while, so that a touch is seen.
+    /// Returns whether victims stay in the cache for a while, so that a touch is seen.
     fn looks_twice(&self) -> bool {
         true
     }
 }
 
-/// The policies that there are.
+/// The policies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    /// One after the other by address, whatever they do (Disaggregation, section 4.3).
+    /// Takes pages by ascending address, regardless of touches (\[Lim12\], section 4).
     RoundRobin,
-    /// One after the other by address, but for those touched since the last time (Migration, section 3.3; Disaggregation, 4.3).
+    /// Takes pages by ascending address, and skips those touched since the last round (\[Jo20\],
+    /// section 4.1; \[Lim12\], section 4).
     #[default]
     Clock,
-    /// In the order in which they came.
+    /// Takes pages in the order in which they came.
     Fifo,
-    /// Any.
+    /// Takes any page.
     Random,
-    /// SIEVE: first in, first out, with a hand that spares what was touched where it stands (Zhang et al., NSDI 2024).
+    /// SIEVE: a FIFO with a hand that skips touched pages in place (Zhang et al., NSDI 2024).
     Sieve,
 }
 
 named!(PolicyKind, "policy": RoundRobin "round-robin", Clock "clock", Fifo "fifo", Random "random", Sieve "sieve");
 
 impl PolicyKind {
-    /// One for a region of so many pages, none of which is there.
+    /// Makes the policy for a region of so many pages, none of which is in the cache.
     pub fn make(self, pages: u64) -> Box<dyn Policy> {
         match self {
             Self::RoundRobin => Box::new(round_robin::round_robin(pages)),
@@ -78,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// What every policy owes: it names each page that is there once, and no other.
+    /// The contract of every policy: it names each page in the cache once, and no other.
     #[test]
     fn victims_are_the_pages_that_are_there() {
         for (kind, name) in PolicyKind::ALL {
@@ -151,7 +153,7 @@ mod tests {
         assert_eq!(sieve.victim(), Some(1));
         sieve.touched(1);
         sieve.came(4);
-        // The one that was touched is not asked again before the hand has been everywhere.
+        // The hand passes all other pages before it names the touched page again.
         assert_eq!(
             [sieve.victim(), sieve.victim(), sieve.victim(), sieve.victim()],
             [Some(2), Some(3), Some(4), Some(1)]

@@ -1,12 +1,14 @@
+//! The random policy.
+
 use super::Policy;
 
 const NONE: u32 = u32::MAX;
 
-/// Any page.
+/// A random choice among the pages in the cache.
 #[derive(Debug)]
 pub(super) struct Random {
     pages: Vec<u32>,
-    /// Where each is in `pages`.
+    /// The index of each page in `pages`.
     at: Vec<u32>,
     state: u64,
 }
@@ -16,7 +18,7 @@ impl Random {
         Self { pages: Vec::new(), at: vec![NONE; pages as usize], state: 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// xorshift64*: which page leaves need not be a secret.
+    /// Returns the next number of xorshift64*. The choice of a page need not be secret.
     fn number(&mut self) -> u64 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;

@@ -1,6 +1,8 @@
+//! The round-robin policy.
+
 use super::clock::Clock;
 
-/// By address, round and round, whatever is touched.
+/// Makes a policy that takes pages by ascending address, regardless of touches.
 pub(super) fn round_robin(pages: u64) -> Clock {
     Clock::blind(pages)
 }

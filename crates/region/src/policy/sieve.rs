@@ -1,15 +1,17 @@
+//! The SIEVE policy.
+
 use super::Policy;
 use super::list::List;
 
-/// SIEVE. A page that was touched goes back to where it stood, behind the hand, and the hand goes on.
+/// SIEVE. A touched page returns to its position, just behind the hand, and the hand moves on.
 ///
-/// The original asks a bit of each page that the hand comes by; here the answer comes later, when the page that was named
-/// was touched before it left.
+/// The original reads a bit of each page that the hand passes. Here the answer comes later: the
+/// named page is touched before it leaves.
 #[derive(Debug)]
 pub(super) struct Sieve {
-    /// In the order in which they came.
+    /// The pages, in the order in which they came.
     pages: List,
-    /// The next to be named; none: the first.
+    /// The next page to name; `None` stands for the first.
     hand: Option<u64>,
 }
 
@@ -33,7 +35,7 @@ impl Policy for Sieve {
 
     fn touched(&mut self, page: u64) {
         match self.hand {
-            // Just behind the hand, which has been here.
+            // This position is just behind the hand, which has passed it.
             Some(hand) => self.pages.insert_before(page, hand),
             None => self.pages.push(page),
         }

@@ -1,33 +1,34 @@
-//! Whether what is fetched before it is touched is worth it.
+//! The account of whether prefetches are worth their cost.
 
-/// Pages that are judged together.
+/// The number of pages in one judgement.
 const JUDGED: u64 = 16;
 
-/// Pages that may be fetched for nothing beyond what may be open, where others turned out to be worth it: streams end.
+/// The credit, in pages, that right guesses earn beyond the limit of open pages. Streams end, so
+/// some pages of a right guess stay untouched.
 const CREDIT: i64 = 256;
 
-/// Proofs that are let go by after a first judgement against, and at most.
+/// The proofs skipped after the first adverse judgement, and at most.
 const SKIPPED: (u64, u64) = (16, 1024);
 
-/// What became of pages that were fetched before they were touched.
+/// The results of prefetches.
 ///
-/// At any time only so many may be here of which nothing is known yet, so what is fetched for nothing costs no more than these. When most
-/// of those that are judged left the cache untouched, patterns are let go by without a guess: twice as many each time, until a guess is
-/// tried again that turns out to be worth it.
+/// Only a limited number of pages may be open: fetched, with no result yet. So useless fetches cost
+/// no more than these. If most judged pages left the cache untouched, the account skips proven
+/// patterns. It skips twice as many each time, until a new guess proves right.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    /// Pages of which it is not known whether they are touched; less, and below nothing, where others were.
+    /// The open pages. Right guesses lower the number, down to minus [`CREDIT`].
     open: i64,
-    /// Those that are to be judged next.
+    /// The used and wasted pages since the last judgement.
     used: u64,
     wasted: u64,
-    /// Proofs that are let go by still, and how many were at last.
+    /// The proofs still to skip, and the length of the last skip.
     skip: u64,
     skipped: u64,
 }
 
 impl Account {
-    /// Whether to guess, now that a pattern is proven; `most` pages may be open.
+    /// Returns whether to guess for a proven pattern. At most `most` pages may be open.
     pub(crate) fn allows(&mut self, most: u64) -> bool {
         if self.skip > 0 {
             self.skip -= 1;
@@ -36,32 +37,32 @@ impl Account {
         self.open < most as i64
     }
 
-    /// Pages were fetched.
+    /// Counts fetched pages.
     pub(crate) fn fetched(&mut self, pages: u64) {
         self.open += pages as i64;
     }
 
-    /// Some were touched, which makes up for as many that may not have been.
+    /// Counts touched pages. Each makes up for one page without a result, besides itself.
     pub(crate) fn used(&mut self, pages: u64) {
         self.open = (self.open - 2 * pages as i64).max(-CREDIT);
         self.used += pages;
         self.judge();
     }
 
-    /// Some left the cache, and nobody had touched them as far as is known.
+    /// Counts pages that left the cache without a known touch.
     pub(crate) fn wasted(&mut self, pages: u64) {
         self.settle(pages);
         self.wasted += pages;
         self.judge();
     }
 
-    /// Some were discarded, which says nothing.
+    /// Counts discarded pages, which say nothing about the guess.
     pub(crate) fn forgotten(&mut self, pages: u64) {
         self.settle(pages);
     }
 
     fn settle(&mut self, pages: u64) {
-        // What made up for them is for others.
+        // A negative number is credit, which stays for other guesses.
         if self.open > 0 {
             self.open = (self.open - pages as i64).max(0);
         }

@@ -1,8 +1,9 @@
-//! Which pages to fetch before they are touched. To add a way: a file here that implements [`Prefetcher`], and a line in
-//! [`PrefetchKind`].
+//! Prefetchers, which choose pages to fetch before they are touched. A new one is a file here that
+//! implements [`Prefetcher`], and a line in [`PrefetchKind`].
 //!
-//! What a prefetcher sees are the faults of one thread of a program on pages that are not here, in their order: touches of pages that are here, prefetched ones
-//! among them, it does not see. So a guess was good if the next fault is just behind what was guessed.
+//! A prefetcher sees one thread's faults on absent pages, in their order. It sees no touch of a
+//! present page, prefetched or not. So a guess was right if the next fault is just behind the
+//! guessed pages.
 
 mod account;
 mod sequential;
@@ -21,13 +22,14 @@ pub(crate) use account::Account;
 use sequential::Sequential;
 use trend::Trend;
 
-/// Pages that are brought together at most.
+/// The most pages in one guess.
 pub(crate) const MOST: u64 = 64;
 
-/// Faults in a row that must come where a pattern has them, before anything is fetched for it: objects of a few pages are no pattern.
+/// The faults in a row that must follow a pattern before the first prefetch. Objects of a few pages
+/// are no pattern.
 const PROOF: usize = 3;
 
-/// What to fetch after a fault: `count` pages, the first `stride` pages behind it, and so on.
+/// A guess after a fault: `count` pages, the first `stride` pages from the faulting one, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Guess {
     pub(crate) stride: i64,
@@ -35,14 +37,14 @@ pub(crate) struct Guess {
 }
 
 impl Guess {
-    /// The pages, where it was made after a fault on this one.
+    /// Returns the guessed pages, for a guess after a fault on `after`.
     pub(crate) fn pages(self, after: u64) -> impl Iterator<Item = u64> {
         (1..=self.count as i64)
             .map_while(move |step| after.checked_add_signed(step.checked_mul(self.stride)?))
     }
 }
 
-/// A guess that was good: the next fault was just behind it.
+/// A guess that was right: the next fault was just behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Proven {
     guess: Guess,
@@ -50,33 +52,36 @@ pub(crate) struct Proven {
 }
 
 impl Proven {
-    /// The pages that were touched.
+    /// Returns the guessed pages, now known to have been touched.
     pub(crate) fn pages(self) -> impl Iterator<Item = u64> {
         let Guess { stride, count } = self.guess;
         Guess { stride: -stride, count }.pages(self.behind)
     }
 }
 
-/// Guesses what a thread will touch.
+/// A predictor of a thread's next touches.
 pub(crate) trait Prefetcher: fmt::Debug + Send {
-    /// The guess that is proven by a fault on this page, which [`after`](Self::after) is asked of next.
+    /// Returns the guess that a fault on this page proves right. The caller calls
+    /// [`after`](Self::after) with the page next.
     fn proven(&self, page: u64) -> Option<Proven>;
 
-    /// The thread waits for this page, which is brought. Where a pattern is proven, `most` says how many others can be.
+    /// Notes a fault on this page, and returns a guess. `most` returns the limit of pages, and is
+    /// called only for a proven pattern.
     fn after(&mut self, page: u64, most: &dyn Fn() -> u64) -> Option<Guess>;
 }
 
-/// The ways to guess that there are.
+/// The prefetchers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrefetchKind {
-    /// Nothing is fetched that was not asked for.
+    /// Fetches only pages that a program touches.
     Off,
-    /// The pages behind one that follows the one before, for several such streams at a time.
+    /// Fetches the pages that follow a stream of consecutive pages, for several streams at a time.
     Sequential,
-    /// Along the stride of most of the last faults (Maruf and Chowdhury, "Effectively Prefetching Remote Memory with Leap", ATC 2020).
+    /// Follows the stride of most of the last faults (Maruf and Chowdhury, "Effectively Prefetching
+    /// Remote Memory with Leap", USENIX ATC 2020).
     Trend,
-    /// Sequential where that has something to say, else along the trend.
+    /// Uses the guess of `Sequential`, or else of `Trend`.
     #[default]
     Auto,
 }
@@ -84,7 +89,7 @@ pub enum PrefetchKind {
 named!(PrefetchKind, "way to prefetch": Off "off", Sequential "sequential", Trend "trend", Auto "auto");
 
 impl PrefetchKind {
-    /// One for a thread. None where nothing is to be guessed.
+    /// Makes the prefetcher of a thread, or returns `None` for [`Off`](Self::Off).
     pub(crate) fn make(self) -> Option<Box<dyn Prefetcher>> {
         Some(match self {
             Self::Off => return None,
@@ -115,7 +120,7 @@ impl Prefetcher for Auto {
 mod tests {
     use super::*;
 
-    /// The share of these touches that found their page already here.
+    /// Returns the share of these touches that find their page present.
     fn found(kind: PrefetchKind, touches: impl IntoIterator<Item = u64>) -> f64 {
         let mut prefetcher = kind.make();
         let mut here = std::collections::HashSet::new();

@@ -1,26 +1,29 @@
+//! The prefetcher of sequential streams.
+
 use super::{Guess, PROOF, Prefetcher, Proven};
 
-/// Streams that are followed at a time.
+/// The number of streams followed at a time.
 const STREAMS: usize = 8;
 
-/// Pages that are guessed when a stream is proven.
+/// The size in pages of the first guess for a proven stream.
 const FIRST: u64 = 4;
 
-/// A stream of pages one behind the other.
+/// A stream of consecutive pages.
 #[derive(Debug)]
 struct Stream {
-    /// The next fault if it goes on.
+    /// The page of the next fault, if the stream continues.
     next: u64,
-    /// Faults that went on where they should.
+    /// The number of faults that continued the stream.
     hits: usize,
-    /// Pages that were guessed at last.
+    /// The size of the last guess, in pages.
     window: u64,
 }
 
-/// Follows streams of pages one behind the other. A window doubles each time that a stream goes on just behind it.
+/// Follows streams of consecutive pages. Its window doubles each time that a stream continues just
+/// behind it.
 #[derive(Debug, Default)]
 pub(super) struct Sequential {
-    /// The latest last.
+    /// The streams, the most recently used last.
     streams: Vec<Stream>,
 }
 

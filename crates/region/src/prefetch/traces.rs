@@ -1,15 +1,15 @@
-//! What the policy does with traces of pages, in a cache of which the oldest page leaves.
+//! Prefetchers against traces of pages, in a cache with FIFO eviction.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 
 use super::{Account, MOST, PrefetchKind, Prefetcher, Proven};
 
-/// A cache by pages.
+/// A cache of pages.
 struct Cache {
     frames: usize,
     order: VecDeque<u64>,
-    /// Pages that are here, and whether they were fetched before anybody touched them and it is not known whether anybody did.
+    /// The present pages. The value is true if the page was prefetched, with no known touch since.
     here: HashMap<u64, bool>,
     prefetcher: Option<Box<dyn Prefetcher>>,
     account: Account,
@@ -34,7 +34,7 @@ impl Cache {
         self.here.insert(page, early);
     }
 
-    /// A touch, which nobody sees where the page is here.
+    /// Touches a page. The prefetcher sees only touches of absent pages.
     fn touch(&mut self, page: u64) {
         if self.here.contains_key(&page) {
             return;
@@ -77,17 +77,17 @@ impl Random {
 
 const OBJECTS: u64 = 20_000;
 
-/// Where an object of 6.4 KB, as a store of keys and values has them, begins and ends, in pages. They lie in no order of how often they are
-/// asked for.
+/// Returns the first and last page of an object of 6.4 KB, as in a key-value store. Objects lie in
+/// no order of popularity.
 fn object(rank: u64) -> std::ops::RangeInclusive<u64> {
     let at = rank * 7919 % OBJECTS;
     at * 6554 / 4096..=(at * 6554 + 6553) / 4096
 }
 
-/// Objects that are asked for as often as Zipf has it, with an exponent of 1.
+/// Returns pages of objects drawn by Zipf's law with exponent 1.
 fn zipf(gets: usize) -> impl Iterator<Item = u64> {
     let mut random = Random(42);
-    // The inverse of the harmonic sum, which is a logarithm but for little.
+    // The inverse of the harmonic sum, approximated by a logarithm.
     let rank = move |_| ((OBJECTS as f64 + 1.0).powf(random.unit()) - 1.0) as u64;
     (0..gets).map(rank).flat_map(|rank| object(rank.min(OBJECTS - 1)))
 }
@@ -126,7 +126,7 @@ fn what_looks_like_a_pattern_and_is_none_costs_little() {
         let mut cache = Cache::new(kind, 4096);
         let mut random = Random(7);
         for _ in 0..50_000 {
-            // As long as it takes to prove it.
+            // Just long enough to prove a stream.
             let first = random.next() % 10_000_000;
             (first..first + 4).for_each(|page| cache.touch(page));
         }

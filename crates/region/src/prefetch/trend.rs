@@ -1,25 +1,29 @@
+//! The prefetcher of strides, by Leap's majority trend.
+
 use std::collections::VecDeque;
 
 use super::{Guess, PROOF, Prefetcher, Proven};
 
-/// Steps that are remembered (Leap, section 4.1: a history of 32).
+/// The number of remembered steps (Leap, section 4.1: a history of 32).
 const HISTORY: usize = 32;
 
-/// Steps of which a trend must have most at least (Leap, algorithm 1: it looks at the last few first, then at twice as many).
+/// The shortest window of steps for the majority. Leap, algorithm 1, begins with few steps and
+/// doubles the window.
 const FEWEST: usize = 4;
 
-/// Leap's majority trend: if most of the last steps were of one stride, and the very last were, what comes next is along it. A window doubles each
-/// time that a thread goes on just behind it, whatever else it has touched meanwhile, and begins small again where it does not.
+/// Leap's majority trend. If most of the last steps have one stride, and the very last ones too,
+/// the next pages lie along it. A window doubles each time that the thread continues just behind
+/// it, even after other faults. Otherwise it begins small again.
 #[derive(Debug, Default)]
 pub(super) struct Trend {
     last: Option<u64>,
-    /// The latest first.
+    /// The steps, the latest first.
     steps: VecDeque<i64>,
-    /// What was guessed, and the page just behind that.
+    /// The last guess, and the page just behind it.
     guessed: Option<(Guess, u64)>,
 }
 
-/// Pages that are guessed when a trend is found.
+/// The size in pages of the first guess for a new trend.
 const FIRST: u64 = 4;
 
 impl Trend {
@@ -28,12 +32,14 @@ impl Trend {
         self.steps.push_front(step);
     }
 
-    /// Whether the last steps were along it: what is none is on the way of something else, or just as far as something is long.
+    /// Returns whether the last steps all had this stride. Otherwise the thread is elsewhere, or an
+    /// object was just that long.
     fn is_proven(&self, stride: i64) -> bool {
         self.steps.len() >= PROOF && self.steps.iter().take(PROOF).all(|step| *step == stride)
     }
 
-    /// The stride of more than half of the last steps (Boyer and Moore's vote, then a count).
+    /// Returns the stride of more than half of the last steps, by the vote of Boyer and Moore and a
+    /// count.
     fn majority(&self) -> Option<i64> {
         let mut looked_at = FEWEST;
         while looked_at <= self.steps.len() {
@@ -66,7 +72,7 @@ impl Prefetcher for Trend {
         self.last = Some(page);
         let count = match self.guessed.take_if(|(_, behind)| *behind == page) {
             Some((guess, _)) => {
-                // The pages before this one were touched, and each was a step.
+                // The thread touched the guessed pages, and each was a step.
                 (0..=guess.count.min(HISTORY as u64)).for_each(|_| self.remember(guess.stride));
                 (2 * guess.count).max(FIRST)
             }

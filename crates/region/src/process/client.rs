@@ -1,4 +1,4 @@
-//! Making regions and asking about them. All calls block.
+//! Requests to regions: their creation, status and changes. All calls block.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -23,20 +23,21 @@ use super::run::SUBCOMMAND;
 use crate::engine::{Merged, Proposal, waiting_programs};
 use crate::error::RegionError;
 
-/// How long an engine may think about what it knows at once.
+/// The timeout of requests that an engine answers from memory.
 const ANSWERING: Duration = Duration::from_secs(15);
 
-/// How long it may take to write to its lenders, or give up, as much as it has here.
+/// The timeout of requests that may write the whole cache to the lenders.
 const WORKING: Duration = Duration::from_secs(600);
 
-/// How long another engine may think about giving up a part of its cache, which its neighbour's programs wait for.
+/// The timeout of a request to another engine for a part of its quota, while a program waits for
+/// it.
 const NEIGHBOUR_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long it takes at most until an engine that died is followed by the next.
+/// The longest time from an engine's death until the next engine serves.
 const RESTART: Duration = Duration::from_secs(3);
 
-/// Makes a region in `directory` and starts its processes, with `program`, whose [`SUBCOMMAND`] must come to call
-/// [`super::run()`]. When this fails nothing is left of it.
+/// Creates a region in `directory` and starts its processes with `program`. That program's
+/// [`SUBCOMMAND`] must call [`super::run()`]. A failure leaves nothing behind.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -44,7 +45,8 @@ pub fn create(program: &Path, directory: &Path, spec: &RegionSpec) -> Result<Sta
     create_as(program, directory, spec, false)
 }
 
-/// The same for a region that is another host's, and will be handed over ([`receive`]) and then be this one's ([`own`]).
+/// Creates a region that is another host's, which hands it over ([`receive`]) until it is this
+/// one's ([`own`]).
 ///
 /// # Errors
 /// [`RegionError`].
@@ -54,7 +56,8 @@ pub fn create_foreign(
     spec: &RegionSpec,
 ) -> Result<Status, RegionError> {
     let mut spec = spec.clone();
-    // Beside the host that has the region now, until it is handed over: lenders let one process of each generation in.
+    // The next generation, to exist beside the source host. Lenders admit one process of each
+    // generation.
     for claim in spec.leases.iter_mut().filter_map(|lease| lease.claim.as_mut()) {
         claim.generation += 1;
     }
@@ -88,13 +91,14 @@ fn create_as(
     created
 }
 
-/// Serves a region again whose processes were killed, and whose programs wait: with `program`, as in [`create`].
+/// Serves a region again after its processes were killed, while its programs wait. `program` is as
+/// in [`create`].
 ///
 /// # Errors
-/// [`RegionError`]: also where it is served.
+/// [`RegionError`], also if the region is served already.
 pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
     let fail = || RegionError::io(format!("cannot start the engine with {}", program.display()));
-    // Here already, so that it is known which region there is not.
+    // Read first, so that the error for an unknown region names it.
     files.read()?;
     let log = OpenOptions::new()
         .create(true)
@@ -125,16 +129,16 @@ pub fn start(program: &Path, files: &Files) -> Result<Status, RegionError> {
     }
 }
 
-/// The names of the regions in `directory`.
+/// Returns the regions in `directory`.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// The directory cannot be read.
 pub fn list(directory: &Path) -> Result<Vec<Files>, RegionError> {
     Files::all(directory)
         .map_err(RegionError::io(format!("cannot list the regions in {}", directory.display())))
 }
 
-/// How a region is.
+/// Returns the status of a region.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -145,7 +149,7 @@ pub fn status(files: &Files) -> Result<Status, RegionError> {
     }
 }
 
-/// What a region was made with, whether it is served or not.
+/// Returns the specification of a region, whether it is served or not.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -153,7 +157,7 @@ pub fn record(files: &Files) -> Result<RegionSpec, RegionError> {
     files.read()
 }
 
-/// Changes how much of a region may be in its local cache; returns when that is so.
+/// Changes the limit of a region's local cache, and waits until the cache is within it.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -161,7 +165,7 @@ pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), RegionError> {
     done(files, &Request::ResizeCache { cache })
 }
 
-/// The limits that the caches of the regions in `directory` share.
+/// Returns the limits that the caches of the regions in `directory` share.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -169,11 +173,12 @@ pub fn limits(directory: &Path) -> Result<Limits, RegionError> {
     Book::of(directory).with(|limits| limits.clone())
 }
 
-/// Sets the limit that the caches of all regions in `directory` share, or those of a group; takes it away where none is given. Returns when
-/// all are within it.
+/// Sets the limit of the caches of all regions in `directory`, or of a group; `None` removes it.
+/// Waits until all caches are within it.
 ///
 /// # Errors
-/// [`RegionError`]. A region that does not answer leaves the others within the limit; it comes to be as soon as this is said again.
+/// [`RegionError`]. If a region does not answer, the others are within the limit. Repeat the call
+/// for that region.
 pub fn limit(
     directory: &Path,
     group: Option<&Group>,
@@ -198,8 +203,8 @@ pub fn limit(
     failed.map_or_else(|| limits(directory), Err)
 }
 
-/// Takes a part of what another region has of a limit that caches share: it has no more than this then. For engines: it does not wait for
-/// long.
+/// Takes a part of another region's quota, which then is at most `most`. For engines, so its
+/// timeout is short.
 pub(super) fn take_quota(files: &Files, most: Bytes) -> Result<(), RegionError> {
     match asked(files, &Request::Quota { most }, NEIGHBOUR_PATIENCE)? {
         (Response::Done, _) => Ok(()),
@@ -207,7 +212,7 @@ pub(super) fn take_quota(files: &Files, most: Bytes) -> Result<(), RegionError> 
     }
 }
 
-/// Has a region's lenders have all that is in its cache.
+/// Writes a region's cache to its lenders.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -215,7 +220,8 @@ pub fn persist(files: &Files) -> Result<(), RegionError> {
     done(files, &Request::Persist)
 }
 
-/// Has pages of a region be shared with others of its group, where they are equal to what is proposed. (Some hundred at a time.)
+/// Shares pages of a region with others of its group, if they are equal to the proposals. One call
+/// should carry a few hundred.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -226,7 +232,7 @@ pub fn share(files: &Files, proposals: Vec<Proposal>) -> Result<Merged, RegionEr
     }
 }
 
-/// Has a region share nothing any more.
+/// Unshares all pages of a region.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -242,7 +248,7 @@ pub fn drop_pages(files: &Files, pages: Run) -> Result<(), RegionError> {
     done(files, &Request::Drop { pages })
 }
 
-/// All pages of a region.
+/// Returns the run of all pages of a region.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -250,7 +256,7 @@ pub fn all_pages(files: &Files) -> Result<Run, RegionError> {
     Ok(Run { first: 0, count: files.read()?.size.pages() })
 }
 
-/// What is known of pages, one by one. Nobody is asked.
+/// Returns the states of pages, one by one, without a request to the engine.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -258,7 +264,7 @@ pub fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> 
     pages::states(files, pages)
 }
 
-/// The same by runs.
+/// Returns the states of pages as runs, without a request to the engine.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -266,7 +272,7 @@ pub fn pages(files: &Files, of: Run) -> Result<Vec<Pages>, RegionError> {
     Ok(Pages::runs(of.first, pages::states(files, of)?))
 }
 
-/// Where the extents of a region are. Nobody is asked.
+/// Returns the places of a region's extents, without a request to the engine.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -274,14 +280,15 @@ pub fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     pages::extents(files)
 }
 
-/// Removes a region that no program has mapped, with all that was in it; of one whose processes were killed, what they left here. (Its
-/// lenders keep its pages until their leases end.)
+/// Removes a region that no program has mapped, with its content. If its processes were killed, it
+/// removes only its files here. Lenders keep its pages then until their leases end.
 ///
 /// # Errors
 /// [`RegionError`].
 pub fn remove(files: &Files) -> Result<(), RegionError> {
     match served(files, &Request::Remove) {
-        // An engine that cannot go on is started again and again, and has it for a moment each time.
+        // An engine that cannot continue is started again and again, and has the region for a
+        // moment each time.
         Err(RegionError::Unserved { .. }) if is_ever_free(files) => {
             let frames = files.group(&files.read()?.group).frames();
             let programs = waiting_programs(&files.mapped(), [files.region(), frames])
@@ -293,7 +300,7 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
         }
         removed => removed?,
     }
-    // The engine has answered, and ends; until then it has the files mapped.
+    // The engine has answered and is about to end; until then it has the files mapped.
     let group = files.read().map(|spec| spec.group);
     files.remove();
     if let Ok(group) = group {
@@ -303,12 +310,12 @@ pub fn remove(files: &Files) -> Result<(), RegionError> {
     Ok(())
 }
 
-/// What the regions of a group had in common goes with the last of them.
+/// Removes the group's shared files with its last region.
 fn remove_if_last(directory: &Path, group: &Group) {
     let is_member = |files: &Files| files.read().is_ok_and(|spec| spec.group == *group);
     if list(directory).is_ok_and(|all| !all.iter().any(is_member)) {
         let files = GroupFiles::new(directory, group);
-        // Where nothing was shared there is nothing. A cache of the group's disks stays.
+        // An error means that nothing was shared. A cache of the group's disks stays.
         let _ = std::fs::remove_file(files.frames());
         let _ = std::fs::remove_file(files.giving());
         let _ = std::fs::remove_file(files.payer());
@@ -316,7 +323,8 @@ fn remove_if_last(directory: &Path, group: &Group) {
     }
 }
 
-/// Begins to hand a region over: frames to its engine go into what comes back. Closed before it was given away, it stays.
+/// Begins to hand a region over. The returned connection carries frames to its engine. If it closes
+/// before the region is given away, the region stays.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -324,7 +332,8 @@ pub fn send(files: &Files) -> Result<UnixStream, RegionError> {
     stream(files, &Request::Send)
 }
 
-/// Begins to take in a region that is another host's: frames for its engine go into what comes back.
+/// Begins to take in a region that is another host's. The returned connection carries frames to its
+/// engine.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -332,7 +341,7 @@ pub fn receive(files: &Files) -> Result<UnixStream, RegionError> {
     stream(files, &Request::Receive)
 }
 
-/// Has a region be this host's that was another's, or was being handed over.
+/// Makes a region this host's, after a hand-over to it or an aborted one from it.
 ///
 /// # Errors
 /// [`RegionError`].
@@ -340,7 +349,7 @@ pub fn own(files: &Files) -> Result<(), RegionError> {
     served(files, &Request::Own)
 }
 
-/// Whether there is a moment in which no engine has it.
+/// Returns whether at some moment within [`RESTART`] no engine has the region.
 fn is_ever_free(files: &Files) -> bool {
     let deadline = Instant::now() + RESTART;
     while files.is_served() {
@@ -352,7 +361,7 @@ fn is_ever_free(files: &Files) -> bool {
     true
 }
 
-/// As [`done`]; where an engine died, the next one is waited for.
+/// Does the same as [`done`], and waits for the next engine if one has died.
 fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     let deadline = Instant::now() + RESTART;
     loop {
@@ -367,11 +376,11 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
     }
 }
 
-/// How long the engine may take for the answer.
+/// Returns the timeout of a request.
 fn patience(request: &Request) -> Duration {
     match request {
         Request::Status | Request::Send | Request::Receive | Request::Own => ANSWERING,
-        // These move pages; the rest may move all that there are.
+        // These requests move pages; the remaining ones may move all pages.
         Request::Share { .. } => 4 * ANSWERING,
         _ => WORKING,
     }
@@ -405,7 +414,7 @@ fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
     asked(files, request, patience(request)).map(|(response, _)| response)
 }
 
-/// The answer, and the connection on which it came: with nothing in it yet that was not asked for.
+/// Sends a request. Returns the answer, and the connection, which holds no unread data.
 fn asked(
     files: &Files,
     request: &Request,

@@ -1,3 +1,5 @@
+//! The control socket of an engine, and its answers.
+
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,13 +20,13 @@ use crate::engine::Engine;
 use crate::error::RegionError;
 use crate::lock;
 
-/// Longer requests are not ours.
+/// The longest request, in bytes.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// How long a client may take to ask, or to read an answer.
+/// How long a client may take to send a request, or to read an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A region that is served.
+/// A region with its engine in this process.
 pub(super) struct Serving {
     pub(super) files: Files,
     spec: Mutex<RegionSpec>,
@@ -39,12 +41,12 @@ impl Serving {
         Self { files, spec: Mutex::new(spec), engine, member, since: Instant::now() }
     }
 
-    /// Has the cache be within the limits that it shares with others.
+    /// Puts the cache within the limits that it shares with others.
     pub(super) fn join(&self) -> Result<(), RegionError> {
         self.member.join(&lock(&self.spec))
     }
 
-    /// Has the cache grow when it is short of room, as far as those limits have it, until the end.
+    /// Grows the cache when it is short of room, within the shared limits, until the engine ends.
     pub(super) fn grow(&self) {
         self.member.see_to_it(|| lock(&self.spec).cache);
     }
@@ -81,7 +83,8 @@ impl Serving {
         self.member.have(&spec, cache)
     }
 
-    /// Notes the size, for an engine after this one; not held while pages leave, as others ask for the spec.
+    /// Records the size for a later engine. The lock is not held while pages leave, as other
+    /// requests read the specification.
     fn note_cache(&self, cache: Bytes) -> Result<RegionSpec, RegionError> {
         let mut spec = lock(&self.spec);
         spec.cache = cache;
@@ -89,7 +92,7 @@ impl Serving {
         Ok(spec.clone())
     }
 
-    /// Discards all, if no program has it mapped.
+    /// Discards all pages, if no program has the region mapped.
     fn remove(&self) -> Result<(), Response> {
         let in_use = |programs: Vec<String>| Response::InUse { programs: programs.join(", ") };
         self.engine.begin_removal().map_err(in_use)?;
@@ -123,7 +126,7 @@ impl Control {
         Ok(Self { listener, serving })
     }
 
-    /// Answers, each client on a thread of its own, until the region was removed.
+    /// Answers each client on a thread of its own, until the region is removed.
     pub(super) fn serve_until_removed(self) {
         let (removed, is_removed) = mpsc::channel();
         let Self { listener, serving } = self;
@@ -137,7 +140,7 @@ impl Control {
                     let answering =
                         thread::Builder::new().name("answer".to_owned()).spawn(move || {
                             match serving.converse(&client) {
-                                // The receiver is there.
+                                // The receiver outlives all senders.
                                 Ok(true) => _ = removed.send(()),
                                 Ok(false) => {}
                                 Err(error) => {
@@ -157,7 +160,7 @@ impl Control {
 }
 
 impl Serving {
-    /// Reads one request and answers it. True when that was to end.
+    /// Reads one request and answers it. Returns true if the region was removed.
     fn converse(&self, client: &UnixStream) -> io::Result<bool> {
         client.set_read_timeout(Some(PATIENCE))?;
         client.set_write_timeout(Some(PATIENCE))?;

@@ -1,8 +1,8 @@
-//! A call to a process of this host by its control socket: one JSON object a line, each way.
+//! Calls to another process of this host over its control socket: one JSON object a line, each way.
 //!
-//! Every wait of a call ends by one deadline, whether the other process is stopped, full of other
-//! callers, or sends its answer byte by byte. The error then names the order and the time waited; the
-//! caller adds whom it asked.
+//! One deadline ends every wait of a call. So it does not matter whether the other process is
+//! stopped, busy with other callers, or sends its answer byte by byte. The error names the order
+//! and the time waited; the caller adds the name of the process.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A connection to a control socket, and the deadline of what it waits for now.
+/// A connection to a control socket, with the deadline of the current wait.
 #[derive(Debug)]
 pub struct ControlCall {
     stream: UnixStream,
@@ -25,15 +25,16 @@ pub struct ControlCall {
 }
 
 impl ControlCall {
-    /// Connects to the socket at `path`. That, and all until [`begin`](Self::begin), takes no longer than `patience`.
+    /// Connects to the socket at `path`. The connect and all I/O until [`begin`](Self::begin) take
+    /// at most `patience` together.
     ///
     /// # Errors
-    /// The system's; `TimedOut` where nobody accepts.
+    /// The system's; `TimedOut` if the other process does not accept.
     pub fn connect(path: &Path, order: &str, patience: Duration) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // Where the listener's queue is full, connect(2) waits for as long as a send may take.
+        // If the listener's queue is full, connect(2) waits for the send timeout.
         set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         let mut call = Self {
             stream: UnixStream::from(socket),
@@ -52,10 +53,10 @@ impl ControlCall {
         }
     }
 
-    /// Connects and says a request, whose tag `request` names the order.
+    /// Connects and sends a request. Its tag `request` names the order.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`connect`](Self::connect), and as `write`.
     pub fn ask(path: &Path, request: &impl Serialize, patience: Duration) -> io::Result<Self> {
         let request = serde_json::to_value(request)?;
         let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
@@ -66,26 +67,27 @@ impl ControlCall {
         Ok(call)
     }
 
-    /// The answer, of which there is one.
+    /// Receives the only answer.
     ///
     /// # Errors
-    /// The system's; `TimedOut`; `UnexpectedEof` where the other process closes instead; `InvalidData`.
+    /// The system's; `TimedOut`; `UnexpectedEof` if the other process closes the connection;
+    /// `InvalidData`.
     pub fn answer<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         next_answer(&mut BufReader::new(self))
     }
 
-    /// From now on it waits for this order, and no longer than `patience`.
+    /// Starts a wait for this order, of at most `patience`.
     pub fn begin(&mut self, order: &str, patience: Duration) {
         order.clone_into(&mut self.order);
         self.wait(patience);
     }
 
-    /// From now on it waits for the same order, and no longer than `patience`.
+    /// Starts another wait for the same order, of at most `patience`.
     pub fn wait(&mut self, patience: Duration) {
         (self.patience, self.deadline) = (patience, Instant::now() + patience);
     }
 
-    /// The connection, which waits for ever from now on.
+    /// Returns the connection, without timeouts.
     ///
     /// # Errors
     /// The system's.
@@ -121,7 +123,7 @@ impl ControlCall {
     }
 }
 
-/// The next of several answers to one call.
+/// Receives the next of several answers to one call.
 ///
 /// # Errors
 /// As [`ControlCall::answer`].
@@ -152,14 +154,14 @@ impl Write for ControlCall {
     }
 }
 
-/// Whether a process listens at a socket, be it that it accepts nobody just now. Waits for nothing.
+/// Returns whether a process listens at a socket, even if it does not accept now. Does not wait.
 pub fn is_listening(path: &Path) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = SocketAddrUnix::new(path).and_then(|address| {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         connect(&socket, &address)
     });
-    // Where the listener's queue is full, connect(2) would have to wait.
+    // If the listener's queue is full, connect(2) would wait.
     matches!(connected, Ok(()) | Err(Errno::AGAIN))
 }
 
@@ -174,7 +176,7 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(300);
 
-    /// A socket that nobody accepts at, and whose queue is full.
+    /// Makes a socket that accepts no connection, with a full queue.
     fn full(path: &Path) -> (UnixListener, Vec<UnixStream>) {
         let listener = UnixListener::bind(path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
@@ -211,7 +213,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let trickling = thread::spawn(move || {
             let (mut client, _) = listener.accept().unwrap();
-            // Until the caller has hung up.
+            // Until the caller hangs up.
             while client.write_all(b" ").is_ok() {
                 thread::sleep(Duration::from_millis(20));
             }

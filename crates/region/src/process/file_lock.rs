@@ -1,4 +1,4 @@
-//! A file that one process at a time has to itself.
+//! A file lock that one process at a time holds.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -7,16 +7,17 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long another process may have it: who does waits for nobody.
+/// How long another process may hold the lock, as no holder waits for anything meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether that has it still.
+/// The interval between attempts.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// Locks the file at `path`, which is made if need be, for as long as what is returned lives.
+/// Locks the file at `path`, and creates it if need be. The lock lasts while the returned file is
+/// open.
 ///
 /// # Errors
-/// The system's; `TimedOut` where another process keeps it.
+/// The system's; `TimedOut` if another process keeps the lock.
 pub fn lock_file(path: &Path) -> io::Result<File> {
     let lock =
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;

@@ -1,3 +1,5 @@
+//! The paths and records of a region, and of its group.
+
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -16,52 +18,53 @@ use crate::frames;
 use crate::policy::PolicyKind;
 use crate::prefetch::PrefetchKind;
 
-/// What a region is made with.
+/// The specification of a region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionSpec {
-    /// Its name, and that of its file.
+    /// The name of the region and of its file.
     pub name: RegionName,
-    /// Its size: whole pages.
+    /// The region's size, in whole pages.
     pub size: Bytes,
-    /// How much of it may be in the local cache.
+    /// The limit of its local cache.
     pub cache: Bytes,
-    /// Its tenant: a limit can be over all caches of a group.
+    /// Its tenant; a limit can cover all caches of a group.
     pub group: Group,
-    /// Which pages leave.
+    /// The policy that chooses victims.
     pub policy: PolicyKind,
-    /// When they do.
+    /// When victims leave the cache.
     pub scheme: Scheme,
-    /// What is fetched before it is touched.
+    /// The prefetcher.
     pub prefetch: PrefetchKind,
-    /// A link to be emulated.
+    /// An emulated link, if any.
     pub link: Option<LinkSpec>,
-    /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`; for ever if nothing is said.
+    /// How long a program waits for a page that cannot be fetched, before it gets `SIGBUS`. `None`:
+    /// no limit.
     pub give_up: Option<Duration>,
-    /// Faults that are served at a time.
+    /// The number of faults served at a time.
     pub workers: usize,
-    /// Its volume's id.
+    /// The id of its volume.
     pub volume: VolumeId,
-    /// Where its pages go.
+    /// The leases that hold its pages.
     pub leases: Vec<LeaseTarget>,
-    /// How long a fetch waits for an unreachable lender before it is tried anew.
+    /// How long a fetch waits for an unreachable lender before it fails and is retried.
     pub patience: Duration,
-    /// Directory of the host's certificate, for leases over TLS.
+    /// The directory of the host's certificate, for leases over TLS.
     pub identity: Option<PathBuf>,
 }
 
 impl RegionSpec {
-    /// The same for people's eyes, and for logs: without the keys of sealed leases.
+    /// Returns the specification without the keys of encrypted leases, for display and logs.
     #[must_use]
     pub fn without_keys(mut self) -> Self {
         self.leases.iter_mut().for_each(|lease| lease.seal = None);
         self
     }
 
-    /// Workers unless told otherwise.
+    /// The default number of workers.
     pub const DEFAULT_WORKERS: usize = 2;
 
-    /// A region that nobody lends to yet, and of which all else is as usual.
+    /// Makes a specification without leases, and with defaults otherwise.
     pub fn new(name: RegionName, size: Bytes, cache: Bytes) -> Self {
         Self {
             name,
@@ -82,54 +85,57 @@ impl RegionSpec {
     }
 }
 
-/// The files of what the regions of a group have in common on a host.
+/// The files that the regions of a group share on a host.
 #[derive(Clone, Debug)]
 pub struct GroupFiles {
     directory: PathBuf,
 }
 
 impl GroupFiles {
-    /// Of the group, whose regions are in `directory`. (No region has such a name.)
+    /// Names the files of a group that has its regions in `directory`. No region can have such a
+    /// name.
     pub fn new(directory: &Path, group: &Group) -> Self {
         Self { directory: directory.join(format!("@{group}")) }
     }
 
-    /// Where they are.
+    /// Returns the directory of these files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Pages that are kept once.
+    /// Returns the path of the frames, the pages that are kept once.
     pub fn frames(&self) -> PathBuf {
         self.directory.join("frames")
     }
 
-    /// What is locked by who gives frames back, for as long as that takes: no page comes to be shared meanwhile.
+    /// Returns the path of the lock that the scanner holds while it frees frames. No page becomes
+    /// shared meanwhile.
     pub fn giving(&self) -> PathBuf {
         frames::giving(&self.frames())
     }
 
-    /// Who pays for looking for equal pages of the group, if not the group itself.
+    /// Returns the path of the record of another group that pays for this group's scans, if one
+    /// does.
     pub fn payer(&self) -> PathBuf {
         self.directory.join("payer")
     }
 
-    /// The socket at which the cache of the group's disks serves them, by NBD.
+    /// Returns the path of the socket on which the group's disk cache serves its disks, by NBD.
     pub fn cache_disks(&self) -> PathBuf {
         self.directory.join("cache.nbd")
     }
 
-    /// The socket at which that cache is asked how it is, and told what it may have.
+    /// Returns the path of the disk cache's control socket, for its status and its size.
     pub fn cache_control(&self) -> PathBuf {
         self.directory.join("cache.control")
     }
 
-    /// What is locked by who serves that cache.
+    /// Returns the path of the lock that the disk cache's process holds.
     pub fn cache_lock(&self) -> PathBuf {
         self.directory.join("cache.lock")
     }
 
-    /// Makes the directory, where regions are to be: there need not be any yet.
+    /// Creates the directory, and mounts the tmpfs of regions if there is none yet.
     ///
     /// # Errors
     /// [`RegionError::Io`].
@@ -144,9 +150,9 @@ impl GroupFiles {
         )))
     }
 
-    /// Takes away what is not in use: the directory if nothing is in it, and then what regions are on if there are none.
+    /// Removes the directory if it is empty, and then the tmpfs of regions if that is empty.
     pub fn release(&self) {
-        // It stays if something is in it.
+        // Fails if the directory is not empty.
         let _ = fs::remove_dir(&self.directory);
         if let Some(regions) = self.directory.parent() {
             regions::release_soon(regions);
@@ -162,12 +168,12 @@ pub struct Files {
 }
 
 impl Files {
-    /// Of the region `name`, whose file is to be in `directory`.
+    /// Names the files of the region `name`, with its file in `directory`.
     pub fn new(directory: &Path, name: &RegionName) -> Self {
         Self { directory: directory.to_owned(), name: name.clone() }
     }
 
-    /// Those of all regions in a directory.
+    /// Returns the files of all regions in a directory.
     pub(super) fn all(directory: &Path) -> io::Result<Vec<Self>> {
         let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -184,22 +190,22 @@ impl Files {
         Ok(all)
     }
 
-    /// Whether there is such a region. Where this user may not know, its record says so when it is read.
+    /// Returns whether the region may exist. If this user may not know, a read of its record tells.
     fn may_exist(&self) -> bool {
         self.record().try_exists().unwrap_or(true)
     }
 
-    /// Where all that runs has its files, if regions are where they are by default: in a directory of that.
+    /// Returns the runtime directory of Aquifer, if regions are at their default place in it.
     pub fn run_dir(&self) -> Option<&Path> {
         self.directory.parent()
     }
 
-    /// The region's name.
+    /// Returns the region's name.
     pub fn name(&self) -> &RegionName {
         &self.name
     }
 
-    /// What programs map.
+    /// Returns the path of the file that programs map.
     pub fn region(&self) -> PathBuf {
         self.directory.join(self.name.as_str())
     }
@@ -228,7 +234,7 @@ impl Files {
         self.beside("sharers")
     }
 
-    /// What the regions of a group have in common on this host.
+    /// Returns the files that the regions of a group share on this host.
     pub(super) fn group(&self, group: &Group) -> GroupFiles {
         GroupFiles::new(&self.directory, group)
     }
@@ -237,12 +243,12 @@ impl Files {
         self.beside("foreign")
     }
 
-    /// Whether the region is another host's.
+    /// Returns whether the region is another host's.
     pub(super) fn is_foreign(&self) -> bool {
         self.foreign().exists()
     }
 
-    /// Makes it another host's, or this one's, for all engines to come.
+    /// Makes the region another host's, or this one's, for all later engines.
     pub(super) fn make_foreign(&self, foreign: bool) -> Result<(), RegionError> {
         let path = self.foreign();
         let made = if foreign {
@@ -256,7 +262,7 @@ impl Files {
         made.map_err(RegionError::io(format!("cannot change {}", path.display())))
     }
 
-    /// The socket for programs.
+    /// Returns the path of the socket for programs.
     pub fn programs(&self) -> PathBuf {
         self.beside("programs")
     }
@@ -269,12 +275,12 @@ impl Files {
         self.beside("record.json")
     }
 
-    /// What the engines have to say.
+    /// Returns the path of the engines' log.
     pub fn log(&self) -> PathBuf {
         self.beside("log")
     }
 
-    /// Makes all of them, for root only.
+    /// Creates all files, for root only.
     pub(super) fn create(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let fail = |path: &Path| RegionError::io(format!("cannot make {}", path.display()));
         let beside = self.beside("");
@@ -312,7 +318,7 @@ impl Files {
         self.write(spec)
     }
 
-    /// Writes the record anew.
+    /// Replaces the record.
     pub(super) fn write(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let path = self.record();
         record::write(&path, spec)
@@ -326,7 +332,10 @@ impl Files {
         read.ok_or_else(|| RegionError::Unknown(self.name.clone()))
     }
 
-    /// Has this process be its keeper, for as long as it holds what it gets.
+    /// Makes this process the region's supervisor, while it holds the returned file.
+    ///
+    /// # Errors
+    /// Another process is the supervisor, or the lock file cannot be used.
     pub(super) fn keep(&self) -> Result<File, RegionError> {
         let path = self.beside("kept");
         let fail = || RegionError::io(format!("cannot lock {}", path.display()));
@@ -342,7 +351,7 @@ impl Files {
         }
     }
 
-    /// Whether an engine has it.
+    /// Returns whether an engine has the region.
     pub(super) fn is_served(&self) -> bool {
         Self::open(&self.table())
             .is_ok_and(|table| matches!(table.try_lock_shared(), Err(TryLockError::WouldBlock)))
@@ -353,7 +362,7 @@ impl Files {
         file.map_err(RegionError::io(format!("cannot open {}", path.display())))
     }
 
-    /// The same for a file that regions of older releases do not have.
+    /// Opens a file, and creates it for regions of older releases that lack it.
     pub(super) fn open_or_make(path: &Path) -> Result<File, RegionError> {
         let mut options = OpenOptions::new();
         let file =
@@ -361,11 +370,11 @@ impl Files {
         file.map_err(RegionError::io(format!("cannot open {}", path.display())))
     }
 
-    /// Removes them.
+    /// Removes all files.
     pub(super) fn remove(&self) {
-        // What is not there needs no removing.
+        // An absent file needs no removal.
         let _ = fs::remove_file(self.region());
-        // An engine that ends may be about to note that a program is gone.
+        // An engine that ends may be about to record the end of a program.
         for _ in 0..100 {
             let _ = fs::remove_dir_all(self.beside(""));
             if !self.beside("").exists() {

@@ -1,4 +1,5 @@
-//! What a process that stays says to the one that started it: one JSON object, one line, on its standard output.
+//! The first word of a long-running process to its starter: one line with one JSON object, on its
+//! standard output.
 
 use std::io::{self, Read, Write as _};
 use std::os::fd::AsFd;
@@ -11,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// How long a process may take until it serves: it reads all that is on record, and lenders may not answer.
+/// How long a process may take until it serves. It reads all records, and lenders may not answer.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Says it. The starter may be gone.
+/// Writes the word. An error means that the starter is gone.
 pub fn say(word: &impl Serialize) {
     let mut out = io::stdout().lock();
     let _ = serde_json::to_writer(&mut out, word)
@@ -23,7 +24,7 @@ pub fn say(word: &impl Serialize) {
     let _ = out.flush();
 }
 
-/// Has who waits for the word find the end behind it: what is said from now on goes where errors go.
+/// Closes the pipe to the starter: standard output goes to standard error from now on.
 ///
 /// # Errors
 /// The system's.
@@ -31,11 +32,12 @@ pub fn is_said() -> io::Result<()> {
     Ok(rustix::stdio::dup2_stdout(io::stderr())?)
 }
 
-/// Waits for the word of a process whose standard output is a pipe. None where it ended without one.
+/// Waits for the word of a process with a pipe as standard output. Returns `None` if the process
+/// ended without one.
 ///
 /// # Errors
-/// The system's, and `TimedOut` if the process says nothing for five minutes: it is then killed, with all of its group if it
-/// leads one.
+/// The system's. `TimedOut` if the process is silent for five minutes; this function then kills it,
+/// with its process group if it leads one.
 pub fn heard<T: DeserializeOwned>(child: &mut Child) -> io::Result<Option<T>> {
     heard_within(child, PATIENCE)
 }
@@ -46,7 +48,7 @@ fn heard_within<T: DeserializeOwned>(
 ) -> io::Result<Option<T>> {
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let line = read_line(output, Instant::now() + patience).inspect_err(|_| {
-        // It does not lead a group if it has not come that far, or has ended.
+        // An error means that the process leads no group, or has ended.
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         let _ = child.kill();
         let _ = child.wait();
@@ -54,7 +56,7 @@ fn heard_within<T: DeserializeOwned>(
     Ok(serde_json::from_slice(&line).ok())
 }
 
-/// All up to the end of the line, or of what there is.
+/// Reads up to the end of the first line, or of the stream.
 fn read_line(mut from: impl Read + AsFd, deadline: Instant) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Handing a region over, for as long as the connection is there by which it is asked for.
+//! Hand-overs of a region, each bound to one connection: a hand-over ends with its connection.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,21 +10,22 @@ use crate::engine::Incoming;
 use crate::error::RegionError;
 use crate::handover::Frame;
 
-/// Pages that are named as those which are used most, at most.
+/// The most pages that one `Hot` frame names.
 const HOT: u64 = 1 << 20;
 
 impl Serving {
-    /// Has the region be this host's.
+    /// Makes the region this host's.
     pub(super) fn own(&self) -> Result<(), RegionError> {
         self.files.make_foreign(false)?;
         self.engine.own();
         Ok(())
     }
 
-    /// Sends or receives frames until the other end is gone. A region that was not given away till then stays.
+    /// Sends or receives frames until the other end closes. A region that was not given away by
+    /// then stays here.
     pub(super) fn hand_over(&self, request: &Request, client: &UnixStream) -> io::Result<()> {
         let sends = *request == Request::Send;
-        // Of a region that was given away only what was left behind is asked for.
+        // If the region was given away already, the peer only fetches pages that were left behind.
         let begins = sends && !self.files.is_foreign();
         let begun = if begins { self.engine.begin_outgoing() } else { Ok(()) };
         if let Err(error) = begun {

@@ -1,4 +1,5 @@
-//! What an engine is asked and what it answers, over its control socket: one JSON object a line, one request a connection.
+//! Requests to an engine and its answers, over its control socket: one JSON object a line, one
+//! request a connection.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::RegionSpec;
 use crate::counters::{Counts, Times};
 use crate::engine::{Merged, Proposal, Usage};
 
-/// What an engine is asked.
+/// A request to an engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub(super) enum Request {
@@ -19,33 +20,33 @@ pub(super) enum Request {
     ResizeCache {
         cache: Bytes,
     },
-    /// Look at the limits that caches share, and have no more than this of them.
+    /// Read the shared limits again, and use at most this much of them.
     Quota {
         most: Bytes,
     },
-    /// Have lenders have all that is here.
+    /// Write all dirty pages to the lenders.
     Persist,
     /// Make pages read as zeroes.
     Drop {
         pages: Run,
     },
-    /// Have pages be shared with others of the group, where they are equal to what is proposed.
+    /// Share pages with others of the group, if they are equal to the proposals.
     Share {
         proposals: Vec<Proposal>,
     },
-    /// Have nothing be shared any more.
+    /// Unshare all pages.
     Unshare,
-    /// Discard all, and end.
+    /// Discard all pages, and end.
     Remove,
-    /// Hand the region over: frames follow on this connection, which is the handing over for as long as it is there.
+    /// Hand the region over. Frames follow on this connection, and the hand-over ends with it.
     Send,
-    /// Take in a region that is being handed over: frames follow.
+    /// Take in a region that is handed over. Frames follow on this connection.
     Receive,
-    /// It is this host's from now on.
+    /// Make the region this host's.
     Own,
 }
 
-/// What it answers.
+/// An engine's answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub(super) enum Response {
@@ -56,49 +57,50 @@ pub(super) enum Response {
     Failed { error: String },
 }
 
-/// Everything about a region.
+/// The status of a region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// What it was made with, its cache as it is now.
+    /// The region's specification, with its present cache limit.
     pub spec: RegionSpec,
-    /// The engine's process.
+    /// The id of the engine's process.
     pub pid: u32,
-    /// The programs that have it mapped.
+    /// The names of the programs that map the region.
     pub programs: Vec<String>,
-    /// The same by their processes.
+    /// The ids of their processes.
     #[serde(default)]
     pub processes: Vec<u32>,
-    /// What is where.
+    /// The parts of the region by their place.
     pub usage: Usage,
-    /// Faults that wait for a lender that cannot be reached, or for room with one.
+    /// The number of faults that wait for an unreachable lender, or for room that needs one.
     pub waiting: u64,
-    /// Since the engine started.
+    /// The counts since the engine started.
     pub counts: Counts,
-    /// Of the faults on pages that had been written to, the share that found their page here. (Touches of pages that a program has mapped are
-    /// no faults, and seen by nobody: programs find far more here.)
+    /// The share of faults that found their page here, among faults on pages written earlier. The
+    /// engine does not see touches of mapped pages, so programs find a far larger share here.
     pub hit_rate: f64,
-    /// Of remote faults, since the engine started.
+    /// The latency of remote faults since the engine started.
     pub latency: Latency,
-    /// The same as a histogram, without empty ends.
+    /// The same times as a histogram, without empty ends.
     pub histogram: Vec<Bucket>,
-    /// Of what came over an emulated link at a time.
+    /// The latency of fetches over an emulated link.
     pub link: Option<Latency>,
-    /// Milliseconds for which it has been running.
+    /// The time since the engine started, in milliseconds.
     pub uptime_ms: u64,
-    /// Where its pages are.
+    /// The status of the region's volume.
     pub volume: VolumeStatus,
 }
 
-/// How long remote faults took, in microseconds, from when the engine knew of them until the page was there; or a link.
+/// The latency of remote faults, from the engine's notice until the page was mapped, or of a link.
+/// In microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many there were.
+    /// The number of faults or fetches.
     pub faults: u64,
     /// The median.
     pub p50_us: f64,
-    /// Of a hundred, the slowest but one.
+    /// The 99th percentile.
     pub p99_us: f64,
-    /// Of a thousand, the slowest but one.
+    /// The 99.9th percentile.
     pub p999_us: f64,
 }
 
@@ -109,17 +111,17 @@ impl From<&Times> for Latency {
     }
 }
 
-/// How many remote faults took longer than those of the bucket before, and up to so long.
+/// The number of remote faults with a time above the previous bucket's bound, up to this bucket's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bucket {
-    /// The longest of them, in microseconds: a power of two.
+    /// The upper bound of the bucket in microseconds, a power of two.
     pub up_to_us: f64,
-    /// How many.
+    /// The number of faults.
     pub faults: u64,
 }
 
 impl Bucket {
-    /// All buckets from the first to the last that has any.
+    /// Returns all buckets from the first to the last with a fault.
     pub(super) fn of(times: &Times) -> Vec<Self> {
         let buckets = (0..27).map(|power| {
             let up_to = Duration::from_micros(1 << power);

@@ -1,23 +1,30 @@
-//! The processes of a region: its engine, and one that starts another engine when that dies.
+//! The processes of a region: an engine, and a supervisor that starts another engine when the first
+//! dies.
 //!
-//! [`client::create`] starts them from any program, by running it again under a hidden subcommand ([`SUBCOMMAND`]) that calls
-//! [`run()`]. They outlive their starter. The files of region `NAME`, all on a tmpfs of their own, which is there while there are regions:
+//! [`client::create`] starts them from any program. It runs the program again under a hidden
+//! subcommand ([`SUBCOMMAND`]) that calls [`run()`]. They outlive their starter.
 //!
-//! | `NAME` | what programs map: the pages that are here |
+//! The files of region `NAME` are on a tmpfs of their own, which exists while there are regions:
+//!
+//! | `NAME` | the file that programs map, with the pages of the local cache |
 //! |---|---|
-//! | `.NAME/table`, `.NAME/places` | what is known of each page (locked while an engine lives), and where the extents of the volume are |
-//! | `.NAME/sharers` | which pages are frames of the group |
-//! | `.NAME/mapped` | which programs have it mapped |
-//! | `.NAME/record.json` | what it was made with |
-//! | `.NAME/kept` | locked while a keeper lives |
-//! | `.NAME/foreign` | is there while the region is another host's: what it takes of its lenders is not this one's to give back |
-//! | `.NAME/programs`, `.NAME/control` | the sockets, for programs that map it and for who asks about it |
-//! | `.NAME/log` | what the engines have to say |
+//! | `.NAME/table` | the state of each page; locked while an engine lives |
+//! | `.NAME/places` | the places of the volume's extents |
+//! | `.NAME/sharers` | the pages that are frames of the group |
+//! | `.NAME/mapped` | the programs that map the region |
+//! | `.NAME/record.json` | the region's specification |
+//! | `.NAME/kept` | locked while a supervisor lives |
+//! | `.NAME/foreign` | exists while the region, and so its lenders' memory, is another host's |
+//! | `.NAME/programs` | the socket for programs that map the region |
+//! | `.NAME/control` | the socket for requests of operators and agents |
+//! | `.NAME/log` | the log of the engines |
 //!
-//! `@GROUP/frames` has what the regions of a group share, once. It is written by who looks for equal pages ([`View`], [`client::share`]), and goes with
-//! the group's last region. `@GROUP/cache.*` are the sockets of a cache of the group's disks, and go with that.
+//! `@GROUP/frames` holds the shared pages of a group's regions, once each. The scanner writes it
+//! ([`View`], [`client::share`]). It goes with the group's last region. `@GROUP/cache.*` are the
+//! sockets of the group's disk cache, and go with that.
 //!
-//! Beside that tmpfs, `DIRECTORY.limits` says which limits the caches of several regions share, and what each has of them.
+//! Beside the tmpfs, `DIRECTORY.limits` holds the limits that caches of several regions share, and
+//! each region's quota.
 
 pub mod client;
 mod control;

@@ -1,4 +1,4 @@
-//! What is known of a region without asking its engine: it stands in files that both share.
+//! The states of a region's pages, read from the files that the engine shares, without a request.
 
 use aquifer_mapping::Run;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
@@ -10,18 +10,19 @@ use crate::error::RegionError;
 use crate::places::Places;
 use crate::table::{Page, Place, Table};
 
-/// Where a page is (Migration, section 4.1: the status of a local page).
+/// The state of a page (\[Jo20\], section 4.2: the status of a local page).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum PageState {
-    /// Nowhere: it was never written, or discarded, and reads as zeroes.
+    /// Nowhere: it was never written, or was discarded, and reads as zeroes.
     Zero = 0,
-    /// With a lender only; of a region that came from another host a moment ago, perhaps still with that.
+    /// With a lender only. Soon after a migration, perhaps still with the source host.
     Remote = 1,
-    /// In the local cache, and a lender has the same, as far as is known: what a program has written since the page came is only found when it leaves.
+    /// In the local cache, and equal to a lender's as far as is known. The engine finds a program's
+    /// write only when it scans or evicts the page.
     Resident = 2,
-    /// In the local cache, and known to differ from what a lender has.
+    /// In the local cache, and known to differ from a lender's.
     Dirty = 3,
     /// Kept once for several regions of the group.
     Shared = 4,
@@ -30,7 +31,7 @@ pub enum PageState {
 impl From<Page> for PageState {
     fn from(page: Page) -> Self {
         match page.place {
-            // It is with the host that the region came from.
+            // The page is with the source host.
             Place::Zero | Place::Remote if page.coming => Self::Remote,
             Place::Zero => Self::Zero,
             Place::Remote => Self::Remote,
@@ -41,19 +42,19 @@ impl From<Page> for PageState {
     }
 }
 
-/// Pages that follow one another and are alike.
+/// Consecutive pages in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Pages {
-    /// The first of them.
+    /// The first page.
     pub first: u64,
-    /// How many.
+    /// The number of pages.
     pub count: u64,
-    /// What they are.
+    /// Their state.
     pub state: PageState,
 }
 
 impl Pages {
-    /// Those that are alike together.
+    /// Groups pages of the same state into runs.
     pub(super) fn runs(first: u64, states: impl IntoIterator<Item = PageState>) -> Vec<Self> {
         let mut runs: Vec<Self> = Vec::new();
         for (page, state) in (first..).zip(states) {
@@ -66,18 +67,19 @@ impl Pages {
     }
 }
 
-/// Where an extent of a region is: its part of the metadata that another host would need to reach the region's pages (Migration, section 3.3).
+/// The place of an extent, part of the metadata by which another host reaches the region's pages
+/// (\[Jo20\], section 3.3).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Extent {
-    /// Its first byte in the region.
+    /// The offset of its first byte in the region.
     pub from: Bytes,
-    /// The lease that has it, and who lends that.
+    /// The lease that holds the extent, with its lender.
     pub lease: LeaseTarget,
-    /// Its first byte in the lease.
+    /// The offset of its first byte in the lease.
     pub at: Bytes,
 }
 
-/// The states of these pages. The engine goes on meanwhile.
+/// Returns the states of these pages, while the engine runs.
 pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, RegionError> {
     let all = files.read()?.size.pages();
     if pages.first.checked_add(pages.count).is_none_or(|end| end > all) {
@@ -92,7 +94,7 @@ pub(super) fn states(files: &Files, pages: Run) -> Result<Vec<PageState>, Region
     Ok((pages.first..pages.end()).map(|page| table.get(page).into()).collect())
 }
 
-/// Where its extents are, as far as they are anywhere.
+/// Returns the places of the extents that have one.
 pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let spec = files.read()?;
     let path = files.places();
@@ -103,7 +105,7 @@ pub(super) fn extents(files: &Files) -> Result<Vec<Extent>, RegionError> {
     let places = places.map_err(RegionError::io(format!("cannot map {}", path.display())))?;
     let of = |(extent, (lease, slot)): (usize, (_, u32))| {
         let lease = spec.leases.iter().find(|target| target.lease == lease)?.clone();
-        // The key of sealed pages is not for showing.
+        // The keys of encrypted pages are not for display.
         let lease = LeaseTarget { seal: None, claim: None, ..lease };
         let [from, at] =
             [extent as u64, u64::from(slot)].map(|extents| Bytes(extents * EXTENT_SIZE));

@@ -1,4 +1,4 @@
-//! JSON files that processes read while others write them anew.
+//! JSON files that processes read while others replace them.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use aquifer_page::file;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Puts a value into a file, in the place of what was in it: who reads it finds one or the other.
+/// Replaces a file's content with a value. A reader finds the old or the new value.
 ///
 /// # Errors
 /// The system's.
@@ -16,10 +16,10 @@ pub fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
     file::replace(path, &serde_json::to_vec(value)?)
 }
 
-/// What is in a file. None where there is no file.
+/// Reads the value in a file. Returns `None` if there is no file.
 ///
 /// # Errors
-/// The system's; and `InvalidData` where it holds something else.
+/// The system's; `InvalidData` if the file holds another type of value.
 pub fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

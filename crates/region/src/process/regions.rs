@@ -1,4 +1,4 @@
-//! The file system that regions are on.
+//! The tmpfs that holds the regions.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use aquifer_store::tmpfs::{self, is_mounted};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Refuses a file system on which a page that is taken out of a file would still be somewhere, or
-/// nowhere.
+/// Refuses a file system other than tmpfs. Only there a hole punched in a file frees its memory.
 fn check_tmpfs(directory: &Path) -> io::Result<()> {
     if tmpfs::is_tmpfs(&rustix::fs::statfs(directory)?) {
         return Ok(());
@@ -19,15 +18,17 @@ fn check_tmpfs(directory: &Path) -> io::Result<()> {
     Err(io::Error::other(why))
 }
 
-/// Keeps anybody else from mounting or taking away the file system there, for as long as what is returned lives.
+/// Locks the file system there against mounts and removal by other processes, while the returned
+/// file is open.
 fn hold(directory: &Path) -> io::Result<File> {
     let parent = File::open(directory.parent().unwrap_or(Path::new("/")))?;
     parent.lock()?;
     Ok(parent)
 }
 
-/// Mounts a tmpfs there, for root only, if nothing is: without a limit of its own, as each region has one, and without huge pages,
-/// as single pages come and go. As long as what is returned lives nobody takes it away because nothing is in it yet.
+/// Mounts a tmpfs there for root only, if nothing is mounted. It has no size limit, as each region
+/// has one. It has no huge pages, as pages move singly. While the returned file is open, no process
+/// removes the still empty tmpfs.
 pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     fs::create_dir_all(directory)?;
     let held = hold(directory)?;
@@ -40,7 +41,8 @@ pub(super) fn ensure(directory: &Path) -> io::Result<File> {
     Ok(held)
 }
 
-/// Takes it away if nothing is in it, as soon as processes that are ending have closed their files there.
+/// Unmounts the tmpfs if it is empty. Waits up to 5 s for ending processes to close their files
+/// there.
 pub(super) fn release_soon(directory: &Path) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while !release(directory) && Instant::now() < deadline {
@@ -48,15 +50,16 @@ pub(super) fn release_soon(directory: &Path) {
     }
 }
 
-/// Takes it away if nothing is in it. False if it should be gone and is not: somebody still has one of its files open.
+/// Unmounts the tmpfs if it is empty. Returns false if it should be gone but a process still has a
+/// file open.
 pub(super) fn release(directory: &Path) -> bool {
-    // Where there is no such directory there is nothing to take away.
+    // If there is no such directory, there is nothing to unmount.
     let Ok(_held) = hold(directory) else { return true };
     let empty = fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none());
     if !empty || !is_mounted(directory).unwrap_or(false) {
         return true;
     }
-    // Where a file is still open it is busy, and stays.
+    // The unmount fails while a file is open.
     unmount(directory, UnmountFlags::NOFOLLOW).is_ok()
 }
 

@@ -1,3 +1,5 @@
+//! The bodies of a region's processes: the supervisor and the engine.
+
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -20,16 +22,18 @@ use super::message::Response;
 use crate::engine::{Engine, EngineConfig};
 use crate::error::RegionError;
 
-/// The hidden subcommand of the program that a region's processes are: its `main` must hand what follows it to [`run()`].
+/// The hidden subcommand of a program that starts regions. The program's `main` must pass the
+/// arguments after it to [`run()`].
 pub const SUBCOMMAND: &str = "region-serve";
 
-/// After how long an engine that died as it started is followed by the next.
+/// The pause before the next engine, if the last one died sooner than this after its start.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How an engine ends that has never served.
+/// The exit code of an engine that never served.
 const REFUSED: u8 = 3;
 
-/// The body of the hidden subcommand: `keeper` starts engines, `engine` is one.
+/// Runs the hidden subcommand: as `engine` one engine, otherwise the supervisor that starts
+/// engines.
 pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
     let files = Files::new(directory, name);
     match if role == "engine" { engine(&files) } else { keep(&files) } {
@@ -42,7 +46,7 @@ pub fn run(role: &str, directory: &Path, name: &RegionName) -> ExitCode {
     }
 }
 
-/// Starts an engine, and another when that dies, until one ends in order.
+/// Starts an engine, and another whenever one dies, until one ends in order.
 fn keep(files: &Files) -> Result<(), RegionError> {
     let fail = || RegionError::io("cannot keep an engine running");
     rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
@@ -63,7 +67,8 @@ fn keep(files: &Files) -> Result<(), RegionError> {
         }
         let mut child = command.spawn().map_err(fail())?;
         if first {
-            // Whoever waits for the first engine's first line finds the end of it there.
+            // The starter, which waits for the first engine's first line, then sees the end of the
+            // pipe there.
             first_word::is_said().map_err(fail())?;
         }
         let end = child.wait().map_err(fail())?;
@@ -139,7 +144,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         workers: 0,
         patience: spec.patience,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
-        // Pages that no lender has are here, to ask "what if" without one.
+        // A region without lenders spills to a local file, for experiments.
         spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
         ledger: None,
     };
@@ -156,7 +161,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
     Engine::open(&config, volume, &spec.leases, opened, [files.mapped(), frames])
 }
 
-/// Takes in programs, each on a thread of its own.
+/// Accepts programs, each on a thread of its own.
 fn welcome(engine: &Arc<Engine>, listener: &Listener) {
     accepting::each(
         "programs",

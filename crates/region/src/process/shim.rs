@@ -1,14 +1,17 @@
+//! The path of the preloaded library.
+
 use std::path::{Path, PathBuf};
 
 use crate::error::RegionError;
 
-/// The library that lends a region to an unmodified program.
+/// The file name of the library that gives a region to an unmodified program.
 const SHIM: &str = "libaquifer_shim.so";
 
-/// Where the shim is: beside this program, or in the lib directory beside its own.
+/// Returns the path of the library: beside `program`, or in the `lib` directory beside the
+/// program's own.
 ///
 /// # Errors
-/// If it is in neither.
+/// The library is in neither place.
 pub fn shim(program: &Path) -> Result<PathBuf, RegionError> {
     let beside = program.parent().unwrap_or(program);
     let places = [beside.join(SHIM), beside.join("../lib").join(SHIM)];

@@ -1,4 +1,5 @@
-//! A region as who looks for equal pages sees it: by the files that it shares with its engine, which is not asked.
+//! The scanner's view of a region, by the files that it shares with the engine. The engine is not
+//! asked.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -10,7 +11,8 @@ use crate::file::RegionFile;
 use crate::frames::Sharers;
 use crate::table::{Place, Table};
 
-/// The pages of a region that are here. (What holds one keeps the region's memory from being given back when it is removed.)
+/// The pages of a region that are here. An open view keeps the region's memory allocated after its
+/// removal.
 #[derive(Debug)]
 pub struct View {
     file: RegionFile,
@@ -19,10 +21,10 @@ pub struct View {
 }
 
 impl View {
-    /// Of a region that is there.
+    /// Opens the view of a region.
     ///
     /// # Errors
-    /// Where one of its files cannot be used.
+    /// One of its files cannot be used.
     pub fn open(files: &Files) -> Result<Self, RegionError> {
         let pages = files.read()?.size.pages();
         let fail =
@@ -36,29 +38,31 @@ impl View {
         })
     }
 
-    /// Whether it is of the region that is there now, and not of one of the same name that is gone.
+    /// Returns whether the view is of the present region, and not of a removed one of the same
+    /// name.
     pub fn is_of(&self, files: &Files) -> bool {
         let numbers = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
         let now = std::fs::metadata(files.region()).map(numbers);
         matches!((now, self.file.file().metadata().map(numbers)), (Ok(now), Ok(own)) if now == own)
     }
 
-    /// How many pages it has.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.table.pages()
     }
 
-    /// Whether a page is in its local cache and not shared.
+    /// Returns whether a page is in the local cache and not shared.
     pub fn is_here(&self, page: u64) -> bool {
         matches!(self.table.get(page).place, Place::Resident | Place::Unmapped)
     }
 
-    /// Whether a page is a frame of the group.
+    /// Returns whether a page is a frame of the group.
     pub fn is_shared(&self, page: u64) -> bool {
         self.table.get(page).place == Place::Shared
     }
 
-    /// Reads pages as they are; what is written meanwhile is there, or is not, or in part; what is not here is zeroes.
+    /// Reads pages. A write meanwhile is included wholly, partly or not at all. Absent pages read
+    /// as zeroes.
     ///
     /// # Errors
     /// The system's.
@@ -67,7 +71,7 @@ impl View {
         self.file.read(first, into).map_err(RegionError::io("cannot read a region"))
     }
 
-    /// The pages that are frames of the group, or are about to be, each with its frame.
+    /// Returns the pages that are frames of the group, or are about to be, each with its frame.
     pub fn shared(&self) -> impl Iterator<Item = (u64, u64)> {
         self.sharers.all()
     }

@@ -1,4 +1,4 @@
-//! A region goes from one engine to another while it is written to, and none of it is lost.
+//! A region moves between engines while a program writes to it, and no write is lost.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -14,7 +14,7 @@ const PAGES: u64 = 4096;
 const FRAMES: u64 = 1024;
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// The whole page holds its version.
+/// Fills the whole page with its version.
 fn write(region: &Region, page: u64, version: u64) {
     let words = &region.words()[page as usize * WORDS..][..WORDS];
     words.iter().for_each(|is| is.store(version << 16 | page, Ordering::Relaxed));
@@ -27,7 +27,7 @@ fn check(region: &Region, page: u64, version: u64) {
     }
 }
 
-/// Frames as they travel.
+/// Does a round, with its frames in their wire format.
 fn round(from: &Engine, to: &Engine, incoming: &mut Incoming, round: Round) -> Sent {
     let mut wire = Vec::new();
     let sent = from.round(round, &mut |frame, data| frame.send(&mut wire, data)).unwrap();
@@ -38,7 +38,7 @@ fn round(from: &Engine, to: &Engine, incoming: &mut Incoming, round: Round) -> S
     sent
 }
 
-/// Writes to pages, some of them more often than others, reads others, and discards a few, until told to stop.
+/// Writes to pages, some more often than others, reads others and discards a few, until stopped.
 fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
     let mut random = seed | 1;
     while !stop.load(Ordering::Relaxed) {
@@ -62,7 +62,8 @@ fn work(region: &Region, versions: &[AtomicU64], seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Has the one engine get what it wants of what was left behind with the other, until it has all.
+/// Makes `to` fetch the pages that were left behind at `from`, until it has all. Returns their
+/// number.
 fn fetch_left(from: &Engine, to: &Engine) -> u64 {
     let (mut cursor, mut fetched) = (0, 0);
     loop {
@@ -71,7 +72,7 @@ fn fetch_left(from: &Engine, to: &Engine) -> u64 {
             return fetched;
         }
         fetched += wanted.iter().map(|run| run.count).sum::<u64>();
-        // It comes twice, as it may when a connection breaks.
+        // Taken in twice, as after a broken connection.
         let mut take = |frame: &Frame, data: &[u8]| {
             to.take_in(&mut Incoming::default(), frame, data).unwrap();
             to.take_in(&mut Incoming::default(), frame, data).unwrap();
@@ -104,12 +105,12 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
         });
         let last = round(from, to, &mut incoming, last);
         eprintln!("last: {last:?}");
-        // A device is saved, which writes to memory.
+        // QEMU saves a device, which writes to memory.
         write(&region, 7, 1 << 40);
         versions[7].store(1 << 40, Ordering::Relaxed);
         round(from, to, &mut incoming, Round::Rest);
         if last.left > 0 {
-            // The page that was written to since may have been one of them.
+            // The page written since may have been one of them.
             let coming = to.usage().coming.pages();
             assert!(
                 coming == last.left || coming + 1 == last.left,
@@ -119,7 +120,7 @@ fn goes_to_and_fro(rounds: &[Round], last: Round) {
             assert!(from.send_left(&[Run { first: PAGES, count: 1 }], &mut |_, _| Ok(())).is_err());
         }
         to.own();
-        // The one before must not write to the volume any more.
+        // The source must not write to the volume any more.
         drop(region);
         let region = there.map();
         if last.left > 0 {
@@ -178,7 +179,7 @@ fn a_region_that_was_not_given_away_goes_on() {
     serving.engine.begin_outgoing().unwrap();
     assert!(serving.engine.begin_outgoing().is_err());
     serving.engine.round(Round::Last, &mut |_, _| Ok(())).unwrap();
-    // More than there is room for can be touched meanwhile, but nothing leaves or changes.
+    // More pages than the cache holds can be touched meanwhile, but none leaves or changes.
     let written = serving.engine.counts().written_back;
     (0..PAGES).for_each(|page| check(&region, page, 1));
     assert_eq!(serving.engine.counts().written_back, written);

@@ -1,5 +1,8 @@
-//! A guest under KVM whose memory is a region: faults that the kernel raises on a virtual processor's behalf, by two processors at once, while
-//! pages leave. The guest needs no kernel of its own: forty bytes of code. Skipped where `/dev/kvm` cannot be opened.
+//! A guest under KVM with a region as its memory.
+//!
+//! The kernel raises faults on behalf of two virtual processors at once, while pages leave. The
+//! guest needs no kernel, only forty bytes of code. The test is skipped if `/dev/kvm` cannot be
+//! opened.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -16,12 +19,13 @@ const PAGES: u64 = 4096;
 const PROCESSORS: u64 = 2;
 const ROUNDS: u32 = 6;
 
-/// Where the guest finds its code, and the region.
+/// The guest-physical addresses of the code and of the region.
 const CODE_AT: u64 = 0x1000;
 const REGION_AT: u64 = 0x1000_0000;
 
-/// For each page from ESI on, in steps of EDI, to before EBX: its first and its last four bytes must be its address, exclusive-or ECX; they
-/// become its address, exclusive-or EDX. Halts at the end, and writes to port 0x10 where they are not.
+/// The guest's code. It visits pages from ESI in steps of EDI, to before EBX. The first and the
+/// last four bytes of each page must be its address XOR ECX. They become its address XOR EDX. It
+/// halts at the end, and writes to port 0x10 on a mismatch.
 #[rustfmt::skip]
 const CODE: [u8; 40] = [
     0x8b, 0x06,                         // next: mov eax, [esi]
@@ -43,7 +47,7 @@ const CODE: [u8; 40] = [
     0xf4,                               //       hlt
 ];
 
-/// What is exclusive-ored in this round.
+/// Returns the XOR key of a round.
 fn key(round: u32) -> u32 {
     (round + 1).wrapping_mul(0x9e37_79b9)
 }
@@ -52,7 +56,7 @@ fn content(page: u64, round: u32) -> u64 {
     u64::from((REGION_AT + page * PAGE) as u32 ^ key(round))
 }
 
-/// The first and the last word of a page, as far as the guest uses them.
+/// Returns the first and the last four bytes of a page, the only ones that the guest uses.
 fn ends(region: &Region, page: u64) -> [u64; 2] {
     let words = &region.words()[(page * PAGE) as usize / 8..][..PAGE_SIZE / 8];
     [words[0].load(Ordering::Relaxed), words[words.len() - 1].load(Ordering::Relaxed) >> 32]
@@ -68,13 +72,15 @@ fn machine(kvm: &Kvm, memory: &[(u64, u64, u64)]) -> VmFd {
             memory_size: *length,
             userspace_addr: *address,
         };
-        // SAFETY: both stay mapped for longer than the machine lives, and are accessed as atomics only.
+        // SAFETY: both stay mapped for longer than the machine lives, and are accessed as atomics
+        // only.
         unsafe { machine.set_user_memory_region(slot) }.unwrap();
     }
     machine
 }
 
-/// Flat 32-bit code and data, without tables: segments are as they are loaded here.
+/// Makes a processor with flat 32-bit code and data segments, set directly, without descriptor
+/// tables.
 fn processor(machine: &VmFd, number: u64) -> VcpuFd {
     let processor = machine.create_vcpu(number).unwrap();
     let mut state = processor.get_sregs().unwrap();
@@ -98,7 +104,7 @@ fn processor(machine: &VmFd, number: u64) -> VcpuFd {
     processor
 }
 
-/// Has a processor check and change its pages, round after round.
+/// Makes a processor check and change its pages, round after round.
 fn work(processor: &mut VcpuFd, number: u64) {
     for round in 0..ROUNDS {
         let registers = kvm_regs {

@@ -1,4 +1,4 @@
-//! Regions with their engines in this process, over lenders of ours.
+//! Regions with their engines in this process, over lenders of this project.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! A region behaves like memory, whatever leaves and comes back, under every policy and scheme.
+//! A region behaves like memory under every policy and scheme, while pages leave and come back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +13,8 @@ const PAGES: u64 = 4096;
 const FRAMES: u64 = 512;
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// By each of four threads, with each policy and scheme. `AQUIFER_OPERATIONS` says otherwise.
+/// Returns the number of operations of each of four threads, for each policy and scheme.
+/// `AQUIFER_OPERATIONS` overrides it.
 fn operations() -> u64 {
     std::env::var("AQUIFER_OPERATIONS").map_or(5_000, |number| number.parse().unwrap())
 }
@@ -33,7 +34,7 @@ impl Random {
     }
 }
 
-/// What stands in the words of a page; zero for one that was never written.
+/// Returns the word at this index of a page, for a version; zero for a page that was never written.
 fn word(page: u64, version: u64, at: usize) -> u64 {
     if version == 0 {
         0
@@ -58,7 +59,8 @@ fn check(region: &Region, page: u64, version: u64) {
     }
 }
 
-/// Reads, writes and discards by several threads, each on pages of its own that lie among those of the others.
+/// Reads, writes and discards from several threads, each on pages of its own. The threads' pages
+/// are interleaved.
 fn exercise(region: &Region, threads: u64, operations: u64, seed: u64) {
     thread::scope(|scope| {
         for me in 0..threads {
@@ -66,7 +68,8 @@ fn exercise(region: &Region, threads: u64, operations: u64, seed: u64) {
                 let mut random = Random(seed + me * 77_777 + 1);
                 let mut versions = vec![0; (PAGES / threads) as usize];
                 for number in 1..=operations {
-                    // Half of all to an eighth of the pages, so that some are touched again and again.
+                    // Half of the operations go to an eighth of the pages, so that some are touched
+                    // often.
                     let count = PAGES / threads;
                     let own = if random.below(2) == 0 {
                         random.below(count / 8)
@@ -174,9 +177,9 @@ fn what_is_persisted_leaves_without_a_write() {
     let written = serving.engine.counts().written_back;
     assert_eq!(written, FRAMES / 2);
     assert_eq!(setting.lender.ram(), Bytes(written * PAGE));
-    // Pages of zeroes, which are there because more of the scan was expected, lenders do not have.
+    // Lenders do not have the zero pages that a scan brought in advance.
     assert_eq!(serving.engine.usage().dirty, Bytes(serving.engine.counts().found_zero * PAGE));
-    // Touched and written to since: that is noticed.
+    // The engine notices later touches and writes.
     (0..8).for_each(|page| write(&region, page, 2));
     (8..16).for_each(|page| check(&region, page, 1));
     serving.engine.resize_cache(Bytes(64 * PAGE)).unwrap();
@@ -184,7 +187,7 @@ fn what_is_persisted_leaves_without_a_write() {
     (0..FRAMES / 2).for_each(|page| check(&region, page, if page < 8 { 2 } else { 1 }));
 }
 
-/// Who looks for what is dirty finds pages written to that are about to be mapped, to leave, or to be given back.
+/// Write-back finds dirty pages that are about to be mapped, evicted or discarded.
 #[test]
 fn what_is_written_back_again_and_again_is_kept() {
     let setting = Setting::new(PAGES);
@@ -231,7 +234,7 @@ fn a_region_outlives_its_programs() {
     crate::common::pool::wait_until("the engine knows", || serving.engine.mapped_by().is_empty());
     let region = setting.map();
     (0..PAGES).for_each(|page| check(&region, page, 3));
-    // Written while one program had it, read while two have.
+    // Written while one program has it, read while two have it.
     let second = setting.map();
     (0..PAGES).step_by(3).for_each(|page| write(&region, page, 4));
     (0..PAGES).for_each(|page| check(&second, page, if page % 3 == 0 { 4 } else { 3 }));

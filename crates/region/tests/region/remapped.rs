@@ -1,4 +1,4 @@
-//! What is mapped at the address of a mapping that is gone.
+//! A new mapping at the address of a mapping that is gone.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use crate::common::Setting;
 const PAGES: u64 = 2048;
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// A page that is being fetched as its region is unmapped would come to be in the region that is mapped there next.
+/// A page in flight while its region is unmapped must not enter the region that is mapped there
+/// next.
 #[test]
 fn a_fetch_that_comes_late_is_not_put_into_another_region() {
     let mut setting = Setting::new(PAGES);
@@ -28,7 +29,7 @@ fn a_fetch_that_comes_late_is_not_put_into_another_region() {
     let mut same = 0;
     for first in [0, 600, 1200] {
         let region = setting.map();
-        // A scan, so that pages are on their way that nobody waits for.
+        // A scan, so that prefetched pages are in flight.
         for page in first..first + 4 {
             assert_eq!(region.words()[page * WORDS].load(Ordering::Relaxed), 7);
         }

@@ -1,4 +1,5 @@
-//! Pages that are equal to frames of the group: shared, written to, evicted and discarded, while programs use them.
+//! Pages that are equal to frames of the group: shared, written, evicted and discarded while
+//! programs use them.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -13,7 +14,7 @@ use crate::common::{PAGE, Serving, Setting};
 
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// Every word of every frame.
+/// Returns the word at this index of a frame.
 fn of_frame(frame: u64, word: usize) -> u64 {
     (frame + 1) * 1_000_003 + word as u64
 }
@@ -59,7 +60,8 @@ fn pages(bytes: Bytes) -> u64 {
     bytes.pages()
 }
 
-/// Waits until no page is on its way: a program goes on a moment before the engine has noted that its page is there.
+/// Waits until no page is on its way. A program continues a moment before the engine records its
+/// page as present.
 fn settled(serving: &Serving) {
     serving.engine.persist().unwrap();
 }
@@ -86,11 +88,11 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     assert_eq!(merged, Merged { shared: 64, zero: 16, differ: 1, busy: 2 });
     assert_eq!(before - blocks(), 80);
     assert_eq!(pages(serving.engine.usage().shared), 64);
-    // Reading breaks nothing.
+    // A read does not unshare a page.
     (0..64).for_each(|page| check(&region, page, |word| of_frame(page, word)));
     (64..80).for_each(|page| check(&region, page, |_| 0));
     assert_eq!(serving.engine.counts().broken, 0);
-    // A write is this region's alone.
+    // A write affects only this region.
     region.words()[3 * WORDS + 5].store(42, Ordering::Relaxed);
     check(&region, 3, |word| if word == 5 { 42 } else { of_frame(3, word) });
     assert_eq!((serving.engine.counts().broken, pages(serving.engine.usage().shared)), (1, 63));
@@ -100,7 +102,7 @@ fn what_is_equal_is_shared_and_what_is_written_to_is_the_regions_own() {
     region.words()[3 * WORDS + 5].store(of_frame(3, 5), Ordering::Relaxed);
     settled(&serving);
     assert_eq!(serving.engine.share(&proposals(3..4, Some)).unwrap().shared, 1);
-    // Discarded, it is nobody's.
+    // A discarded page is no longer shared.
     region.discard(0..8).unwrap();
     (0..8).for_each(|page| check(&region, page, |_| 0));
     (8..64).for_each(|page| check(&region, page, |word| of_frame(page, word)));
@@ -114,7 +116,7 @@ fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
     let serving = serve(&setting, 200);
     let region = setting.map();
     (0..48).for_each(|page| write(&region, page, |word| of_frame(page % 32, word)));
-    // (One may be on its way still, when its program has gone on already.)
+    // A page may still be on its way after its program has continued.
     let mut shared = 0;
     while shared < 48 {
         shared += serving.engine.share(&proposals(0..48, |page| Some(page % 32))).unwrap().shared;
@@ -124,7 +126,7 @@ fn what_is_shared_is_written_to_lenders_and_outlives_the_program() {
     (0..48).for_each(|page| check(&region, page, |word| of_frame(page % 32, word)));
     region.words()[40 * WORDS].store(1, Ordering::Relaxed);
     check(&region, 40, |word| if word == 0 { 1 } else { of_frame(8, word) });
-    // Another program sees the same, and what it writes.
+    // Another program sees the same content, and the first sees its writes.
     drop(region);
     crate::common::pool::wait_until("the engine knows", || serving.engine.mapped_by().is_empty());
     assert_eq!(pages(serving.engine.usage().shared), 47);
@@ -155,7 +157,7 @@ fn what_moves_to_another_host_shares_nothing_meanwhile() {
     region.words()[0].store(9, Ordering::Relaxed);
     check(&region, 0, |word| if word == 0 { 9 } else { of_frame(0, word) });
     (1..32).for_each(|page| check(&region, page, |word| of_frame(page, word)));
-    // It stays here after all.
+    // The hand-over is aborted.
     serving.engine.own();
     settled(&serving);
     assert_eq!(
@@ -197,7 +199,8 @@ fn a_small_cache_evicts_while_threads_write_and_pages_are_shared_again_and_again
             scope.spawn(move || {
                 let mut versions = vec![0_u64; PAGES as usize];
                 let own = || (thread..PAGES).step_by(THREADS as usize);
-                // What a page is in a version: of zeroes, the frame, the frame but for a word, or something else.
+                // Returns a page's word in a version: zero, the frame's, the frame's with one
+                // changed word, or unique.
                 let content = |page: u64, version: u64, word: usize| match version % 4 {
                     0 => 0,
                     1 => of_frame(page % FRAMES, word),

@@ -1,4 +1,4 @@
-//! Lenders are called for a region that nobody touches.
+//! The engine reconnects to lenders even while no program touches the region.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

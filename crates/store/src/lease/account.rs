@@ -1,3 +1,5 @@
+//! The quota of a lease, and how much of it is in use.
+
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -5,7 +7,8 @@ use aquifer_page::{Bytes, LeaseId, PAGE_SIZE};
 
 use crate::StoreError;
 
-/// What a lease stores, and the most it may: each of its pages counts, whoever else stores the same.
+/// The number of pages that a lease stores, and its limit. Each page counts in full, even if other
+/// leases share its frame.
 #[derive(Debug)]
 pub(crate) struct Account {
     lease: LeaseId,
@@ -27,7 +30,7 @@ impl Account {
         Bytes(self.stored_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
     }
 
-    /// Accounts for `pages` more, if the quota has room for them.
+    /// Reserves `pages` more, or fails with [`StoreError::Full`] and reserves none.
     pub(crate) fn reserve(&self, pages: usize) -> Result<(), StoreError> {
         let fits =
             |stored: u64| Some(stored + pages as u64).filter(|&after| after <= self.quota_pages);
@@ -37,12 +40,11 @@ impl Account {
         }
     }
 
-    /// Accounts for `pages` less.
     pub(crate) fn give_back(&self, pages: usize) {
         self.stored_pages.fetch_sub(pages as u64, Ordering::Relaxed);
     }
 
-    /// The error for pages that the kernel has no room for.
+    /// Returns the error for pages that the kernel has no room for.
     pub(crate) fn no_memory(&self, source: io::Error) -> StoreError {
         StoreError::NoMemory { lease: self.lease, source }
     }

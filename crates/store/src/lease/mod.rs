@@ -1,3 +1,5 @@
+//! A lease: reads, writes and discards of byte ranges, and the lease's record and end.
+
 mod account;
 mod own;
 mod pages;
@@ -17,8 +19,9 @@ use crate::{Denied, End, LeaseRecord, Stay, StoreError, Visitor};
 
 /// A sparse piece of a lender's RAM, promised to one borrower.
 ///
-/// Any byte range inside the capacity can be read and written from any number of threads; each page is changed as a
-/// whole, a longer request page by page. Who works on different pages never waits for the other.
+/// Threads can read and write any byte ranges inside the capacity in parallel. Each page changes
+/// atomically, a longer request page by page. Threads that work on different pages do not wait for
+/// each other.
 #[derive(Debug)]
 pub struct Lease {
     record: Mutex<LeaseRecord>,
@@ -36,22 +39,23 @@ pub struct Lease {
 /// A run of a lease that is all stored or all hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes in the run.
+    /// Length in bytes.
     pub length: u64,
-    /// Whether it takes RAM; if not, it reads as zeroes.
+    /// Whether the run takes RAM; a hole reads as zeroes.
     pub stored: bool,
 }
 
 /// A piece of held bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment<'a> {
-    /// Bytes, straight from the store's memory.
+    /// Bytes in the store's memory.
     Data(&'a [u8]),
-    /// So many bytes that are not stored and read as zeroes.
+    /// Length in bytes of a hole; it reads as zeroes.
     Hole(usize),
 }
 
-/// Bytes of a lease that nobody changes as long as this lives, to be sent from where they are.
+/// A range of a lease, locked against writers, so that the server can send the bytes without a
+/// copy.
 #[derive(Debug)]
 pub struct Held<'a> {
     run: ReadRun<'a>,
@@ -78,21 +82,24 @@ impl Lease {
         }
     }
 
-    /// The lease's id.
+    /// Returns the lease's id.
     pub fn id(&self) -> LeaseId {
         self.id
     }
 
-    /// The life of its pages: a lease's id is random, and neither comes back once the other is gone.
+    /// Returns the incarnation of the lease's pages. It follows from the id: ids are random, so
+    /// neither returns after the other ends.
     pub fn incarnation(&self) -> Incarnation {
         Incarnation(self.id.0)
     }
 
-    /// Lets a visitor be connected, when the older connections that it replaces have ended: `end` is how this one is
-    /// told to, when its time has come. The stay MUST last until nothing is carried out for the connection any more.
+    /// Admits a visitor's connection once the older connections that it replaces have ended. The
+    /// tenancy calls `end` when this connection must end in turn. The [`Stay`] MUST live until the
+    /// server carries out nothing more for the connection.
     ///
     /// # Errors
-    /// [`Denied`], naming the present owner.
+    /// [`Denied`]: another owner has the lease (it names that owner), a newer connection has taken
+    /// over, older ones do not end, or the claim cannot be recorded.
     pub fn admit(&self, visitor: &Visitor, end: End) -> Result<Stay, Denied> {
         let is_empty = || self.stored() == Bytes::ZERO;
         let record = |memory| self.remember(memory).map_err(|error| error.to_string());
@@ -111,32 +118,34 @@ impl Lease {
         Ok(())
     }
 
-    /// Who may use it.
+    /// Returns the host that may use the lease.
     pub fn borrower(&self) -> &HostName {
         &self.borrower
     }
 
-    /// The tenant it is accounted to.
+    /// Returns the tenant to which the lease is accounted.
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// Its size as an address space.
+    /// Returns the size of the lease's address space.
     pub fn capacity(&self) -> Bytes {
         Bytes(self.capacity)
     }
 
-    /// The most it may store, rounded down to whole pages.
+    /// Returns the most that the lease may store, rounded down to whole pages.
     pub fn quota(&self) -> Bytes {
         self.account.quota()
     }
 
-    /// What it stores now, each page counted, whether or not others of its group store the same.
+    /// Returns how much the lease stores. Each page counts, even if other leases of the group share
+    /// its frame.
     pub fn stored(&self) -> Bytes {
         self.account.stored()
     }
 
-    /// Whether its equal pages, and those of the other sharing leases of its group, are kept once.
+    /// Returns whether the lease keeps equal pages once, with the other sharing leases of its
+    /// group.
     pub fn is_shared(&self) -> bool {
         matches!(self.pages, Pages::Shared(_))
     }
@@ -145,15 +154,16 @@ impl Lease {
         &self.pages
     }
 
-    /// The whole record, with the note as it is now.
+    /// Returns the whole record, with the current note.
     pub fn record(&self) -> LeaseRecord {
         self.locked_record().clone()
     }
 
-    /// Replaces the note, on the tmpfs too.
+    /// Replaces the note, also in the file.
     ///
     /// # Errors
-    /// [`StoreError::File`]; the old note stays. [`StoreError::Gone`] once the lease was removed.
+    /// [`StoreError::File`] if the record cannot be written; the old note stays.
+    /// [`StoreError::Gone`] after the lease's removal.
     pub fn set_note(&self, note: serde_json::Value) -> Result<(), StoreError> {
         let mut record = self.locked_record();
         self.check_alive()?;
@@ -163,7 +173,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Fills `buf` from `offset` on. Allocates nothing, neither here nor in the lease.
+    /// Fills `buf` from `offset` on. Allocates neither heap memory nor pages of the lease.
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
@@ -183,11 +193,11 @@ impl Lease {
         Ok(())
     }
 
-    /// Stores `data` at `offset`. Pages that are all zero afterwards take no RAM.
+    /// Stores `data` at `offset`. Pages that become all zero take no RAM.
     ///
     /// # Errors
-    /// [`StoreError::Full`] and [`StoreError::NoMemory`], with any part of the range written;
-    /// [`StoreError::Range`], [`StoreError::Gone`].
+    /// [`StoreError::Full`] and [`StoreError::NoMemory`], after any part of the range has been
+    /// written; [`StoreError::Range`], [`StoreError::Gone`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let span = self.span(offset, data.len() as u64)?;
         for chunk in span.chunks() {
@@ -198,21 +208,22 @@ impl Lease {
         Ok(())
     }
 
-    /// Makes the range read as zeroes and gives its RAM back; pages only partly in the range give it back if the rest
-    /// of them is zero too.
+    /// Zeroes the range and frees its RAM. A page that is only partly in the range is freed if the
+    /// rest of it is zero too.
     ///
     /// # Errors
-    /// [`StoreError::Range`], [`StoreError::Gone`], [`StoreError::NoMemory`] if the kernel cannot.
+    /// [`StoreError::Range`], [`StoreError::Gone`], [`StoreError::NoMemory`] if the kernel cannot
+    /// free the pages or copy a shared page.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), StoreError> {
         let span = self.span(offset, length)?;
         self.check_alive()?;
         self.clear_all(&span)
     }
 
-    /// Makes the range read as zeroes and stores all of it, so that later writes to it cannot find the lease full.
+    /// Zeroes the range and stores all of it, so that later writes to it cannot exceed the quota.
     ///
-    /// That takes RAM for all of it; where the lease shares, one page for all, so later writes may still find the tmpfs
-    /// full.
+    /// In a lease that does not share, each page takes RAM. In a sharing lease all of them share
+    /// one frame, so later writes may still find the tmpfs full.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -226,7 +237,7 @@ impl Lease {
         Ok(())
     }
 
-    /// The runs of stored and not stored bytes in the range, as they are just now.
+    /// Returns the runs of stored pages and holes in the range, a snapshot without locks.
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
@@ -242,7 +253,7 @@ impl Lease {
             .map(move |(pages, stored)| Run { length: span.of_span(&pages).len() as u64, stored }))
     }
 
-    /// Says why a request for the range would fail, without doing anything.
+    /// Checks whether a request for the range can succeed; does nothing else.
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
@@ -251,10 +262,11 @@ impl Lease {
         self.check_alive()
     }
 
-    /// Holds the range for reading, waiting for writers.
+    /// Locks the range for reading; waits for writers.
     ///
-    /// Who holds something already MUST use [`try_hold`](Self::try_hold): two threads could otherwise wait for each
-    /// other. For the same reason nobody may write while holding.
+    /// A thread that holds a range already MUST use [`try_hold`](Self::try_hold), or two threads
+    /// could wait for each other. For the same reason a thread must not write while it holds a
+    /// range.
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
@@ -265,7 +277,7 @@ impl Lease {
         Ok(Held { run, span })
     }
 
-    /// Holds the range for reading, or says `None` where that would need waiting.
+    /// Locks the range for reading, or returns `None` if that would have to wait.
     ///
     /// # Errors
     /// [`StoreError::Range`], [`StoreError::Gone`].
@@ -276,13 +288,13 @@ impl Lease {
         Ok(run.map(|run| Held { run, span }))
     }
 
-    /// Ends the lease: whatever comes after fails with [`StoreError::Gone`], and all RAM is given back at once, even if
-    /// connections still have the lease. Its files go too, the record first: a crash on the way leaves pages without a
-    /// record, which the next open sweeps away.
+    /// Ends the lease: frees all its RAM at once, and later requests fail with
+    /// [`StoreError::Gone`], even of connections that still hold the lease. Deletes the record
+    /// first: after a crash in between, the next open deletes pages without a record.
     ///
-    /// Nothing can be stored behind the sweep's back: a writer looks at `retired` after it took its page, the sweep at
-    /// the page after it set `retired`, and all four are sequentially consistent. So a writer that the sweep did not see
-    /// sees the flag.
+    /// No writer can store a page that the sweep misses. A writer locks its page and then reads
+    /// `retired`; the sweep sets `retired` and then looks at the page. All four operations are
+    /// sequentially consistent, so a writer that the sweep misses sees the flag.
     pub(crate) fn retire(&self) -> Result<(), StoreError> {
         {
             let _no_new_record = self.locked_record();
@@ -323,13 +335,14 @@ impl Lease {
     }
 
     fn locked_record(&self) -> MutexGuard<'_, LeaseRecord> {
-        // A record is replaced in one assignment, so a panic elsewhere cannot have left half of one.
+        // One assignment replaces the record, so a panic in another thread cannot leave half a
+        // record.
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Held<'_> {
-    /// The bytes in order, in as few pieces as possible.
+    /// Returns the bytes in order, in as few pieces as possible.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         self.run.pieces().map(|(pages, bytes)| match bytes {
             Some(bytes) => Segment::Data(&bytes[self.span.of_pages(&pages)]),

@@ -1,4 +1,4 @@
-//! Writing to the pages of a lease that shares none.
+//! Writes to the pages of a lease that does not share.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::span::{Span, runs};
 use crate::sys::OwnWrite;
 
 impl OwnWrite<'_> {
-    /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does.
+    /// Stores the part of `data` that falls on the held pages; `data` begins where `span` does.
     pub(super) fn store(
         &mut self,
         span: &Span,
@@ -30,7 +30,7 @@ impl OwnWrite<'_> {
         Ok(())
     }
 
-    /// Takes RAM for the pages that are held, and zeroes the part that is in `span`.
+    /// Takes RAM for the held pages, and zeroes their part of `span`.
     pub(super) fn allocate_zeroes(
         &mut self,
         span: &Span,
@@ -42,7 +42,7 @@ impl OwnWrite<'_> {
         Ok(())
     }
 
-    /// Zeroes the part of the pages that are held that is in `span`, and gives back those that are all zero then.
+    /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
     pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
         self.clear_pages(span, self.pages(), account)
     }
@@ -53,7 +53,7 @@ impl OwnWrite<'_> {
         mut pages: Range<usize>,
         account: &Account,
     ) -> Result<(), StoreError> {
-        // Only the two pages at the ends can be in the span in part.
+        // Only the first and the last page can be partly in the span.
         if self.stays_after_clearing(span, pages.start) {
             pages.start += 1;
         }
@@ -69,7 +69,8 @@ impl OwnWrite<'_> {
         Ok(())
     }
 
-    /// If `span` cuts this stored page: zeroes the part and says whether anything is left in the rest.
+    /// If `span` covers this stored page only in part: zeroes that part and returns whether the
+    /// rest holds data.
     fn stays_after_clearing(&mut self, span: &Span, page: usize) -> bool {
         if !span.cuts(page) || !self.stored(page) {
             return false;
@@ -80,7 +81,7 @@ impl OwnWrite<'_> {
         !is_zero(bytes)
     }
 
-    /// Sees to it that all of `pages` are stored.
+    /// Stores all of `pages` that are holes, as zeroes.
     fn provide(&mut self, pages: &Range<usize>, account: &Account) -> Result<(), StoreError> {
         let mut at = pages.start;
         while let Some(missing) = self.next_run(at..pages.end, false) {

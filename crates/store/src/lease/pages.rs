@@ -1,3 +1,5 @@
+//! The two kinds of pages of a lease, behind one interface.
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use crate::sharing::{SharedPages, SharedRead, SharedWrite};
 use crate::span::{Span, runs};
 use crate::sys::{OwnPages, OwnRead, OwnWrite};
 
-/// Where the pages of a lease are: in a file of its own, or in frames that it shares with its group.
+/// The pages of a lease: in a file of its own, or in frames that it shares with its group.
 #[derive(Debug)]
 pub(crate) enum Pages {
     Own(Arc<OwnPages>),
@@ -15,7 +17,7 @@ pub(crate) enum Pages {
 }
 
 impl Pages {
-    /// The first page of `pages` that is stored or held by somebody.
+    /// Returns the first of `pages` that is stored or locked.
     pub(super) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
         match self {
             Self::Own(own) => own.first_not_idle(pages),
@@ -23,7 +25,7 @@ impl Pages {
         }
     }
 
-    /// The runs of stored and not stored pages in `pages`, as they are just now.
+    /// Returns the runs of stored pages and holes in `pages`, a snapshot without locks.
     pub(super) fn peek_runs(
         &self,
         pages: Range<usize>,
@@ -34,7 +36,7 @@ impl Pages {
         })
     }
 
-    /// Takes all of `pages` for reading, in ascending order.
+    /// Locks all of `pages` for reading, in ascending order.
     pub(super) fn read(&self, pages: Range<usize>) -> ReadRun<'_> {
         match self {
             Self::Own(own) => ReadRun::Own(own.read(pages)),
@@ -42,7 +44,7 @@ impl Pages {
         }
     }
 
-    /// Takes all of `pages` for reading if none needs waiting.
+    /// Locks all of `pages` for reading if none is held for writing.
     pub(super) fn try_read(&self, pages: Range<usize>) -> Option<ReadRun<'_>> {
         match self {
             Self::Own(own) => own.try_read(pages).map(ReadRun::Own),
@@ -50,7 +52,7 @@ impl Pages {
         }
     }
 
-    /// Takes all of `pages` for writing, in ascending order.
+    /// Locks all of `pages` for writing, in ascending order.
     pub(super) fn write(&self, pages: Range<usize>) -> WriteRun<'_> {
         match self {
             Self::Own(own) => WriteRun::Own(own.write(pages)),
@@ -67,7 +69,8 @@ pub(super) enum ReadRun<'a> {
 }
 
 impl ReadRun<'_> {
-    /// The pages in order, in runs whose bytes lie side by side, with those bytes; `None` for runs that are not stored.
+    /// Returns the pages in order, in runs whose bytes are contiguous, with those bytes, or `None`
+    /// for holes.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (Range<usize>, Option<&[u8]>)> {
         let pages = match self {
             Self::Own(own) => own.pages(),
@@ -95,8 +98,8 @@ pub(super) enum WriteRun<'a> {
 }
 
 impl WriteRun<'_> {
-    /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does. Pages that are all
-    /// zero then are given back.
+    /// Stores the part of `data` that falls on the held pages; `data` begins where `span` does.
+    /// Frees pages that become all zero.
     pub(super) fn store(
         &mut self,
         span: &Span,
@@ -109,7 +112,7 @@ impl WriteRun<'_> {
         }
     }
 
-    /// Has all pages that are held be stored, and zeroes the part that is in `span`.
+    /// Stores all held pages, and zeroes their part of `span`.
     pub(super) fn allocate_zeroes(
         &mut self,
         span: &Span,
@@ -121,7 +124,7 @@ impl WriteRun<'_> {
         }
     }
 
-    /// Zeroes the part of the pages that are held that is in `span`, and gives back those that are all zero then.
+    /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
     pub(super) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
         match self {
             Self::Own(own) => own.clear(span, account),

@@ -1,4 +1,4 @@
-//! Whether all that is counted is so.
+//! The audit of the shared pages' counters against the tables, for tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::lease::{Lease, Pages};
 use crate::sys::{HOLE, LOST, Table};
 
 impl Groups {
-    /// Compares what is counted in each group with the tables of `leases`, in which nobody writes meanwhile.
+    /// Compares each group's counters with the tables of `leases`. No thread may write to these
+    /// meanwhile.
     pub(crate) fn audit(&self, leases: &[Arc<Lease>]) -> Result<(), String> {
         for (group, members) in self.locked().iter() {
             let served = leases
@@ -49,7 +50,7 @@ impl GroupFrames {
         self.audit_places(&expected)
     }
 
-    /// Each frame has as many references as tables say, and the figures are those of all of them.
+    /// Checks each frame's reference count and the group's totals.
     fn audit_references(&self, expected: &[u32]) -> Result<(), String> {
         for frame in FIRST as u32..expected.len() as u32 {
             let (counted, found) = (self.references(frame), expected[frame as usize]);
@@ -68,7 +69,8 @@ impl GroupFrames {
         same("bytes of frames with RAM", self.usage().taken.0, taken)
     }
 
-    /// Each frame is once in the index, or once among the free ones.
+    /// Checks that each frame in use is once in the index, and each other frame once among the free
+    /// ones.
     fn audit_places(&self, expected: &[u32]) -> Result<(), String> {
         let (mut used, mut free, mut warm) = (BTreeMap::new(), BTreeMap::new(), 0);
         for shard in &self.shards {

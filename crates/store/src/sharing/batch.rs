@@ -1,11 +1,13 @@
+//! A few frames for one operation of the kernel.
+
 use std::ops::Range;
 
 use crate::sys::FrameFile;
 
-/// How many frames RAM is taken for, or given back, at once where that is possible.
+/// Frames for which the store takes or frees RAM at once, where it can.
 pub(super) const BATCH: usize = 8;
 
-/// A few frames, without an allocation.
+/// A few frames, kept without a heap allocation.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     frames: [u32; BATCH],
@@ -21,14 +23,17 @@ impl Batch {
         self.count == 0
     }
 
+    /// Adds a frame.
+    ///
     /// # Panics
-    /// If it is full.
+    /// If the batch is full.
     pub(super) fn push(&mut self, frame: u32) {
         self.frames[self.count] = frame;
         self.count += 1;
     }
 
-    /// The frames in runs, in ascending order, none of which is in two extents of address space.
+    /// Returns the frames in ascending runs, none of which crosses a border between extents of
+    /// address space.
     pub(super) fn into_runs(mut self) -> impl Iterator<Item = Range<u32>> {
         self.frames[..self.count].sort_unstable();
         let mut at = 0;

@@ -1,11 +1,13 @@
+//! Counters of a group's frames.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::SharedUsage;
 
-/// What a group's frames are used for, counted as it changes. Each figure is exact; read together while somebody writes,
-/// they may be a page apart.
+/// Counters of the use of a group's frames. Each is exact; read while a thread writes, two of them
+/// may differ by a page.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     /// Pages that refer to a frame.
@@ -34,7 +36,7 @@ impl Counters {
     }
 }
 
-/// A number that many threads change and anybody may read at any time.
+/// A number that threads change and read without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 

@@ -1,25 +1,28 @@
+//! Keyed fingerprints of pages.
+
 use std::fmt;
 
 use aquifer_page::PAGE_SIZE;
 use twox_hash::XxHash3_64;
 
-/// Bytes of key, as long as the algorithm's own default.
+/// Bytes of key, as many as the algorithm's own default.
 const KEY: usize = 192;
 
-/// What a group's fingerprints are made with: random, never told, never stored, and another for each group and each time
-/// the store is opened.
+/// The key of a group's fingerprints: random, never disclosed, never stored, and new for each group
+/// and each open of the store.
 ///
-/// XXH3 with a secret, not a cryptographic hash, which would take several times as long as all the rest of a write. That is
-/// enough, because a fingerprint only says where to look: contents are compared byte by byte, and of contents with equal
-/// fingerprints one is found and the others are kept by themselves, so a collision costs whoever has made it a page of RAM
-/// and a comparison, whatever he knows.
+/// The fingerprint is XXH3 with a secret. A cryptographic hash would take several times as long as
+/// the rest of a write. XXH3 is enough, as a fingerprint only says where to look: the store
+/// compares contents byte by byte. Of several contents with one fingerprint the index has one, and
+/// the others stay unshared. So even an attacker who knows the key gains nothing: each collision
+/// costs its maker a page of RAM and a comparison.
 pub(super) struct Key {
     seed: u64,
     secret: [u8; KEY],
 }
 
 impl Key {
-    /// A new random key.
+    /// Makes a new random key.
     pub(super) fn random() -> Self {
         let (mut seed, mut secret) = ([0; 8], [0; KEY]);
         getrandom::fill(&mut seed)
@@ -28,7 +31,7 @@ impl Key {
         Self { seed: u64::from_le_bytes(seed), secret }
     }
 
-    /// The fingerprint of a page.
+    /// Computes the fingerprint of a page.
     pub(super) fn fingerprint(&self, content: &[u8; PAGE_SIZE]) -> u64 {
         XxHash3_64::oneshot_with_seed_and_secret(self.seed, &self.secret, content)
             .expect("a secret that is long enough")

@@ -1,3 +1,5 @@
+//! The frames of a group: an index by content, and reference counts.
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -13,11 +15,12 @@ use crate::SharedUsage;
 use crate::ram::RamLock;
 use crate::sys::{Blank, FrameFile};
 
-/// Parts of the index that different pages use without waiting for one another: a critical section takes about 100 ns.
+/// Shards of the index, with a lock each, so that threads seldom wait: a critical section takes
+/// about 100 ns.
 const SHARDS: usize = 32;
 
-/// The frames of one group, in which each content is kept once, with their index and key. Two groups have nothing in
-/// common but the tmpfs.
+/// The frames of one group, each content once, with their index and key. Two groups share nothing
+/// but the tmpfs.
 ///
 /// Frames count from 1 and fit 32 bits: 16 TiB a group.
 #[derive(Debug)]
@@ -25,14 +28,14 @@ pub(crate) struct GroupFrames {
     pub(super) file: FrameFile,
     pub(super) key: Key,
     pub(super) shards: [Mutex<Shard>; SHARDS],
-    /// The first frame that was never used.
+    /// The first frame that has never been used.
     pub(super) fresh: AtomicU64,
     pub(super) counters: Counters,
     pub(super) ram: Arc<RamLock>,
 }
 
 impl GroupFrames {
-    /// Takes over `file`, in which nothing is in use as far as this knows.
+    /// Takes over `file`; counts none of its frames as in use.
     pub(super) fn new(file: File, ram: Arc<RamLock>) -> io::Result<Self> {
         let frames = Self {
             file: FrameFile::new(file),
@@ -46,7 +49,7 @@ impl GroupFrames {
         Ok(frames)
     }
 
-    /// Sees to it that there is address space for `frame`.
+    /// Makes address space for `frame` if it is missing.
     pub(super) fn reach(&self, frame: u32) -> io::Result<()> {
         if let Some(locked) = self.file.reach(frame)? {
             self.ram.note(locked);
@@ -54,10 +57,10 @@ impl GroupFrames {
         Ok(())
     }
 
-    /// A reference to a frame with this content: one that is there, or else a new one.
+    /// Takes a reference to a frame with this content: an existing one, or else a new one.
     ///
     /// # Errors
-    /// The kernel's, if it has no room for a new one.
+    /// The kernel's, if it has no room for a new frame.
     pub(crate) fn share(&self, content: &[u8; PAGE_SIZE]) -> io::Result<u32> {
         let fingerprint = self.key.fingerprint(content);
         let shard = self.shard_of(fingerprint);
@@ -69,17 +72,18 @@ impl GroupFrames {
         self.file.meta(frame).references.store(1, Ordering::Relaxed);
         self.counters.frames.add(1);
         self.counters.references.add(1);
-        // Somebody else may have stored the same meanwhile.
+        // Another thread may have published the same content meanwhile.
         Ok(self
             .publish(frame, fingerprint, content)
             .inspect(|_| _ = self.release(frame))
             .unwrap_or(frame))
     }
 
-    /// Fills a frame anew to which only the caller has a reference, where there is no room for another. Returns the frame
-    /// that has the content, or nothing if others refer to the frame too.
+    /// Refills a frame to which only the caller has a reference, when there is no room for another
+    /// frame. Returns the frame that has the content, or `None` if others refer to the frame too.
     ///
-    /// If it is another, the caller has a reference to that one too. A crash on the way may leave a part of the content.
+    /// If the returned frame is another one, the caller holds references to both. A crash during
+    /// the refill may leave part of the content.
     pub(crate) fn rewrite(&self, frame: u32, content: &[u8; PAGE_SIZE]) -> Option<u32> {
         let before = self.file.meta(frame).fingerprint.load(Ordering::Relaxed);
         {
@@ -87,15 +91,16 @@ impl GroupFrames {
             if self.references(frame) > 1 {
                 return None;
             }
-            // From here on nobody finds it, so nobody gets a reference.
+            // The index does not list the frame from here on, so no thread can take a reference.
             shard.remove(&self.file, frame);
         }
         let frame = self.file.fill(Blank(frame), content);
         Some(self.publish(frame, self.key.fingerprint(content), content).unwrap_or(frame))
     }
 
-    /// Has a frame with this content be found, unless another with the same is: a reference to that one. If it only looks
-    /// the same, the frame stays out of the index.
+    /// Adds a frame with this content to the index, unless an equal frame is there: then takes a
+    /// reference to that one and returns it. If only the fingerprints are equal, the frame stays
+    /// out of the index.
     pub(super) fn publish(
         &self,
         frame: u32,
@@ -114,11 +119,12 @@ impl GroupFrames {
         self.if_equal(found, content)
     }
 
-    /// Takes a reference to the frame with this fingerprint, if there is one.
+    /// Takes a reference to the frame with this fingerprint, if the index has one.
     fn refer(&self, shard: &Shard, fingerprint: u64) -> Option<u32> {
         let frame = shard.find(&self.file, fingerprint)?;
         let more = |references: u32| references.checked_add(1);
-        // Sixteen TiB of equal pages are as many as can be counted; the next one is kept by itself.
+        // The count holds at most 16 TiB of equal pages; the next such page gets a frame of its
+        // own.
         let before = self
             .file
             .meta(frame)
@@ -132,7 +138,8 @@ impl GroupFrames {
         Some(frame)
     }
 
-    /// The frame that was found, to which we have a reference, if its content is this one; if not, lets go of it.
+    /// Returns the found frame, to which the caller holds a reference, if its content is equal.
+    /// Otherwise releases it.
     fn if_equal(&self, found: Option<u32>, content: &[u8; PAGE_SIZE]) -> Option<u32> {
         let frame = found?;
         if self.page(frame) == content {
@@ -142,12 +149,14 @@ impl GroupFrames {
         None
     }
 
-    /// Gives up a reference; the frame becomes free with the last one. Says whether others still refer to it.
+    /// Gives up a reference; with the last one the frame becomes free. Returns whether others still
+    /// refer to it.
     pub(crate) fn release(&self, frame: u32) -> bool {
         let meta = self.file.meta(frame);
         let one_of_many = |references: u32| (references > 1).then(|| references - 1);
         self.counters.references.sub(1);
-        // Release, and Acquire for the last one: whatever others read of the frame is over before it is filled again.
+        // Release, and Acquire for the last one: all reads of the frame end before it is filled
+        // again.
         if let Ok(before) =
             meta.references.fetch_update(Ordering::Release, Ordering::Relaxed, one_of_many)
         {
@@ -157,7 +166,7 @@ impl GroupFrames {
         let fingerprint = meta.fingerprint.load(Ordering::Relaxed);
         let home = self.shard_of(fingerprint);
         let mut shard = self.lock(home);
-        // Under the lock nobody finds the frame, so if this is the last reference, it stays the last.
+        // Under the lock no thread can find the frame, so the last reference stays the last.
         let before = meta.references.fetch_sub(1, Ordering::AcqRel);
         if before > 1 {
             self.left(before);
@@ -172,40 +181,41 @@ impl GroupFrames {
         false
     }
 
-    /// Notes that of so many references one was given up, not the last.
+    /// Notes that one of `before` references, not the last, was given up.
     fn left(&self, before: u32) {
         if before == 2 {
             self.counters.shared.sub(1);
         }
     }
 
-    /// Notes that a page was written whose content others still have.
+    /// Counts a write to a page whose content other pages still have.
     pub(super) fn broke(&self) {
         self.counters.breaks.add(1);
     }
 
-    /// The contents of a frame to which the caller holds a reference.
+    /// Returns the contents of a frame to which the caller holds a reference.
     pub(super) fn page(&self, frame: u32) -> &[u8; PAGE_SIZE] {
         self.bytes(frame..frame + 1).try_into().expect("a frame is a page")
     }
 
-    /// The contents of `frames`, all of one piece, to each of which the caller holds a reference.
+    /// Returns the contents of `frames`, all in one extent, to each of which the caller holds a
+    /// reference.
     pub(crate) fn bytes(&self, frames: Range<u32>) -> &[u8] {
         self.file.bytes(frames)
     }
 
-    /// What the group stores and takes.
+    /// Returns how much the group stores and takes.
     pub(crate) fn usage(&self) -> SharedUsage {
         self.counters.usage()
     }
 
-    /// Where content with this fingerprint belongs. By bits that the shard's index makes no use of.
+    /// Returns the shard of this fingerprint. Uses bits that the shard's index does not.
     pub(super) fn shard_of(&self, fingerprint: u64) -> &Mutex<Shard> {
         &self.shards[(fingerprint >> 40) as usize % SHARDS]
     }
 
     pub(super) fn lock<'a>(&self, shard: &'a Mutex<Shard>) -> MutexGuard<'a, Shard> {
-        // Changed by single calls that do not panic half way.
+        // Each change is a single call that does not panic half way.
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

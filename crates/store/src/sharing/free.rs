@@ -1,4 +1,4 @@
-//! Free frames: taking RAM for them and giving it back.
+//! Free frames: taking RAM for them and freeing it.
 
 use std::io;
 use std::sync::Mutex;
@@ -9,26 +9,27 @@ use super::frames::GroupFrames;
 use super::shard::Shard;
 use crate::sys::{Blank, LOST};
 
-/// The first frame that is used. Those before it stay free, so that fresh frames come in batches that begin at multiples
-/// of their length, and none reaches from one extent of address space into the next.
+/// The first frame in use. Frames below it stay free, so that batches of fresh frames begin at
+/// multiples of their length and none crosses a border between extents of address space.
 pub(super) const FIRST: u64 = BATCH as u64;
-/// The end of the frames that can be used: [`LOST`] is none.
+/// The end of the usable frames, which excludes [`LOST`].
 const END: u64 = LOST as u64 / FIRST * FIRST;
 
 impl GroupFrames {
-    /// A free frame for content that belongs to `shard`.
+    /// Returns a free frame with RAM, for content that belongs to `shard`.
     pub(super) fn blank(&self, shard: &Mutex<Shard>) -> io::Result<Blank> {
         if let Some(blank) = self.lock(shard).take_warm() {
             return Ok(blank);
         }
-        // Several at once, as asking the kernel is what costs; one where the tmpfs is nearly full; and if it is quite
-        // full, one that was kept for other contents.
+        // The call into the kernel is the cost, so this takes several frames at once, and a single
+        // one if the tmpfs is nearly full. If that fails too, it takes a free frame of another
+        // shard.
         self.populate(shard, BATCH).or_else(|_| self.populate(shard, 1)).or_else(|full| {
             self.shards.iter().find_map(|shard| self.lock(shard).take_warm()).ok_or(full)
         })
     }
 
-    /// Takes RAM for so many free frames, keeps all but one for later, and returns that one.
+    /// Takes RAM for up to `many` free frames; keeps all but one for later, and returns that one.
     fn populate(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Blank> {
         let mut batch = self.lock(home).take_cold(&self.file, many);
         if batch.is_empty() {
@@ -54,13 +55,13 @@ impl GroupFrames {
         first
     }
 
-    /// At most so many frames that were never used.
+    /// Takes at most `many` frames that have never been used.
     fn take_fresh(&self, home: &Mutex<Shard>, many: usize) -> io::Result<Batch> {
         let mut fresh = self.fresh.load(Ordering::Relaxed);
         let first = loop {
             let end =
                 Some(fresh + FIRST).filter(|&end| end <= END).ok_or(io::ErrorKind::StorageFull)?;
-            // Before they are taken, so that none is lost where there is no address space for them.
+            // Address space first: if there is none, no frame is lost.
             self.reach(fresh as u32)?;
             match self.fresh.compare_exchange_weak(fresh, end, Ordering::Relaxed, Ordering::Relaxed)
             {
@@ -80,7 +81,7 @@ impl GroupFrames {
         Ok(batch)
     }
 
-    /// Gives the RAM of `surplus` back: free frames of `home` that nobody else knows.
+    /// Frees the RAM of `surplus`: free frames of `home` that no other thread knows.
     pub(super) fn punch(&self, surplus: Batch, home: &Mutex<Shard>) {
         for run in surplus.into_runs() {
             let punched = self.file.punch(run.clone());
@@ -90,18 +91,18 @@ impl GroupFrames {
                     self.counters.populated.sub(run.len());
                     run.for_each(|frame| shard.put_cold(&self.file, frame));
                 }
-                // The kernel is asked again as soon as another frame becomes free.
+                // The next frame that becomes free causes a retry.
                 Err(_) => run.for_each(|frame| shard.put_warm(Blank(frame))),
             }
         }
     }
 
-    /// Gives back all RAM that is kept for later writes, and what the index has taken for more frames than there are.
+    /// Frees all RAM that is kept for later writes, and the index's spare capacity.
     pub(crate) fn trim(&self) {
         for home in &self.shards {
             let mut shard = self.lock(home);
             shard.shrink(&self.file);
-            // No more than there are now: others go on meanwhile.
+            // No more batches than there are now, as other threads add frames meanwhile.
             for _ in 0..shard.warm().div_ceil(BATCH) {
                 let batch = shard.take_warm_batch();
                 drop(shard);

@@ -1,3 +1,5 @@
+//! The groups of a store whose leases share.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +11,7 @@ use crate::ram::RamLock;
 use crate::sys::Table;
 use crate::{SharedUsage, StoreError};
 
-/// The groups of a store that have leases that share.
+/// The groups of a store that have sharing leases.
 #[derive(Debug)]
 pub(crate) struct Groups {
     dir: Arc<Dir>,
@@ -17,13 +19,13 @@ pub(crate) struct Groups {
     all: Mutex<BTreeMap<Group, Members>>,
 }
 
-/// Who uses the frames of a group.
+/// The frames of a group and their users.
 #[derive(Debug)]
 pub(super) struct Members {
     pub(super) frames: Arc<GroupFrames>,
-    /// How many leases are served.
+    /// Number of served leases.
     pub(super) leases: usize,
-    /// The tables of those that are left alone. What they refer to stays.
+    /// The tables of leases that cannot be served. The frames to which they refer stay.
     pub(super) left_alone: Vec<Table>,
 }
 
@@ -32,7 +34,7 @@ impl Groups {
         Self { dir, ram, all: Mutex::default() }
     }
 
-    /// The frames of a group, for one more lease of it. The first has them made.
+    /// Returns the frames of a group, for one more lease of it; makes them for the first.
     pub(crate) fn join(&self, group: &Group) -> Result<Arc<GroupFrames>, StoreError> {
         let mut all = self.locked();
         if let Some(members) = all.get_mut(group) {
@@ -55,12 +57,12 @@ impl Groups {
             .map_err(StoreError::file("map", &self.dir.file(&entry)))
     }
 
-    /// Takes over frames that were recovered.
+    /// Takes over recovered frames.
     pub(super) fn adopt(&self, group: Group, members: Members) {
         self.locked().insert(group, members);
     }
 
-    /// Has one lease less use the frames of a group. The last has them go.
+    /// Counts one lease of a group less; deletes the frames with the last one.
     pub(crate) fn leave(&self, group: &Group) -> Result<(), StoreError> {
         let mut all = self.locked();
         let Some(members) = all.get_mut(group) else { return Ok(()) };
@@ -73,7 +75,7 @@ impl Groups {
         Ok(())
     }
 
-    /// What each group stores and takes.
+    /// Returns how much each group stores and takes.
     pub(crate) fn usage(&self) -> Vec<(Group, SharedUsage)> {
         self.locked()
             .iter()
@@ -90,7 +92,8 @@ impl Groups {
     }
 
     pub(super) fn locked(&self) -> MutexGuard<'_, BTreeMap<Group, Members>> {
-        // Changed by single insertions, removals and assignments, so a panic elsewhere has left none half done.
+        // Each change is a single insertion, removal or assignment, so a panic in another thread
+        // leaves none half done.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

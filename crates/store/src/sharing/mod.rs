@@ -1,16 +1,17 @@
-//! Leases that share: equal pages of one group are kept once, copy-on-write, whoever of the group has stored them.
+//! Leases that share: the group keeps equal pages once, copy-on-write.
 //!
-//! Each group has frames of its own ([`GroupFrames`](frames::GroupFrames)): a sparse file, `GROUP.frames`, in which each content is kept once,
-//! an index by keyed fingerprint, and reference counts. A lease of the group has a page table ([`SharedPages`]),
-//! `LEASE.GROUP.table`, that says in which frame each page is.
+//! Each group has frames of its own ([`GroupFrames`](frames::GroupFrames)): a sparse file,
+//! `GROUP.frames`, that holds each content once, an index by keyed fingerprint, and reference
+//! counts. A lease of the group has a page table ([`SharedPages`]), `LEASE.GROUP.table`, that says
+//! in which frame each page is.
 //!
-//! A frame is filled before anything refers to it and does not change as long as something does. So a page is written by
-//! finding or making a frame with the new content, swinging the entry of the table, and giving up the reference to the
-//! frame before: in that order, so that a process may be killed anywhere in between. Tables and frames outlive it; all the
-//! rest is made of them by [`Groups::recover`].
+//! A frame is filled before anything refers to it, and does not change while anything does. So a
+//! write finds or makes a frame with the new content, changes the table's entry, and gives up the
+//! reference to the old frame. In that order, a kill at any point is safe. Tables and frames
+//! outlive the process; [`Groups::recover`] rebuilds the rest from them.
 //!
-//! Locks: the pages of a lease in ascending order, and then at most one shard of the index at a time, or the one under
-//! which address space grows. Whoever has one of those takes no other.
+//! Lock order: the pages of a lease in ascending order, then one lock of a shard, or the one under
+//! which address space grows. A thread that holds one of the latter takes no other lock.
 
 mod audit;
 mod batch;

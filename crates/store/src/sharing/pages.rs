@@ -1,3 +1,5 @@
+//! The pages of a lease that shares, and their locks.
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -31,23 +33,23 @@ impl SharedPages {
         &self.frames
     }
 
-    /// Takes all of `pages` for reading, in ascending order.
+    /// Locks all of `pages` for reading, in ascending order.
     pub(crate) fn read(&self, pages: Range<usize>) -> SharedRead<'_> {
         SharedRead { run: self.table.read(pages), frames: &self.frames }
     }
 
-    /// Takes all of `pages` for reading if none needs waiting.
+    /// Locks all of `pages` for reading if none is held for writing.
     pub(crate) fn try_read(&self, pages: Range<usize>) -> Option<SharedRead<'_>> {
         self.table.try_read(pages).map(|run| SharedRead { run, frames: &self.frames })
     }
 
-    /// Takes all of `pages` for writing, in ascending order.
+    /// Locks all of `pages` for writing, in ascending order.
     pub(crate) fn write(&self, pages: Range<usize>) -> SharedWrite<'_> {
         SharedWrite { run: self.table.write(pages), frames: &self.frames }
     }
 }
 
-/// Pages held for reading. So their entries stay, and the frames with them.
+/// Pages held for reading, which keeps their entries and so their frames.
 #[derive(Debug)]
 pub(crate) struct SharedRead<'a> {
     run: TableRead<'a>,
@@ -55,18 +57,20 @@ pub(crate) struct SharedRead<'a> {
 }
 
 impl SharedRead<'_> {
-    /// All pages that are held.
+    /// Returns all held pages.
     pub(crate) fn pages(&self) -> Range<usize> {
         self.run.pages()
     }
 
-    /// What the page has in common with those whose bytes lie beside its own; nothing if it is not stored.
+    /// Returns a key that is equal for neighbouring pages whose bytes are contiguous, or `None` for
+    /// a hole.
     pub(crate) fn place(&self, page: usize) -> Option<(usize, u32)> {
         let frame = self.run.entry(page);
         (frame != HOLE).then(|| (FrameFile::extent_of(frame), frame.wrapping_sub(page as u32)))
     }
 
-    /// The bytes of `pages`, all of which are held, stored, and in the same [place](Self::place).
+    /// Returns the bytes of `pages`, all of them held, stored, and in the same
+    /// [place](Self::place).
     pub(crate) fn bytes(&self, pages: &Range<usize>) -> &[u8] {
         let first = self.run.entry(pages.start);
         self.frames.bytes(first..first + pages.len() as u32)
@@ -81,7 +85,7 @@ pub(crate) struct SharedWrite<'a> {
 }
 
 impl SharedWrite<'_> {
-    /// Stores the part of `data` that falls on the pages that are held; it begins where `span` does.
+    /// Stores the part of `data` that falls on the held pages; `data` begins where `span` does.
     pub(crate) fn store(
         &mut self,
         span: &Span,
@@ -100,7 +104,7 @@ impl SharedWrite<'_> {
         Ok(())
     }
 
-    /// Has all pages that are held be stored, and zeroes the part that is in `span`.
+    /// Stores all held pages, and zeroes their part of `span`.
     pub(crate) fn allocate_zeroes(
         &mut self,
         span: &Span,
@@ -117,7 +121,7 @@ impl SharedWrite<'_> {
         Ok(())
     }
 
-    /// Zeroes the part of the pages that are held that is in `span`, and gives back those that are all zero then.
+    /// Zeroes the held pages' part of `span`, and frees the pages that become all zero.
     pub(crate) fn clear(&mut self, span: &Span, account: &Account) -> Result<(), StoreError> {
         for page in self.run.pages() {
             if span.cuts(page) && self.run.entry(page) != HOLE {
@@ -130,7 +134,7 @@ impl SharedWrite<'_> {
         Ok(())
     }
 
-    /// The page as it will be when `change` was made to the part of it that is in `span`.
+    /// Returns the page's content after `change` to the part that is in `span`.
     fn changed(&self, span: &Span, page: usize, change: impl FnOnce(&mut [u8])) -> [u8; PAGE_SIZE] {
         let frame = self.run.entry(page);
         let mut content = if frame == HOLE { ZEROES } else { *self.frames.page(frame) };
@@ -151,8 +155,9 @@ impl SharedWrite<'_> {
         self.store_page(page, content, account)
     }
 
-    /// Has the page be in a frame with this content. A crash at any point leaves the old page or the new one (except where
-    /// there is no RAM for both), and at most frames to which no table refers, which the next open gives back.
+    /// Moves the page to a frame with this content. A crash at any point leaves the old page or the
+    /// new one, except where there is no RAM for both. It leaves at most frames to which no table
+    /// refers, which the next open frees.
     fn store_page(
         &mut self,
         page: usize,
@@ -170,7 +175,8 @@ impl SharedWrite<'_> {
                 account.give_back(1);
                 return Err(account.no_memory(source));
             }
-            // What is stored can be overwritten though nothing is left, as long as nobody else has it.
+            // Without room for another frame, a page without sharers can still be overwritten in
+            // place.
             Err(source) => match self.frames.rewrite(old, content) {
                 Some(same) if same == old => return Ok(()),
                 Some(new) => new,

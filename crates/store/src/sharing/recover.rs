@@ -1,4 +1,5 @@
-//! After a crash: which frames are in use is what the tables say. Reference counts, index and free frames follow from that.
+//! Recovery of a group: the tables say which frames are in use. Reference counts, index and free
+//! frames follow from that.
 
 use std::io;
 use std::sync::Arc;
@@ -26,18 +27,18 @@ pub(crate) struct Recovery<'a> {
     left_alone: Vec<Table>,
 }
 
-/// A table as it was found.
+/// A table as the open finds it.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) table: Table,
-    /// Pages that are stored.
+    /// Number of stored pages.
     pub(crate) stored: usize,
-    /// The first page whose contents are lost: its entry says a frame that is not there.
+    /// The first lost page: the table refers to a frame that has no RAM.
     pub(crate) lost: Option<usize>,
 }
 
 impl Groups {
-    /// Begins with the frames of a group, if it has any.
+    /// Begins the recovery of a group with its frames; makes an empty file if it has none.
     pub(crate) fn recover(
         &self,
         group: &Group,
@@ -62,7 +63,7 @@ impl Groups {
         })
     }
 
-    /// Ends with `leases` leases of the group that are served.
+    /// Ends the recovery of a group of which `leases` leases are served.
     pub(crate) fn recovered(
         &self,
         recovery: Recovery<'_>,
@@ -78,10 +79,10 @@ impl Groups {
 }
 
 impl Recovery<'_> {
-    /// Counts the references of a table of the group.
+    /// Counts the references of one of the group's tables.
     ///
-    /// An entry that says a frame that is not there says from now on that its page is lost, so that it cannot come to say
-    /// a frame which is filled with something else later.
+    /// Replaces an entry that refers to a missing frame by [`LOST`]. Otherwise the entry would
+    /// refer to whatever a later write puts into that frame.
     pub(crate) fn adopt(&mut self, entry: &Entry) -> Result<Found, StoreError> {
         let (file, length) = self.dir.open(entry)?;
         let path = self.dir.file(entry);
@@ -101,21 +102,21 @@ impl Recovery<'_> {
         Ok(Found { table, stored, lost })
     }
 
-    /// Keeps what a table refers to, whose lease is not served.
+    /// Keeps the frames to which the table of an unserved lease refers.
     pub(crate) fn leave_alone(&mut self, table: Table) {
         self.left_alone.push(table);
     }
 }
 
 impl GroupFrames {
-    /// Makes address space for all that the file has. Says of each of its frames whether it has RAM.
+    /// Makes address space for the whole file. Returns for each of its frames whether it has RAM.
     fn adopt_file(&self) -> io::Result<Vec<bool>> {
         let (runs, frames) = self.file.stored()?;
         let mut stored = vec![false; frames.min(LOST as usize)];
         for run in runs {
             stored[run].fill(true);
         }
-        // The first ones are never used, whatever the file says.
+        // The first frames are never used, even if the file has RAM there.
         stored.iter_mut().take(FIRST as usize).for_each(|stored| *stored = false);
         let mut at = 1;
         while at < stored.len() {
@@ -130,7 +131,7 @@ impl GroupFrames {
         self.counters.references.add(1);
     }
 
-    /// Makes the index of what is referred to, and gives back all other frames.
+    /// Builds the index of the frames in use, and frees all others.
     fn adopt_references(&self, stored: &[bool]) -> io::Result<()> {
         let end = stored.iter().rposition(|&stored| stored).map_or(FIRST as usize, |last| last + 1);
         let end = end.next_multiple_of(BATCH);
@@ -167,8 +168,8 @@ impl GroupFrames {
         }
     }
 
-    /// How many pages refer to a frame. Acquire: whoever has given up a reference has read the frame before, see
-    /// [`release`](Self::release).
+    /// Returns how many pages refer to a frame. Acquire: the reads of a thread that gave up a
+    /// reference happen before, see [`release`](Self::release).
     pub(super) fn references(&self, frame: u32) -> u32 {
         self.file.meta(frame).references.load(Ordering::Acquire)
     }

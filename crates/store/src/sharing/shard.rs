@@ -1,3 +1,5 @@
+//! A shard of a group's index and free frames.
+
 use std::sync::atomic::Ordering;
 
 use hashbrown::HashTable;
@@ -5,20 +7,20 @@ use hashbrown::HashTable;
 use super::batch::{BATCH, Batch};
 use crate::sys::{Blank, FrameFile, HOLE};
 
-/// The most free frames with RAM that a shard keeps for the next writes: two batches, so that after one was taken of the
-/// kernel, or given back, it is as far to the next as can be.
+/// The most free frames with RAM that a shard keeps for the next writes. With two batches, a call
+/// into the kernel leaves the shard as far as possible from the next call.
 const WARM: usize = 2 * BATCH;
 
-/// A part of a group's index, by fingerprint, and of its free frames. Whoever has its lock holds no other but those of
-/// pages, and does not wait.
+/// A part of a group's index, by fingerprint, and of its free frames. A thread that holds a shard's
+/// lock holds no other locks than those of pages, and does not sleep.
 #[derive(Debug)]
 pub(super) struct Shard {
-    /// Frames by the fingerprint that their metadata has; no two of them have the same.
+    /// Frames by the fingerprint in their metadata; no two of them have the same.
     index: HashTable<u32>,
     /// Free frames with RAM.
     warm: Vec<Blank>,
-    /// The first of the free frames without, which are a list through their metadata; [`HOLE`] if there
-    /// is none.
+    /// The first of the free frames without RAM, a list linked through their metadata; [`HOLE`] if
+    /// it is empty.
     cold: u32,
 }
 
@@ -29,20 +31,20 @@ impl Default for Shard {
 }
 
 impl Shard {
-    /// The frame in the index that has this fingerprint.
+    /// Returns the indexed frame with this fingerprint.
     pub(super) fn find(&self, file: &FrameFile, fingerprint: u64) -> Option<u32> {
         let same = |&frame: &u32| fingerprint_of(file, frame) == fingerprint;
         self.index.find(fingerprint, same).copied()
     }
 
-    /// Adds a frame whose fingerprint no other in the index has.
+    /// Adds a frame; no other in the index may have its fingerprint.
     pub(super) fn insert(&mut self, file: &FrameFile, frame: u32) {
         self.index.insert_unique(fingerprint_of(file, frame), frame, |&frame| {
             fingerprint_of(file, frame)
         });
     }
 
-    /// Takes a frame out of the index; one that had to stay out of it is no error.
+    /// Takes a frame out of the index; a frame that is not in it is no error.
     pub(super) fn remove(&mut self, file: &FrameFile, frame: u32) {
         if let Ok(found) =
             self.index.find_entry(fingerprint_of(file, frame), |&found| found == frame)
@@ -51,27 +53,25 @@ impl Shard {
         }
     }
 
-    /// How many free frames with RAM there are.
+    /// Returns the number of free frames with RAM.
     pub(super) fn warm(&self) -> usize {
         self.warm.len()
     }
 
-    /// Takes a free frame with RAM.
     pub(super) fn take_warm(&mut self) -> Option<Blank> {
         self.warm.pop()
     }
 
-    /// Adds a free frame with RAM.
     pub(super) fn put_warm(&mut self, blank: Blank) {
         self.warm.push(blank);
     }
 
-    /// Takes the free frames with RAM that are too many, if any are: a batch of them.
+    /// Takes a batch of free frames with RAM if there are more than [`WARM`].
     pub(super) fn take_surplus(&mut self) -> Batch {
         if self.warm.len() > WARM { self.take_warm_batch() } else { Batch::default() }
     }
 
-    /// Takes free frames with RAM, as many as fit a batch.
+    /// Takes up to a batch of free frames with RAM.
     pub(super) fn take_warm_batch(&mut self) -> Batch {
         let mut batch = Batch::default();
         while batch.len() < BATCH
@@ -82,7 +82,7 @@ impl Shard {
         batch
     }
 
-    /// Takes free frames without RAM, at most so many.
+    /// Takes at most `many` free frames without RAM.
     pub(super) fn take_cold(&mut self, file: &FrameFile, many: usize) -> Batch {
         let mut batch = Batch::default();
         while batch.len() < many && self.cold != HOLE {
@@ -92,18 +92,18 @@ impl Shard {
         batch
     }
 
-    /// Adds a free frame without RAM.
     pub(super) fn put_cold(&mut self, file: &FrameFile, frame: u32) {
         file.meta(frame).next.store(self.cold, Ordering::Relaxed);
         self.cold = frame;
     }
 
-    /// Gives back what the index has taken for more frames than it has now.
+    /// Frees the index's spare capacity.
     pub(super) fn shrink(&mut self, file: &FrameFile) {
         self.index.shrink_to_fit(|&frame| fingerprint_of(file, frame));
     }
 
-    /// Calls `each` with all frames of the index, and then with all free ones, and whether they have RAM.
+    /// Calls `indexed` with each frame of the index, then `free` with each free frame and whether
+    /// it has RAM.
     pub(super) fn visit(
         &self,
         file: &FrameFile,

@@ -1,4 +1,4 @@
-//! The frames of a group by themselves.
+//! Tests of a group's frames, without leases.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -95,14 +95,15 @@ fn a_frame_is_filled_anew_only_by_the_one_who_has_it() {
     assert_eq!(figures(&frames), [3, 2, 1]);
 }
 
-/// Waits until `threads` have come here for the `round`th time. Awake, so that they go on at the same moment.
+/// Waits until `threads` threads arrive for the `round`th time. Spins, so that they continue at the
+/// same moment.
 fn meet(came: &AtomicUsize, threads: usize, round: usize) {
     came.fetch_add(1, Ordering::SeqCst);
     let mut spins = 0;
     while came.load(Ordering::SeqCst) < threads * round {
         spins += 1;
         if spins % 10_000 == 0 {
-            // The other one may have no processor.
+            // The other thread may wait for a processor.
             thread::yield_now();
         }
     }
@@ -147,7 +148,8 @@ fn a_frame_that_is_found_while_its_last_reference_goes_is_not_filled_anew() {
             let (frames, failed) = (&frames, &failed);
             scope.spawn(move || {
                 for round in 0..100_000_u32 {
-                    // Two contents that all have now and then, and one of one's own that takes what becomes free.
+                    // Two contents that all threads use, and one of the thread's own that takes
+                    // frames that become free.
                     let byte = if round % 3 == 2 { 100 + number } else { 1 + (round % 3) as u8 };
                     let content = [byte; PAGE_SIZE];
                     let frame = frames.share(&content).unwrap();

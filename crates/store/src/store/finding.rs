@@ -1,19 +1,23 @@
+//! Findings of an open, for the operator.
+
 use std::fmt;
 
 use aquifer_page::{Group, LeaseId};
 
 use crate::{LeaseRecord, StoreError};
 
-/// Something odd that [`Store::open`](crate::Store::open) came across, for the operator's eyes.
+/// An anomaly that [`Store::open`](crate::Store::open) found, for the operator.
 #[derive(Debug)]
 pub enum Finding {
-    /// Pages without a record belong to a lease that was never granted or was being removed; they are gone now.
+    /// Pages without a record: their lease was never granted, or its removal had begun. The open
+    /// has deleted them.
     PagesWithoutRecord(LeaseId),
-    /// A record without pages: somebody else deleted the file. The lease and what it stored are lost.
+    /// A record without pages: another process has deleted the file. The lease and its data are
+    /// lost.
     RecordWithoutPages(Box<LeaseRecord>),
-    /// A lease that cannot be served. Its files stay where they are, and so does what it shares.
+    /// A lease that cannot be served. Its files and its shared frames stay.
     Unusable(LeaseId, StoreError),
-    /// Shared pages of a group that has no lease any more; they are gone now.
+    /// Shared frames of a group without leases. The open has deleted them.
     FramesWithoutLeases(Group),
 }
 

@@ -1,4 +1,4 @@
-//! Locks in RAM what recovered leases store, while they are served already.
+//! The thread that locks the pages of recovered leases in RAM while the store serves them.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -8,9 +8,9 @@ use crate::ram::RamLock;
 use crate::span::CHUNK_PAGES;
 use crate::sys::OwnPages;
 
-/// Maps all that is stored, on a thread of its own: a page is locked in RAM when it is mapped. A page
-/// that the kernel swapped out has to be read for that, from swap that may be slow, or that waits for
-/// this very lender.
+/// Maps all stored pages on a thread of its own: the kernel locks a page in RAM when it is mapped.
+/// It must first read a page that it swapped out, perhaps from slow swap, or from swap that waits
+/// for this very lender.
 pub(super) fn start(recovered: Vec<Weak<OwnPages>>, ram: Arc<RamLock>) {
     if recovered.is_empty() {
         return;
@@ -20,7 +20,7 @@ pub(super) fn start(recovered: Vec<Weak<OwnPages>>, ram: Arc<RamLock>) {
     ram.note(thread::Builder::new().name("store-lock".to_owned()).spawn(work).map(drop));
 }
 
-/// Goes on until all is mapped, or the lease is gone.
+/// Continues until all pages are mapped or the lease is gone.
 fn map(pages: &Weak<OwnPages>) -> io::Result<()> {
     let mut at = 0;
     while let Some(own) = pages.upgrade()
@@ -45,7 +45,7 @@ mod tests {
     const PAGES: u64 = 1000;
     const PAGE: u64 = PAGE_SIZE as u64;
 
-    /// What of a file this process has mapped.
+    /// Returns how much of a file this process has mapped.
     fn mapped(file: &str) -> Bytes {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let of_file = smaps.lines().skip_while(|line| !line.ends_with(file));
@@ -78,7 +78,7 @@ mod tests {
             assert!(Instant::now() < deadline, "{} of {all} are mapped", mapped(&file));
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Nothing else has got RAM by that.
+        // The thread allocated no other page.
         let path = dir.path().join(file);
         assert_eq!(
             Bytes(std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512),

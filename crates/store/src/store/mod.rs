@@ -1,3 +1,5 @@
+//! The store: all leases of a lender.
+
 mod finding;
 mod locking;
 mod recover;
@@ -18,7 +20,7 @@ use crate::{Lease, LeaseRecord, StoreError, Usage};
 
 /// All leases of a lender: a directory on a tmpfs, served by one process at a time.
 ///
-/// Dropping the store leaves the leases and their pages where they are, for the next [`Store::open`].
+/// Dropping the store leaves the leases and their pages for the next [`Store::open`].
 #[derive(Debug)]
 pub struct Store {
     dir: Arc<Dir>,
@@ -29,19 +31,20 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, making it if need be, and recovers its leases with all their pages. They can be served at
-    /// once; a thread locks in RAM what they store.
+    /// Opens the store in `dir`, makes the directory if necessary, and recovers the leases with all
+    /// their pages. The caller can serve them at once; a thread locks their pages in RAM.
     ///
     /// # Errors
-    /// [`StoreError::NotTmpfs`], [`StoreError::Unguarded`], [`StoreError::Busy`], [`StoreError::File`]. A single lease that cannot be recovered is
-    /// no error but a [finding](Self::findings).
+    /// [`StoreError::NotTmpfs`], [`StoreError::Unguarded`], [`StoreError::Busy`],
+    /// [`StoreError::File`]. A single lease that cannot be recovered is no error but a
+    /// [finding](Self::findings).
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let (store, recovered) = Self::recovered(dir)?;
         locking::start(recovered, Arc::clone(&store.ram));
         Ok(store)
     }
 
-    /// The store, and pages that are to be locked in RAM.
+    /// Returns the store, and the pages that are still to be locked in RAM.
     fn recovered(dir: &Path) -> Result<(Self, Vec<Weak<OwnPages>>), StoreError> {
         let dir = Arc::new(Dir::lock(dir)?);
         let ram = Arc::new(RamLock::new(dir.path().to_owned()));
@@ -59,17 +62,18 @@ impl Store {
         Ok((store, recovered))
     }
 
-    /// What was odd when the store was opened.
+    /// Returns the anomalies that the open found.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// The store's directory.
+    /// Returns the store's directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Whether the kernel may swap stored pages out, because it does not let this process lock them in RAM.
+    /// Returns whether the kernel may swap out stored pages, because it does not let this process
+    /// lock them in RAM.
     pub fn is_swappable(&self) -> bool {
         self.ram.was_refused()
     }
@@ -87,12 +91,13 @@ impl Store {
         if leases.contains_key(&id) {
             return Err(StoreError::Exists(id));
         }
-        // The record last: pages without one are swept away by the next open, so a crash here leaves nothing behind.
+        // The record last: the next open deletes pages without a record, so a crash here leaves
+        // nothing behind.
         let pages =
             if record.shared { self.create_shared(&record) } else { self.create_own(&record) }?;
         let entry = Entry::Record(id);
         record.save(&self.dir.file(&entry)).inspect_err(|_| {
-            // The first error is the one to tell; the next open tries this again.
+            // The caller gets the first error; the next open retries the deletion.
             let _ = self.dir.delete(&pages_of(&record)).and_then(|()| self.leave(&record));
         })?;
         let lease = Arc::new(Lease::new(record, pages, 0, Arc::clone(&self.dir)));
@@ -129,27 +134,28 @@ impl Store {
         Ok(Pages::Shared(SharedPages::new(table, frames)))
     }
 
-    /// Has a lease that is gone no longer use the frames of its group.
+    /// Ends the use of the group's frames by a lease that is gone.
     fn leave(&self, record: &LeaseRecord) -> Result<(), StoreError> {
         if record.shared { self.groups.leave(&record.group) } else { Ok(()) }
     }
 
-    /// The lease with this id.
+    /// Returns the lease with this id.
     pub fn get(&self, id: LeaseId) -> Option<Arc<Lease>> {
         self.locked().get(&id).cloned()
     }
 
-    /// All leases, by id.
+    /// Returns all leases, by id.
     pub fn leases(&self) -> Vec<Arc<Lease>> {
         self.locked().values().cloned().collect()
     }
 
-    /// Ends a lease and gives its RAM back before returning, except for what others of its group share with it; says how
-    /// much it stored. Who still has the lease gets [`StoreError::Gone`] from now on.
+    /// Ends a lease, frees its RAM except frames that other leases share, and returns how much it
+    /// stored. Callers that still hold the lease get [`StoreError::Gone`].
     ///
     /// # Errors
-    /// [`StoreError::Unknown`]; [`StoreError::File`] if its files cannot be deleted: the lease is then still there to be
-    /// removed once more.
+    /// [`StoreError::Unknown`]; [`StoreError::NoMemory`] if the kernel cannot free its pages;
+    /// [`StoreError::File`] if its files cannot be deleted. The lease then stays in the store, for
+    /// a retry.
     pub fn remove(&self, id: LeaseId) -> Result<Bytes, StoreError> {
         let lease = self.locked().remove(&id).ok_or(StoreError::Unknown(id))?;
         let stored = lease.stored();
@@ -160,28 +166,29 @@ impl Store {
         removed.map(|()| stored)
     }
 
-    /// What is stored, promised and shared, in all, by group and by lease.
+    /// Returns how much is stored, promised and shared: in total, by group and by lease.
     pub fn usage(&self) -> Usage {
         let shared = self.groups.usage();
         Usage::of(self.locked().values().map(|lease| &**lease), shared.into_iter())
     }
 
-    /// Whether all that is counted of shared pages is as their tables say: for tests, as it reads all tables, and as nobody
-    /// may write meanwhile.
+    /// Compares the counters of shared pages with the tables. For tests: it reads all tables, and
+    /// no thread may write meanwhile.
     ///
     /// # Errors
-    /// What is not so.
+    /// The first counter that is wrong.
     pub fn audit(&self) -> Result<(), String> {
         self.groups.audit(&self.leases())
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Arc<Lease>>> {
-        // The map is changed by single insertions and removals, so a panic elsewhere cannot have left it half done.
+        // Each change of the map is a single insertion or removal, so a panic in another thread
+        // cannot leave it half done.
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The file that says where the pages of a lease are.
+/// Returns the file that holds the lease's pages or its page table.
 fn pages_of(record: &LeaseRecord) -> Entry {
     if record.shared {
         Entry::Table(record.id, record.group.clone())

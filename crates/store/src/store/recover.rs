@@ -1,3 +1,5 @@
+//! Recovery of the leases that an earlier process left in the directory.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use crate::sys::{OwnPages, Table};
 use crate::{Lease, LeaseRecord, StoreError};
 
 impl Store {
-    /// Finds what the last one left, and sweeps up what was half made or half removed.
+    /// Recovers the leases of the earlier process, and deletes files of half-finished creations and
+    /// removals.
     pub(super) fn recover(&mut self) -> Result<(), StoreError> {
         let files = self.dir.list()?;
         let mut tables: BTreeMap<Group, BTreeSet<LeaseId>> = BTreeMap::new();
@@ -30,7 +33,7 @@ impl Store {
         for (group, leases) in &tables {
             let has_frames = files.contains(&Entry::Frames(group.clone()));
             if let Err(error) = self.recover_group(group, leases, has_frames) {
-                // No new lease can share either, as the frames stay where they are.
+                // New leases cannot share either, as the frames stay where they are.
                 let why = error.to_string();
                 let path = self.dir.file(&Entry::Frames(group.clone()));
                 let unusable = |id: &LeaseId| {
@@ -78,7 +81,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Recovers the leases that share in a group: first all references, as a frame is free only if nobody has one.
+    /// Recovers a group's sharing leases. Counts all references first, as a frame is free only if
+    /// no table refers to it.
     fn recover_group(
         &mut self,
         group: &Group,
@@ -109,7 +113,7 @@ impl Store {
         Ok(())
     }
 
-    /// The record of a lease that shares, if the lease can be served.
+    /// Returns the record of a sharing lease if the lease can be served.
     fn check_shared(
         &self,
         id: LeaseId,

@@ -1,3 +1,5 @@
+//! The mapped file of a group's frames.
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -9,31 +11,33 @@ use aquifer_page::PAGE_SIZE;
 
 use super::mapping::{self, Mapping};
 
-/// Frames in the first extent of address space, 64 MiB. Each further one is as long as all before it together.
+/// Frames in the first extent of address space, 64 MiB. Each further extent is as long as all
+/// before it together.
 const FIRST: u32 = 1 << FIRST_BITS;
 const FIRST_BITS: u32 = 14;
 const EXTENTS: usize = (u32::BITS - FIRST_BITS + 1) as usize;
 
-/// What is known of a frame besides its contents.
+/// The metadata of a frame.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Meta {
-    /// How many pages refer to it.
+    /// Number of pages that refer to the frame.
     pub(crate) references: AtomicU32,
-    /// The next of the free frames, where this is one without RAM.
+    /// The next free frame, if this is a free frame without RAM.
     pub(crate) next: AtomicU32,
-    /// Of its contents, where pages refer to it.
+    /// The fingerprint of the contents, if pages refer to the frame.
     pub(crate) fingerprint: AtomicU64,
 }
 
-/// A frame that has RAM, to which no page refers, and which nobody but the owner of this knows.
+/// A frame that has RAM, to which no page refers, and which only the owner of this value knows.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Blank(pub(crate) u32);
 
-/// The frames of a group: a sparse tmpfs file, mapped by extents as it grows, and what is known of each frame.
+/// The frames of a group: a sparse tmpfs file, mapped by extents as it grows, and each frame's
+/// metadata.
 ///
-/// A frame is filled once, by who has it as a [`Blank`], and does not change until it is one again, so whatever refers to
-/// it may read it without a lock.
+/// The owner of a [`Blank`] fills the frame once. The frame does not change until it is a `Blank`
+/// again, so readers with a reference need no lock.
 #[derive(Debug)]
 pub(crate) struct FrameFile {
     file: File,
@@ -49,23 +53,24 @@ struct Extent {
 }
 
 impl FrameFile {
-    /// Takes over `file`; nothing of it is mapped yet.
+    /// Takes over `file`; maps nothing of it.
     pub(crate) fn new(file: File) -> Self {
         Self { file, extents: [const { OnceLock::new() }; EXTENTS], growing: Mutex::default() }
     }
 
-    /// Which extent a frame is in.
+    /// Returns the number of the extent that contains the frame.
     pub(crate) fn extent_of(frame: u32) -> usize {
         (u32::BITS - frame.leading_zeros()).saturating_sub(FIRST_BITS) as usize
     }
 
-    /// The frames of an extent.
+    /// Returns the frames of an extent.
     fn frames_of(extent: usize) -> Range<u64> {
         let end = u64::from(FIRST) << extent;
         if extent == 0 { 0..end } else { end / 2..end }
     }
 
-    /// Sees to it that there is address space for `frame`. Where that is new, says how locking it in RAM went.
+    /// Makes address space for `frame` if it is missing. Returns the result of locking it in RAM if
+    /// it is new.
     pub(crate) fn reach(&self, frame: u32) -> io::Result<Option<io::Result<()>>> {
         let at = Self::extent_of(frame);
         if self.extents[at].get().is_some() {
@@ -84,12 +89,12 @@ impl FrameFile {
         let data = Mapping::of_file(&self.file, offset, count * PAGE_SIZE)?;
         let meta = Mapping::zeroed(count * size_of::<Meta>())?;
         let locked = data.lock_in_ram();
-        // Nobody else can have set it meanwhile.
+        // Under the lock, no other thread can have set it.
         let _ = self.extents[at].set(Extent { data, meta });
         Ok(Some(locked))
     }
 
-    /// The extent of `frame`, and the frame's place there.
+    /// Returns the extent of `frame`, and the frame's index there.
     ///
     /// # Panics
     /// If there is no address space for the frame.
@@ -99,22 +104,23 @@ impl FrameFile {
         (extent, (u64::from(frame) - Self::frames_of(at).start) as usize)
     }
 
-    /// What is known of `frame`.
+    /// Returns the metadata of `frame`.
     pub(crate) fn meta(&self, frame: u32) -> &Meta {
         let (extent, place) = self.locate(frame);
         let meta = extent.meta.at(place * size_of::<Meta>(), size_of::<Meta>()).cast::<Meta>();
-        // SAFETY: inside the mapping and aligned, zeroed at first (a valid value, all atomics), and only ever used
-        // through this function.
+        // SAFETY: inside the mapping and aligned, zeroed at first (a valid value, all atomics), and
+        // only ever used through this function.
         unsafe { &*meta }
     }
 
-    /// The contents of `frames`, which are all in one extent, and to each of which a page refers that the caller holds, or
-    /// the caller itself does.
+    /// Returns the contents of `frames`, all in one extent. The caller holds a reference to each,
+    /// or a page that refers to it.
     pub(crate) fn bytes(&self, frames: Range<u32>) -> &[u8] {
         let (extent, place) = self.locate(frames.start);
         let length = frames.len() * PAGE_SIZE;
         let start = extent.data.at(place * PAGE_SIZE, length);
-        // SAFETY: inside the mapping. Whatever is referred to is no `Blank`, and nothing else is ever written to.
+        // SAFETY: inside the mapping. A frame with a reference is no `Blank`, and only a `Blank` is
+        // ever written.
         unsafe { slice::from_raw_parts(start, length) }
     }
 
@@ -122,38 +128,42 @@ impl FrameFile {
     pub(crate) fn fill(&self, blank: Blank, content: &[u8; PAGE_SIZE]) -> u32 {
         let (extent, place) = self.locate(blank.0);
         let start = extent.data.at(place * PAGE_SIZE, PAGE_SIZE);
-        // SAFETY: inside the mapping; nobody but the owner of a `Blank` knows the frame, and that is us.
+        // SAFETY: inside the mapping; only the owner of a `Blank` knows the frame, and this
+        // function owns it.
         unsafe { start.copy_from_nonoverlapping(content.as_ptr(), PAGE_SIZE) };
         blank.0
     }
 
-    /// Gives RAM to `frames`, which have none and are all in one extent, for which there is address space. All or nothing.
+    /// Takes RAM for `frames`, which have address space but no RAM and are all in one extent. On an
+    /// error, none of them keeps RAM.
     pub(crate) fn populate(&self, frames: Range<u32>) -> io::Result<()> {
         let (extent, place) = self.locate(frames.start);
         extent.data.populate_write(&(place..place + frames.len())).inspect_err(|_| {
-            // The first error is the one to tell. What is left is found by the next open.
+            // The caller gets the first error. The next open finds frames that stay.
             let _ = self.punch(frames);
         })
     }
 
-    /// Maps `frames`, which have RAM and are all in one extent, so that they are locked in it.
+    /// Maps `frames`, which have RAM and are all in one extent, so that the kernel locks them in
+    /// RAM.
     pub(crate) fn keep(&self, frames: Range<u32>) -> io::Result<()> {
         let (extent, place) = self.locate(frames.start);
         extent.data.populate_read(&(place..place + frames.len()))
     }
 
-    /// Gives the RAM of `frames` back; nobody else knows them.
+    /// Frees the RAM of `frames`, which no other thread knows.
     pub(crate) fn punch(&self, frames: Range<u32>) -> io::Result<()> {
         mapping::punch(&self.file, &(frames.start as usize..frames.end as usize))
     }
 
-    /// The runs of frames that have RAM, and how many frames the file has. For recovery.
+    /// Returns the runs of frames that have RAM, and the number of frames in the file. For
+    /// recovery.
     pub(crate) fn stored(&self) -> io::Result<(Vec<Range<usize>>, usize)> {
         let pages = self.file.metadata()?.len() as usize / PAGE_SIZE;
         Ok((mapping::stored_runs(&self.file, pages)?, pages))
     }
 
-    /// Bytes that the kernel says the file takes.
+    /// Returns the bytes that the file takes according to the kernel.
     pub(crate) fn taken(&self) -> io::Result<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(self.file.metadata()?.blocks() * 512)

@@ -1,3 +1,5 @@
+//! Mapped address space, and the system calls on it.
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -14,14 +16,15 @@ pub(super) struct Mapping {
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the value, not to a thread; access to its bytes is ruled by who has it.
+// SAFETY: the mapping belongs to the value, not to a thread; the owner of the value controls access
+// to its bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared `Mapping` gives out addresses only.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes of `file` from `offset` on, shared, never in huge pages: in those a hole would be zeroed but
-    /// not given back.
+    /// Maps `length` bytes of `file` from `offset` on, shared, without huge pages. In a huge page,
+    /// a punched hole is zeroed but not freed.
     pub(super) fn of_file(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice cannot touch existing memory.
@@ -35,7 +38,7 @@ impl Mapping {
         }
     }
 
-    /// Maps `length` bytes of zeroes that cost nothing until they are written.
+    /// Maps `length` bytes of zeroes that take no RAM until written.
     pub(super) fn zeroed(length: usize) -> io::Result<Self> {
         let (access, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -49,12 +52,12 @@ impl Mapping {
         Ok(Self { base, length })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub(super) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// The address of the byte at `offset`.
+    /// Returns the address of the byte at `offset`.
     ///
     /// # Panics
     /// If `offset + length` leaves the mapping.
@@ -63,20 +66,21 @@ impl Mapping {
             offset.checked_add(length).is_some_and(|end| end <= self.length),
             "inside the mapping"
         );
-        // SAFETY: just checked to stay inside the mapping.
+        // SAFETY: the assertion above keeps it inside the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
     fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
         let start = self.at(offset, length).cast();
-        // SAFETY: `start` and `length` are inside our own mapping, and no advice used here changes its contents.
+        // SAFETY: `start` and `length` are inside our own mapping, and no advice used here changes
+        // its contents.
         Ok(unsafe { rustix::mm::madvise(start, length, advice) }?)
     }
 
-    /// Sees to it that `pages` are there, full of zeroes where they were not, and mapped.
+    /// Allocates and maps `pages`; new ones are zero.
     ///
-    /// Where a plain write would be killed by SIGBUS, as the tmpfs is full, the kernel says `EFAULT` here; this says
-    /// `ENOSPC`.
+    /// On a full tmpfs, where a plain write would get SIGBUS, `MADV_POPULATE_WRITE` fails with
+    /// `EFAULT`; this function returns `ENOSPC` instead.
     pub(super) fn populate_write(&self, pages: &Range<usize>) -> io::Result<()> {
         let result = self.advise(
             pages.start * PAGE_SIZE,
@@ -89,12 +93,12 @@ impl Mapping {
         })
     }
 
-    /// Maps `pages`, which are there, so that they are locked in RAM.
+    /// Maps `pages`, which exist, so that the kernel locks them in RAM.
     pub(super) fn populate_read(&self, pages: &Range<usize>) -> io::Result<()> {
         self.advise(pages.start * PAGE_SIZE, pages.len() * PAGE_SIZE, Advice::LinuxPopulateRead)
     }
 
-    /// Sees to it that pages are never swapped out: each is locked as it is mapped.
+    /// Keeps pages from being swapped out: the kernel locks each page when it is mapped.
     pub(super) fn lock_in_ram(&self) -> io::Result<()> {
         // SAFETY: our own mapping; locking does not change its contents.
         Ok(unsafe {
@@ -105,12 +109,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody can have a reference into it any more.
+        // SAFETY: the mapping is ours, and no reference into it is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-/// Gives the RAM of pages of a file back; they read as zeroes from now on.
+/// Frees the RAM of a file's pages; they then read as zeroes.
 pub(super) fn punch(file: &File, pages: &Range<usize>) -> io::Result<()> {
     let (offset, length) = ((pages.start * PAGE_SIZE) as u64, (pages.len() * PAGE_SIZE) as u64);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -122,7 +126,8 @@ pub(super) fn punch(file: &File, pages: &Range<usize>) -> io::Result<()> {
     }
 }
 
-/// The runs of pages that are in a file of `pages` pages, in ascending order. For recovery: nobody else uses the file.
+/// Returns the allocated runs of a file of `pages` pages, in ascending order. For recovery: no
+/// other thread uses the file.
 pub(super) fn stored_runs(file: &File, pages: usize) -> io::Result<Vec<Range<usize>>> {
     let end = (pages * PAGE_SIZE) as u64;
     let mut runs = Vec::new();
@@ -139,7 +144,7 @@ pub(super) fn stored_runs(file: &File, pages: usize) -> io::Result<Vec<Range<usi
 fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u64>> {
     match rustix::fs::seek(file, to) {
         Ok(at) => Ok(Some(at)),
-        // No more data after this place.
+        // No data after this offset.
         Err(rustix::io::Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -1,8 +1,9 @@
-//! The memory behind leases: mapped files, the state of their pages, and the two kinds of hold on them.
+//! The memory behind leases: mapped files, the state of their pages, and locks on them.
 //!
-//! The only unsafe code of this crate. What makes it sound: bytes of a lease's own file, and entries of its table, are only
-//! reached through what holds the locks of the pages concerned; a frame is only written by who has it as a [`Blank`], and
-//! that is over before anything refers to it; and the store's directory is locked against other processes.
+//! This module has the only unsafe code of the crate. It is sound for three reasons. Code reaches
+//! the bytes of a lease's own file, and the entries of its table, only through a value that holds
+//! the locks of those pages. Only the owner of a [`Blank`] writes to a frame, and it finishes
+//! before anything refers to the frame. The store's directory is locked against other processes.
 
 mod frames;
 mod mapping;

@@ -1,3 +1,5 @@
+//! The page states of a lease, and locks on ranges of them.
+
 use std::io;
 use std::ops::Range;
 use std::slice;
@@ -14,18 +16,18 @@ pub(super) struct States {
 }
 
 impl States {
-    /// The states of `pages` holes that nobody holds.
+    /// Makes the states of `pages` holes that no thread holds.
     pub(super) fn new(pages: usize) -> io::Result<Self> {
         Ok(Self { mapping: Mapping::zeroed(pages.max(1) * size_of::<PageState>())?, pages })
     }
 
     pub(super) fn all(&self) -> &[PageState] {
-        // SAFETY: the mapping is as long as `pages` states, page-aligned, zeroed (a valid state, all atomics) and only
-        // ever used through this function.
+        // SAFETY: the mapping is as long as `pages` states, page-aligned, zeroed (a valid state,
+        // all atomics) and only ever used through this function.
         unsafe { slice::from_raw_parts(self.mapping.base().cast(), self.pages) }
     }
 
-    /// The first page of `pages` that is stored or held by somebody.
+    /// Returns the first of `pages` that is stored or locked.
     pub(super) fn first_not_idle(&self, pages: Range<usize>) -> Option<usize> {
         self.all()[pages.clone()]
             .iter()
@@ -33,7 +35,7 @@ impl States {
             .map(|at| pages.start + at)
     }
 
-    /// The runs of stored and not stored pages in `pages`, as they are just now.
+    /// Returns the runs of stored pages and holes in `pages`, a snapshot without locks.
     pub(super) fn peek_runs(
         &self,
         pages: Range<usize>,
@@ -42,27 +44,27 @@ impl States {
         runs(pages, |page| states[page].stored())
     }
 
-    /// Notes whether `pages` are stored, for who holds them for writing.
+    /// Sets whether `pages` are stored; the caller holds them for writing.
     pub(super) fn set_stored(&self, pages: &Range<usize>, stored: bool) {
         self.all()[pages.clone()].iter().for_each(|state| state.set_stored(stored));
     }
 
-    /// Takes all of `pages` for reading, in ascending order.
+    /// Locks all of `pages` for reading, in ascending order.
     pub(super) fn read(&self, pages: Range<usize>) -> ReadLock<'_> {
         self.all()[pages.clone()].iter().for_each(PageState::read);
         ReadLock { states: self, pages }
     }
 
-    /// Takes all of `pages` for reading if none needs waiting.
+    /// Locks all of `pages` for reading if none is held for writing.
     pub(super) fn try_read(&self, pages: Range<usize>) -> Option<ReadLock<'_>> {
         let taken = self.all()[pages.clone()].iter().position(|state| !state.try_read());
-        // Dropping the lock gives back what was taken.
+        // Dropping this lock releases the pages that were locked.
         let end = taken.map_or(pages.end, |at| pages.start + at);
         let lock = ReadLock { states: self, pages: pages.start..end };
         taken.is_none().then_some(lock)
     }
 
-    /// Takes all of `pages` for writing, in ascending order.
+    /// Locks all of `pages` for writing, in ascending order.
     pub(super) fn write(&self, pages: Range<usize>) -> WriteLock<'_> {
         self.all()[pages.clone()].iter().for_each(PageState::write);
         WriteLock { states: self, pages }
@@ -95,8 +97,10 @@ impl Drop for WriteLock<'_> {
     }
 }
 
+/// Checks that the caller holds `inner`.
+///
 /// # Panics
-/// If not all of `inner` is in `outer`, which is held.
+/// If not all of `inner` is in `outer`, the held pages.
 pub(super) fn assert_within(inner: &Range<usize>, outer: &Range<usize>) {
     assert!(outer.start <= inner.start && inner.end <= outer.end, "only pages that are held");
 }

@@ -1,4 +1,4 @@
-//! From a bare kernel to a place where programs find what they expect.
+//! The boot of a guest: from a bare kernel to an environment that programs expect.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -9,14 +9,14 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::finit_module;
 
-/// Where the testbed puts modules, and the order in which to load them.
+/// Directory with modules and a file `order`, which the testbed makes.
 const MODULES: &str = "/modules";
 
-/// A module that refuses a processor without CRC-32C instructions, as emulated ones are. Others
-/// need it only to be faster.
+/// A module that refuses processors without CRC-32C instructions, as emulated ones are. Other
+/// modules need this one only to be faster.
 const NOT_EMULATED: &str = "crc32c-intel.ko";
 
-/// What must be there, and what is good to have; a directory is made where it is missing.
+/// Type, mount point, and whether the mount must succeed; [`mount_one`] makes missing directories.
 const FILE_SYSTEMS: [(&str, &str, bool); 8] = [
     ("proc", "/proc", true),
     ("sysfs", "/sys", true),
@@ -28,9 +28,9 @@ const FILE_SYSTEMS: [(&str, &str, bool); 8] = [
     ("configfs", "/sys/kernel/config", false),
 ];
 
-/// Mounts, loads modules, and makes busybox's commands.
+/// Mounts file systems, loads modules and installs busybox's commands.
 pub(crate) fn prepare() -> Result<()> {
-    // After modules, of which configfs may be one.
+    // Mount configfs after loading modules: it may be one.
     let (late, early): (Vec<_>, Vec<_>) =
         FILE_SYSTEMS.iter().partition(|(kind, ..)| *kind == "configfs");
     early.into_iter().try_for_each(mount_one)?;
@@ -50,7 +50,7 @@ fn mount_one((kind, at, needed): &(&str, &str, bool)) -> Result<()> {
     if *needed { mounted.with_context(|| format!("cannot mount {kind} on {at}")) } else { Ok(()) }
 }
 
-/// Loads what `/modules/order` lists: a file's name and the module's parameters on each line.
+/// Loads the modules that `/modules/order` lists: a file name and parameters on each line.
 fn load_modules() -> Result<()> {
     let order = fs::read_to_string(format!("{MODULES}/order")).context("no list of modules")?;
     for line in order.lines() {
@@ -62,6 +62,6 @@ fn load_modules() -> Result<()> {
             loaded => loaded.with_context(|| format!("cannot load {name} with '{parameters}'"))?,
         }
     }
-    // They take memory, which some tests count.
+    // The files take memory, which some tests count.
     fs::remove_dir_all(MODULES).context("cannot remove the modules' files")
 }

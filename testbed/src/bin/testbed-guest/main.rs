@@ -1,7 +1,7 @@
-//! A guest's first process, and the one that runs in it what the testbed asks for.
+//! A guest's first process, and the process that runs the testbed's commands in it.
 //!
-//! The first process mounts, loads modules, starts this program once more, to serve, and reaps orphans for as long as that
-//! lives. It is in the initramfs of every guest, as `/init`.
+//! The first process mounts file systems, loads modules, starts this program again to serve, and
+//! reaps orphans until the server ends. Every guest's initramfs has this program as `/init`.
 
 mod boot;
 mod serve;
@@ -28,14 +28,14 @@ fn main() -> ExitCode {
         eprintln!("testbed-guest: {error:#}");
     }
     if getpid() == Pid::INIT {
-        // Without its first process the kernel would panic; the console has said why.
+        // Without its first process the kernel would panic; the console shows the error.
         let _ = reboot(RebootCommand::PowerOff);
     }
     ExitCode::FAILURE
 }
 
 fn init() -> Result<()> {
-    // Swap may go away for good; a page of this process that was there would take the host with it.
+    // Swap may be lost for good; a page of this process in it would take the whole host along.
     lock_memory().context("cannot lock memory")?;
     boot::prepare()?;
     let server = Command::new("/init").arg("serve").spawn().context("cannot start /init serve")?;

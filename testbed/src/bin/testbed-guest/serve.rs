@@ -1,4 +1,4 @@
-//! Runs what the testbed asks for, any number of commands at a time.
+//! The server in a guest, which runs the testbed's commands, any number at a time.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,18 +15,18 @@ use aquifer_testbed::sys::lock_memory;
 use aquifer_testbed::wire::{CHUNK, Frame, Kind, PORT};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How long the port may take to appear.
+/// Timeout for the port to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long output is waited for after a command has ended: what it left running may hold the pipes for ever.
+/// How long output may follow after a command has ended: its children may hold the pipes forever.
 const DRAIN: Duration = Duration::from_millis(500);
 
-/// A shell that is as likely to be killed for memory as any, and then becomes the command.
+/// A shell that the kernel may kill when memory runs out, and that then becomes the command.
 const SHELL: &str = r#"echo 0 >/proc/self/oom_score_adj; exec sh -c "$1" sh"#;
 
 /// Serves until the testbed hangs up.
 pub(crate) fn run() -> Result<()> {
-    // Commands are run in guests that are out of memory, or whose swap has gone.
+    // Commands run in guests that are out of memory or have lost their swap.
     lock_memory().context("cannot lock memory")?;
     fs::write("/proc/self/oom_score_adj", "-1000")
         .context("cannot be spared when memory runs out")?;
@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// The virtio port whose name is [`PORT`].
+/// Opens the virtio port named [`PORT`].
 fn open_port() -> Result<File> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -58,7 +58,7 @@ fn open_port() -> Result<File> {
     }
 }
 
-/// What is served: the way back, and who runs.
+/// The port to the testbed, and the running commands.
 #[derive(Clone)]
 struct Server {
     port: Arc<Mutex<File>>,
@@ -68,14 +68,14 @@ struct Server {
 /// A command that has not ended.
 struct Running {
     group: Pid,
-    /// Ends the command's input when it is dropped.
+    /// Dropping the sender ends the command's input.
     input: Option<Sender<Vec<u8>>>,
 }
 
 impl Server {
     fn say(&self, process: u32, kind: Kind, data: impl Into<Vec<u8>>) {
         let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever hung up is missed where frames are received.
+        // The receiving loop notices a hang-up, so a failed send does not matter.
         let _ = Frame::new(process, kind, data).send(&*port);
     }
 
@@ -120,7 +120,7 @@ impl Server {
         if let Some(stdin) = child.stdin.take() {
             thread::spawn(move || feed(stdin, chunks));
         }
-        // Each pump holds a sender; when both are gone, so is all output.
+        // Each pump holds a sender, and drops it once it has sent all output.
         let (pumping, drained) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
             self.pump(id, Kind::Output, stdout, pumping.clone());
@@ -159,7 +159,7 @@ impl Server {
     }
 }
 
-/// Writes to a command's input what comes, until the sender is gone or the command does not want more.
+/// Writes chunks to a command's input until the channel closes or the command takes no more.
 fn feed(mut stdin: ChildStdin, chunks: Receiver<Vec<u8>>) {
     for chunk in chunks {
         if stdin.write_all(&chunk).is_err() {

@@ -1,4 +1,4 @@
-//! `testbed exec`.
+//! The command `testbed exec`.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -48,7 +48,7 @@ impl Exec {
     }
 }
 
-/// Where `up` listens unless told otherwise.
+/// Returns the socket of `up` unless an argument names another.
 pub(crate) fn default_socket() -> PathBuf {
     let dir = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     dir.join("aquifer-testbed.sock")

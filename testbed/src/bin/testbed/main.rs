@@ -1,4 +1,4 @@
-//! `testbed`: hosts to try things on, from the command line.
+//! `testbed`: hosts for experiments, from the command line.
 
 mod exec;
 mod orders;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("testbed: {error:#}");
-        // Not one that commands in hosts usually end with.
+        // Commands in hosts do not usually end with this code.
         ExitCode::from(125)
     })
 }
@@ -64,7 +64,7 @@ fn kernel(kernels: &[Kernel]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The exit code of a command in a host, as this command's own.
+/// Converts the exit code of a command in a host to this command's own; 255 if it does not fit.
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))
 }

@@ -1,4 +1,4 @@
-//! What can be ordered of hosts that are up, one line each.
+//! Orders for running hosts, one line each.
 
 use std::io::Write;
 use std::time::Duration;
@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use aquifer_testbed::{Shell as _, Testbed};
 
-/// No command is given up on: who ordered it can interrupt.
+/// No command has a timeout in practice: its user can interrupt.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Carries out one line; what a command writes goes to `out` and `err` as it comes. Returns what it ended with.
+/// Carries out one line; a command's output goes to `out` and `err` as it comes. Returns the exit
+/// code.
 pub(crate) fn obey(
     hosts: &Testbed,
     line: &str,

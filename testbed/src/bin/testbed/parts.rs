@@ -1,4 +1,4 @@
-//! `testbed parts`.
+//! The command `testbed parts`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

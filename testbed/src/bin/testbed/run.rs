@@ -1,4 +1,4 @@
-//! `testbed run`.
+//! The command `testbed run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! What hosts are to be like, from the command line.
+//! The hardware of hosts, from the command line.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// A host of this kind.
+    /// Describes a host with this hardware.
     pub(crate) fn spec(&self, name: &str) -> Spec {
         let spec =
             Spec::new(name).kernel(self.kernel).memory(self.memory).cpus(self.cpus).disk(self.disk);

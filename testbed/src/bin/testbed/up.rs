@@ -1,4 +1,4 @@
-//! `testbed up`.
+//! The command `testbed up`.
 
 use std::fs;
 use std::io::{self, BufRead as _, Write};
@@ -70,13 +70,13 @@ impl Up {
                 }
             }
         });
-        // Whatever is under way ends with this process, and the hosts with it.
+        // The hosts, and the commands in them, end with this process.
         signals.forever().next();
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Obeys one caller of `testbed exec`; one that has hung up needs no answer.
+/// Obeys one caller of `testbed exec`; a caller that has hung up needs no answer.
 fn answer(hosts: &Testbed, caller: &UnixStream) {
     let Ok(order) = Frame::receive(caller) else { return };
     let [out, err] = [Kind::Output, Kind::Error].map(|kind| Framed { caller, kind });
@@ -87,7 +87,7 @@ fn answer(hosts: &Testbed, caller: &UnixStream) {
     let _ = end.send(caller);
 }
 
-/// Sends what is written as frames of one kind.
+/// A writer that sends its data as frames of one kind.
 struct Framed<'a> {
     caller: &'a UnixStream,
     kind: Kind,
@@ -105,7 +105,7 @@ impl Write for Framed<'_> {
     }
 }
 
-/// Where `testbed exec` calls; gone when this is dropped.
+/// The socket that `testbed exec` calls; dropping it removes the file.
 struct Socket {
     listener: UnixListener,
     path: PathBuf,
@@ -116,7 +116,7 @@ impl Socket {
         if UnixStream::connect(&path).is_ok() {
             bail!("hosts are up at {} already: give these another --socket", path.display());
         }
-        // What one that was killed has left.
+        // A killed process may have left its socket.
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)
             .with_context(|| format!("cannot listen on {}", path.display()))?;

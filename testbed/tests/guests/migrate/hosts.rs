@@ -17,12 +17,13 @@ use crate::support::{PATIENCE, aquifer, example, pages_of, step};
 pub const MEMORY: Bytes = Bytes::mib(384);
 const CACHE: Bytes = Bytes::mib(128);
 
-/// What the guest checks and rewrites, in MiB; of that in percent what it mostly rewrites, and how many MiB a second.
+/// Arguments of `churn`: MiB that the guest checks and rewrites, the percentage of it that the
+/// guest mostly rewrites, and MiB a second.
 const CHURN: &str = "200 20 20";
 
 const HOSTS: [(&str, &str); 2] = [("a", "10.0.0.1"), ("b", "10.0.0.2")];
 
-/// Two network namespaces joined by a wire; gone when this is.
+/// Two network namespaces joined by a wire; dropping it removes them.
 pub struct Network(String);
 
 impl Network {
@@ -50,14 +51,15 @@ impl Network {
         format!("{}-{host}", self.0)
     }
 
-    /// A command that is a program of a host: the program comes first among its arguments. (`ip netns exec` would give it mounts of its own.)
+    /// Returns a command that runs a program in a host's network; its first argument is the
+    /// program. (`ip netns exec` would give the program other mounts.)
     fn command(&self, host: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.of(host)));
         command
     }
 
-    /// Cuts the wire, or mends it.
+    /// Mends the wire if `connected`, else cuts it.
     pub fn connect(&self, connected: bool) -> Result<()> {
         ip(&["-n", &self.of("a"), "link", "set", "eth0", if connected { "up" } else { "down" }])
     }
@@ -77,7 +79,7 @@ fn ip(words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Two hosts with agents, and a lender for both; they are gone at the end.
+/// Two hosts with agents, and a lender for both; dropping it ends them.
 pub struct Hosts {
     dir: tempfile::TempDir,
     pages: PathBuf,
@@ -113,7 +115,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Starts the agent of a host, if it does not run.
+    /// Starts the agent of a host unless it runs.
     pub fn start_agent(&mut self, host: &'static str) -> Result<()> {
         if self.agents.get_mut(host).is_some_and(|agent| matches!(agent.try_wait(), Ok(None))) {
             return Ok(());
@@ -132,22 +134,22 @@ impl Hosts {
         })
     }
 
-    /// A host's agent.
+    /// Returns the process id of a host's agent.
     pub fn agent(&self, host: &str) -> Result<u32> {
         Ok(self.agents.get(host).context("no such host")?.id())
     }
 
-    /// Who has all that is not here.
+    /// Returns the process id of the lender of all remote pages.
     pub fn lending(&self) -> Result<u32> {
         Ok(self.lender.as_ref().context("no lender")?.id())
     }
 
-    /// The wire between the hosts.
+    /// Returns the wire between the hosts.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Where a host's VMs have their files.
+    /// Returns the directory with the files of a host's VMs.
     pub fn run_dir(&self, host: &str) -> PathBuf {
         self.of(host).join("run")
     }
@@ -213,10 +215,10 @@ impl Hosts {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// What a VM can grow by.
+    /// The most by which a VM can grow.
     pub const MORE: Bytes = Bytes::mib(256);
 
-    /// Has a VM have so much more than it booted with.
+    /// Resizes a VM to its boot memory plus `more`.
     pub fn resize(&self, host: &str, name: &str, more: Bytes) -> Result<()> {
         let size = (MEMORY.0 + more.0).to_string();
         let resized = self.done(host, &["vm", "resize", name, &size])?;
@@ -246,7 +248,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// What it has said last: ticks, pages rewritten, pages that were wrong.
+    /// Returns the VM's latest figures: ticks, rewritten pages, wrong pages.
     pub fn ticks(&self, host: &str, name: &str) -> Result<[u64; 3]> {
         let console = self.of(host).join("run/vms").join(name).join("console.log");
         let console = fs::read(&console).context("the VM is not there")?;
@@ -261,7 +263,7 @@ impl Hosts {
         Ok(said.unwrap_or_default())
     }
 
-    /// Waits until it has ticked for two seconds more.
+    /// Waits until the VM has ticked for two seconds more.
     pub fn goes_on(&self, host: &str, name: &str) -> Result<[u64; 3]> {
         let mut first = 0;
         wait_until("the guest ticks", Duration::from_secs(120), || {
@@ -272,7 +274,7 @@ impl Hosts {
         self.ticks(host, name)
     }
 
-    /// Whether a host has no VM, region, process or mount of one.
+    /// Tells whether a host has no VM, no region, and none of their processes and mounts.
     pub fn is_empty(&self, host: &str) -> Result<bool> {
         let vms = self.done(host, &["vm", "list"])?;
         let regions = self.done(host, &["region", "list"])?;

@@ -1,4 +1,5 @@
-//! Programs for hosts: those of the workspace, built where they are not yet: as `scripts/test` builds them, so that it has to do so once.
+//! Programs for hosts: those of this machine, and those of the workspace, built on demand. The
+//! build is that of `scripts/test`, so that cargo builds once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,17 +8,17 @@ use std::sync::OnceLock;
 use aquifer_testbed::Spec;
 use serde_json::Value;
 
-/// The command `aquifer`.
+/// Returns the command `aquifer`.
 pub fn aquifer() -> PathBuf {
     find(programs(), "cli", "aquifer")
 }
 
-/// The example `name` of the crate in `crates/ROOM`.
+/// Returns the example `name` of the crate in `crates/ROOM`.
 pub fn example(room: &str, name: &str) -> PathBuf {
     find(programs(), room, name)
 }
 
-/// The test program `name` of the crate in `crates/ROOM`.
+/// Returns the test program `name` of the crate in `crates/ROOM`.
 pub fn test(room: &str, name: &str) -> PathBuf {
     match told() {
         Some(messages) => find(&executables(&messages, true), room, name),
@@ -25,7 +26,8 @@ pub fn test(room: &str, name: &str) -> PathBuf {
     }
 }
 
-/// The script `name` beside the tests, and what all of them need, put into a host as `/bin/NAME`.
+/// Puts the script `name` beside the tests, and `steps.sh`, which all scripts need, into a host's
+/// `/bin`.
 pub fn with_script(spec: Spec, name: &str) -> Spec {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests");
     [name, "steps.sh"]
@@ -33,7 +35,7 @@ pub fn with_script(spec: Spec, name: &str) -> Spec {
         .fold(spec, |spec, name| spec.file(folder.join(name), &format!("/bin/{name}")))
 }
 
-/// A program of this machine.
+/// Finds a program of this machine; panics if it is missing.
 pub fn tool(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
@@ -41,21 +43,21 @@ pub fn tool(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is missing")).canonicalize().unwrap()
 }
 
-/// All programs and examples of the workspace.
+/// Returns all programs and examples of the workspace.
 fn programs() -> &'static [Value] {
     static BUILT: OnceLock<Vec<Value>> = OnceLock::new();
     let build = || build(&["build", "--lib", "--bins", "--examples"]);
     BUILT.get_or_init(|| executables(&told().unwrap_or_else(build), false))
 }
 
-/// What cargo said to `scripts/test`, which builds all first and names a file with that. A test that
-/// called cargo would wait for the lints.
+/// Returns cargo's messages to `scripts/test`, which builds first and names a file with them. A
+/// test that called cargo would wait for the lints.
 fn told() -> Option<String> {
     let file = std::env::var_os("AQUIFER_BUILT")?;
     Some(std::fs::read_to_string(file).unwrap())
 }
 
-/// What cargo says of each program that it has built, or found built.
+/// Runs cargo; returns its messages about each program.
 fn build(arguments: &[&str]) -> String {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).args([
@@ -67,7 +69,8 @@ fn build(arguments: &[&str]) -> String {
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }
-    // What cargo tells a test of its package would make some build scripts run again, and all be built that needs them.
+    // Cargo's variables for a test would make some build scripts, and all their dependents, build
+    // again.
     let told = std::env::vars_os().map(|(name, _)| name);
     for name in told.filter(|name| name.to_str().is_some_and(is_of_a_package)) {
         cargo.env_remove(name);
@@ -77,7 +80,7 @@ fn build(arguments: &[&str]) -> String {
     String::from_utf8(built.stdout).unwrap()
 }
 
-/// The messages that name a program, or a test program.
+/// Selects the messages that name a program or, with `tests`, a test program.
 fn executables(messages: &str, tests: bool) -> Vec<Value> {
     let messages = messages.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let wanted = |of: &Value| of["executable"].is_string() && of["profile"]["test"] == tests;

@@ -12,21 +12,22 @@ use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 use super::picture::drawn;
 use super::{PATIENCE, aquifer, example};
 
-/// A host that can be a member: with the command, a program that needs memory, and what it takes to swap to a volume.
+/// Describes a host that can join: with `aquifer`, a program that needs memory, and the modules to
+/// swap to a volume.
 pub fn member(name: &str) -> Spec {
     let load = example("device", "touch");
     let spec = Spec::new(name).modules(["fuse", "loop", "nbd"]);
     spec.file(aquifer(), "/bin/aquifer").file(load, "/bin/checked-memory")
 }
 
-/// Hosts of one cluster to be, with agents.
+/// A cluster of hosts with agents, to be started.
 #[derive(Debug)]
 pub struct Cluster {
     members: Vec<Spec>,
     settings: Vec<String>,
-    /// What each host does before its agent starts.
+    /// Command that each host runs before its agent starts.
     first: Option<String>,
-    /// What to call the picture, and what stands over it.
+    /// Name and title of the picture.
     picture: Option<[String; 2]>,
 }
 
@@ -40,25 +41,26 @@ impl Cluster {
         }
     }
 
-    /// What stands in the agents' configurations beside what `aquifer init` wrote, each `section.key = value`, where `{address}` is
-    /// the host's own.
+    /// Adds settings to the agents' configurations from `aquifer init`. Each setting is
+    /// `section.key = value`, where `{address}` is the host's own.
     pub fn settings<'a>(mut self, settings: impl IntoIterator<Item = &'a str>) -> Self {
         self.settings.extend(settings.into_iter().map(str::to_owned));
         self
     }
 
-    /// Has each host run this before its agent starts.
+    /// Sets a command that each host runs before its agent starts.
     pub fn first(self, command: &str) -> Self {
         Self { first: Some(command.to_owned()), ..self }
     }
 
-    /// Draws the hosts' memory over time as `NAME.png` into the directory `AQUIFER_PICTURES`, if that is set.
+    /// Draws the hosts' memory over time as `NAME.png` into the directory `AQUIFER_PICTURES`, if
+    /// that variable is set.
     pub fn picture(self, name: &str, title: &str) -> Self {
         Self { picture: Some([name.to_owned(), title.to_owned()]), ..self }
     }
 
-    /// Starts the hosts, admits them to a new cluster, starts their agents, and lets `play` do the rest. When that fails, all
-    /// hosts' logs are shown.
+    /// Starts the hosts, admits them to a new cluster, starts their agents, and calls `play`. A
+    /// failure prints all hosts' logs.
     pub fn play(self, play: impl FnOnce(&Testbed) -> Result<()>) -> Result<()> {
         let Self { members, settings, first, picture } = self;
         with_admitted(members, |hosts| {
@@ -79,7 +81,7 @@ impl Cluster {
     }
 }
 
-/// Starts hosts and admits them to a new cluster, without agents.
+/// Starts hosts and admits them to a new cluster, without agents; then calls `play`.
 pub fn with_admitted(
     members: impl IntoIterator<Item = Spec>,
     play: impl FnOnce(&Testbed) -> Result<()>,
@@ -93,7 +95,7 @@ pub fn with_admitted(
     played.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
-/// What agent and volumes have logged, who runs, who waits where, and what the kernel thinks of it.
+/// Prints the logs of agent and volumes, the running and blocked tasks, and the kernel's log.
 fn show_logs(host: &Host) {
     let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20
         grep -E '^(pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault)' /proc/vmstat; top -b -n 2 -d 3 | head -n 40
@@ -104,7 +106,7 @@ fn show_logs(host: &Host) {
     }
 }
 
-/// Has `aquifer init` admit all hosts, and gives each what is its own.
+/// Runs `aquifer init` for all hosts, and copies each host's files to it.
 fn admit(hosts: &Testbed) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let mut init = Command::new(aquifer());
@@ -130,23 +132,24 @@ fn with_settings(config: String, host: &Host, settings: &[String]) -> String {
     })
 }
 
-/// What an operator does on a host, and sees.
+/// An operator's actions and views on a host.
 pub trait Aquifer {
     /// Starts the agent.
     fn start_agent(&self) -> Result<()>;
-    /// Waits until it answers and has had its first look at its memory.
+    /// Waits until the agent answers and has read its memory figures once.
     fn wait_for_agent(&self) -> Result<()>;
-    /// What it says of itself.
+    /// Returns the agent's status.
     fn status(&self) -> Result<Status>;
-    /// Waits until its role is this one.
+    /// Waits until the host has this role.
     fn wait_until_it_is(&self, role: Role) -> Result<()>;
-    /// Waits until it neither lends nor borrows, and nothing is left of either.
+    /// Waits until the host neither lends nor borrows; checks that no lent pages and no swap are
+    /// left.
     fn wait_until_it_is_free(&self) -> Result<()>;
-    /// Memory that programs can have without swapping, in whole pages.
+    /// Returns the memory available to programs without swapping, in whole pages.
     fn available(&self) -> Result<Bytes>;
-    /// Pages swapped out since it booted.
+    /// Returns the number of pages swapped out since boot.
     fn pages_swapped_out(&self) -> Result<u64>;
-    /// RAM that the pages it has lent take, as the file system or zram says.
+    /// Returns the RAM that lent pages take, as the file system or zram reports it.
     fn lends(&self) -> Result<Bytes>;
 }
 

@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use super::{PATIENCE, aquifer, pages_of};
 
-/// A lender on this machine, and a directory for VMs; both are gone at the end.
+/// A lender on this machine, and a directory for VMs; dropping it removes both.
 pub struct Here {
-    /// Where all that runs has its files.
+    /// Directory with the files of the lender and the VMs.
     pub dir: tempfile::TempDir,
     pages: PathBuf,
     lender: Child,
@@ -21,7 +21,7 @@ pub struct Here {
 }
 
 impl Here {
-    /// One whose lender has so much, and whose guests boot from this.
+    /// Starts a lender with `lends` of memory, for guests that boot from `spec`.
     pub fn new(spec: Spec, lends: Bytes) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let parts = spec.parts(dir.path())?;
@@ -45,7 +45,7 @@ impl Here {
         Ok(here)
     }
 
-    /// What 'aquifer' answers.
+    /// Runs `aquifer`; returns its answer.
     pub fn done(&self, words: &[&str]) -> Result<Value> {
         let output = Command::new(aquifer())
             .args(["--json"])
@@ -56,17 +56,17 @@ impl Here {
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
-    /// Where its lender is.
+    /// Returns the lender's URI.
     pub fn lender(&self) -> String {
         self.lender_of("one")
     }
 
-    /// Where its lender has memory for this VM: one, two or three.
+    /// Returns the URI of the lender's memory for this VM: one, two or three.
     pub fn lender_of(&self, name: &str) -> String {
         format!("nbd+unix:///{name}?socket={}", self.dir.path().join("lender").display())
     }
 
-    /// Starts a guest with this memory, as 'aquifer vm start' takes it, and these disks.
+    /// Starts a guest with these memory arguments of `aquifer vm start`, and with these disks.
     pub fn start(&self, name: &str, memory: &[&str], disks: &[PathBuf]) -> Result<Guest> {
         let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
         let (kernel, initrd) = (text(&self.parts.kernel)?, text(&self.parts.initrd)?);
@@ -74,7 +74,7 @@ impl Here {
         words.extend(memory);
         words.extend(["--accel", "tcg", "--kernel", &kernel, "--initrd", &initrd]);
         words.extend(["--append", &self.parts.append, "--"]);
-        // For direct I/O, which must not reach memory that may leave.
+        // For direct I/O, which must not reach memory that may be evicted.
         let disks = disks
             .iter()
             .map(|disk| Ok(format!("if=virtio,format=raw,cache=none,file={}", text(disk)?)));
@@ -88,7 +88,7 @@ impl Here {
         Guest::connect(name, &line, Path::new(serial))
     }
 
-    /// Whether regions are there still.
+    /// Tells whether a region is still mounted.
     pub fn has_mounts(&self) -> Result<bool> {
         Ok(fs::read_to_string("/proc/self/mounts")?
             .contains(self.dir.path().to_str().context("no text")?))

@@ -1,4 +1,4 @@
-//! Programs that need memory: `checked-memory`, whose every page follows from a seed and is checked.
+//! Programs that need memory: `checked-memory` derives every page from a seed, and checks it.
 
 use anyhow::{Result, ensure};
 use aquifer_page::Bytes;
@@ -14,7 +14,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts one that makes so many random accesses once its memory is filled.
+    /// Starts a load that makes `accesses` random accesses once its memory is filled.
     pub fn start(host: &impl Shell, bytes: Bytes, accesses: u64) -> Result<Self> {
         Ok(Self {
             process: host.spawn(&format!("exec checked-memory {} {accesses}", bytes.0))?,
@@ -22,22 +22,22 @@ impl Load {
         })
     }
 
-    /// Waits until all its memory is filled.
+    /// Waits until the load has filled its memory.
     pub fn filled(&self) -> Result<()> {
         self.process.wait_for("filled_pages", PATIENCE).map(|_| ())
     }
 
-    /// Has it make its random accesses once more.
+    /// Makes the load repeat its random accesses.
     pub fn again(&self) {
         self.process.write("access\n");
     }
 
-    /// Waits until it has made its accesses.
+    /// Waits until the load has made its accesses.
     pub fn is_done(&self) -> Result<()> {
         self.process.wait_for("accesses", PATIENCE).map(|_| ())
     }
 
-    /// Has it check every byte of every page.
+    /// Makes the load check every byte of every page.
     pub fn verify(&self) -> Result<()> {
         self.process.write("verify\n");
         let verdict = self.process.wait_for("verified_pages", PATIENCE)?;
@@ -47,7 +47,7 @@ impl Load {
         Ok(())
     }
 
-    /// Has it end, and with it its memory.
+    /// Ends the load, which frees its memory.
     pub fn end(self) -> Result<()> {
         self.process.end_input();
         let end = self.process.output(PATIENCE)?;
@@ -55,12 +55,12 @@ impl Load {
         Ok(())
     }
 
-    /// Whether it has not ended.
+    /// Tells whether the load has not ended.
     pub fn is_running(&self) -> bool {
         self.process.is_running()
     }
 
-    /// Waits for its end, which it did not choose.
+    /// Waits for the end of a load that the kernel kills.
     pub fn killed(&self) -> Result<Output> {
         self.process.output(PATIENCE)
     }

@@ -1,4 +1,4 @@
-//! What tests of Aquifer in guests are written with.
+//! Support for tests of Aquifer in guests.
 
 mod built;
 mod cluster;
@@ -18,23 +18,25 @@ pub use cluster::{Aquifer, Cluster, member, with_admitted};
 pub use here::Here;
 pub use load::Load;
 
-/// How long anything may take that must happen, on emulated hosts of a busy machine: it is for hangs.
+/// Timeout of an event that must happen, on emulated hosts of a busy machine; only a hang takes so
+/// long.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The modules of soft-RoCE, in the order in which it takes them.
+/// The modules of soft-RoCE, in load order.
 pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];
 
-/// Where a lender has its pages while its other files are in `dir`: below root's stores, of which
-/// the kernel swaps nothing out while the lender is dead.
+/// Returns the directory for a lender's pages, with the lender's other files in `dir`. The
+/// directory is below root's stores, from which the kernel swaps nothing out while the lender is
+/// dead.
 pub fn pages_of(dir: &Path) -> PathBuf {
     Path::new("/dev/shm/aquifer")
         .join(format!("vm-{}", dir.file_name().unwrap_or_default().display()))
 }
 
-/// A step of a test: its name, and what it does with what was booted.
+/// A step of a test: its name, and its function over the booted hosts.
 pub type Step<T> = (&'static str, fn(&T) -> Result<()>);
 
-/// Does all steps of a test with what was booted once, also after one that failed, and names those that did.
+/// Runs all steps of a test on hosts booted once, even after one fails; names the failed steps.
 pub fn all_steps<T>(booted: &T, steps: &[Step<T>]) -> Result<()> {
     let mut failed = Vec::new();
     for (name, does) in steps {
@@ -52,7 +54,7 @@ pub fn all_steps<T>(booted: &T, steps: &[Step<T>]) -> Result<()> {
     Ok(())
 }
 
-/// Says what comes next, and when: shown when the test fails.
+/// Prints the next step and its time, which the test harness shows if the test fails.
 pub fn step(what: &str) {
     static BEGAN: OnceLock<Instant> = OnceLock::new();
     eprintln!("{:6.1} s  {what}", BEGAN.get_or_init(Instant::now).elapsed().as_secs_f64());

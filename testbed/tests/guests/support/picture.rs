@@ -12,10 +12,10 @@ use aquifer_testbed::{Host, Testbed};
 
 use super::Aquifer as _;
 
-/// Between two looks at the hosts, whose emulated processors have other things to do.
+/// Interval between two looks at the hosts: their emulated processors are busy.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Plays, and draws what went on meanwhile if anybody wants to see it.
+/// Calls `play` and, if `AQUIFER_PICTURES` is set, draws the hosts' memory meanwhile.
 pub fn drawn(
     hosts: &Testbed,
     name: &str,
@@ -41,7 +41,7 @@ fn watch(hosts: &Testbed, ended: &mpsc::Receiver<()>) -> Result<Vec<History>> {
     let mut histories = hosts.hosts().iter().map(history).collect::<Result<Vec<_>>>()?;
     while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
         for (host, history) in hosts.hosts().iter().zip(&mut histories) {
-            // One that is too busy to answer is looked at again.
+            // A host that is too busy to answer gets another look later.
             if let Ok(status) = host.status() {
                 history.samples.push(sample(&status, began.elapsed()));
             }

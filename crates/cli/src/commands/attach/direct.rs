@@ -1,3 +1,5 @@
+//! `aquifer attach --direct`: a subsystem attached by the kernel's NVMe initiator.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,12 +34,12 @@ pub(super) struct Direct {
     force: bool,
 }
 
-/// What was attached.
+/// The answer of `aquifer attach --direct`.
 #[derive(Debug, Serialize)]
 struct Attached {
     volume: VolumeId,
     device: PathBuf,
-    /// As devices of volumes have it: by which driver.
+    /// The driver, in the field where attached volumes have their backend.
     backend: &'static str,
     capacity: Bytes,
     swap: bool,
@@ -88,7 +90,7 @@ impl Direct {
     }
 }
 
-/// The kernel's refusal as that of a command.
+/// Turns an error of the kernel's NVMe initiator or target into a command's failure.
 pub(crate) fn failure(what: &str, error: NvmeError) -> Failure {
     let failure = Failure::new(what, error.why);
     match error.help {
@@ -97,7 +99,7 @@ pub(crate) fn failure(what: &str, error: NvmeError) -> Failure {
     }
 }
 
-/// Both lines of a file of secrets, which are secrets.
+/// Reads this host's DH-HMAC-CHAP secret and, from the second line, the lender's.
 fn read_secrets(path: &Path) -> Result<(Option<String>, Option<String>)> {
     let what = || format!("reading the secrets in {}", path.display());
     let text = fs::read_to_string(path).or_fail(what)?;

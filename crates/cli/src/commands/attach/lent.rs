@@ -1,3 +1,5 @@
+//! The URI of memory that `aquifer attach` can use.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,16 +9,16 @@ use aquifer_fabric::{Address, AddressError};
 use crate::failure::{Failure, Result};
 use crate::lender_uri::LenderUri;
 
-/// What a lender offers, by its URI.
+/// The URI of an export, by the side that can reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lent {
-    /// What a process of ours can serve.
+    /// An export that a volume process can reach.
     Served(LenderUri),
-    /// What only the kernel can reach.
+    /// A subsystem that only the kernel's initiator can reach.
     Rdma(SubsystemUri),
 }
 
-/// Why a text is neither.
+/// The reasons for which a text is no such URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LentError {
     #[error(transparent)]
@@ -26,7 +28,7 @@ pub(super) enum LentError {
 }
 
 impl Lent {
-    /// The subsystem, for the kernel.
+    /// Returns the subsystem for the kernel's initiator, or why the kernel cannot reach it.
     pub(super) fn subsystem(&self) -> Result<SubsystemUri> {
         match self {
             Self::Rdma(uri) => Ok(uri.clone()),

@@ -2,7 +2,7 @@
 
 use crate::manual::Manual;
 
-/// One a subcommand, by its name.
+/// One manual for each subcommand, by its name.
 pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("sharing", &SHARING),
     ("region", &REGION),
@@ -11,7 +11,7 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("groups", &GROUPS),
 ];
 
-/// What all of them have in common.
+/// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-demo(1)"], ..Manual::NONE };
 
 const SHARING: Manual = Manual {

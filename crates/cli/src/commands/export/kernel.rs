@@ -1,3 +1,5 @@
+//! `aquifer export --kernel`: the kernel's own NVMe target over zram or brd.
+
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
@@ -16,7 +18,7 @@ use crate::commands::attach::direct_failure;
 use crate::failure::{Failure, OrFail, Result};
 use crate::output;
 
-/// What is told when hosts can come.
+/// The answer of `aquifer export --kernel` when hosts can connect.
 #[derive(Debug, Serialize)]
 struct Ready {
     /// For 'aquifer attach --direct'.
@@ -35,7 +37,7 @@ impl Ready {
     }
 }
 
-/// Has the kernel serve until a signal ends it.
+/// Sets up the kernel's target and waits until a signal ends it.
 pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Result<ExitCode> {
     let what = format!("exporting {} by the kernel", export.size);
     let fail = |error| direct_failure(&what, error);
@@ -71,7 +73,7 @@ pub(super) fn run(export: &Export, common: &Common, mut signals: Signals) -> Res
         .map_err(|error| direct_failure("taking the export away", error))
 }
 
-/// Where the kernel is to listen: over TCP, and over RDMA if that is wished.
+/// Returns where the kernel listens: over TCP, and with --rdma also over RDMA.
 fn ports(export: &Export, what: &str) -> Result<Vec<(Transport, SocketAddr)>> {
     let mut ports = Vec::new();
     for address in &export.nvme_addresses {

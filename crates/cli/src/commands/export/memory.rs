@@ -1,3 +1,5 @@
+//! The pages of `aquifer export`: a store with one lease for each name.
+
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +13,16 @@ use super::Export;
 use crate::failure::{Failure, OrFail, Result};
 use crate::instance::Instance;
 
-/// The pages, which are gone when this is dropped.
+/// The pages of an export; their drop removes them.
 pub(super) struct Memory {
     pub(super) store: Arc<Store>,
-    /// One for each name.
+    /// One lease for each name.
     pub(super) leases: Vec<Arc<Lease>>,
-    /// Of each.
+    /// The capacity of each lease.
     pub(super) capacity: Bytes,
-    /// The directory to remove: only one of its own.
+    /// The directory to remove; `None` for a directory that the user gave.
     own_dir: Option<PathBuf>,
-    /// Whether an export that was killed had left it: what is not served after all stays.
+    /// Whether a killed export left these leases. If this export fails to start, they stay.
     was_left: bool,
 }
 
@@ -52,7 +54,7 @@ impl Memory {
         let left = left_in(&store, &records)
             .map_err(|(why, help)| Failure::new(what(), why).help(help))?;
         let was_left = !left.is_empty();
-        // What was made before one fails goes with this.
+        // If one lease fails, the drop of `memory` removes the others.
         let mut memory = Self { store: Arc::new(store), leases: left, capacity, own_dir, was_left };
         if !was_left {
             for record in records {
@@ -85,15 +87,16 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Nobody is left to tell; the next export removes what is left.
+        // A drop cannot report. The next export removes the rest.
         if !self.was_left {
             let _ = self.remove_all();
         }
     }
 }
 
-/// The leases that an export with these records has left, in their order, when it was killed; none if there is nothing. Otherwise why it is not so, and
-/// what to do.
+/// Returns the leases that a killed export with these records left, in the order of `records`.
+///
+/// An empty store gives no leases. Any other store is an error: the reason, and a help text.
 fn left_in(
     store: &Store,
     records: &[LeaseRecord],
@@ -126,7 +129,7 @@ fn left_in(
     }
 }
 
-/// Removes what exports that were killed left.
+/// Removes the directories that killed exports left.
 pub(super) fn clean_up(marks: &Path) {
     for dead in Instance::dead(marks, "export").unwrap_or_default() {
         if let Ok(dir) = dead.read_note() {
@@ -135,7 +138,7 @@ pub(super) fn clean_up(marks: &Path) {
     }
 }
 
-/// Where exports of this user have directories of their own; `runtime` is what XDG_RUNTIME_DIR says.
+/// Returns where exports of this user have their directories; `runtime` is XDG_RUNTIME_DIR.
 fn stores(runtime: Option<OsString>) -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some("/dev/shm/aquifer".into());
@@ -146,7 +149,7 @@ fn stores(runtime: Option<OsString>) -> Option<PathBuf> {
         .map(|runtime| runtime.join("aquifer"))
 }
 
-/// Removes an export's own directory, and no other: a note is a file that somebody may have written to.
+/// Removes an export's own directory and no other: another process may have written the note.
 fn remove_dir(dir: &Path) {
     let stores = stores(std::env::var_os("XDG_RUNTIME_DIR"));
     let own = stores.is_some_and(|stores| dir.parent() == Some(&stores))

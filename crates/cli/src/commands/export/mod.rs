@@ -168,7 +168,7 @@ pub(super) const MANUAL: Manual = Manual {
     ..Manual::NONE
 };
 
-/// What is told when clients can come.
+/// The answer of `aquifer export` when clients can connect.
 #[derive(Debug, Serialize)]
 struct Ready {
     /// The first of `uris`.
@@ -195,10 +195,10 @@ impl Export {
     /// Serves until a signal ends it.
     ///
     /// # Errors
-    /// If it may not listen there, or cannot, or has no memory to offer.
+    /// If it may not or cannot listen at an address, or if it has no memory to offer.
     pub fn run(self, common: &Common) -> Result<ExitCode> {
         let what = || format!("exporting {}", self.size);
-        // Before anything is made, so that no signal can end this program without removing it again.
+        // Registered first, so that no signal can end this program and leave pages behind.
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).or_fail(what)?;
         if self.kernel {
             return kernel::run(&self, common, signals);
@@ -243,7 +243,7 @@ impl Export {
             report(common.json, every, Arc::clone(&memory.store)).or_fail(what)?;
         }
         signals.forever().next();
-        // Clients first: nobody is told of pages that vanish under them.
+        // Servers first, so that no client sees its pages vanish.
         servers.into_iter().for_each(Server::shutdown);
         drop(nvme);
         memory.remove().map(|()| ExitCode::SUCCESS)
@@ -281,18 +281,18 @@ impl Export {
     }
 }
 
-/// What it has, in all.
+/// The usage of all leases of this export.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// What borrowers have stored.
+    /// Bytes that borrowers have stored.
     stored: Bytes,
-    /// RAM that it takes.
+    /// RAM that they take, in bytes.
     taken: Bytes,
-    /// RAM that sharing saves.
+    /// RAM that sharing saves, in bytes.
     saved: Bytes,
-    /// Frames to which more than one page refers.
+    /// Frames that more than one page refers to.
     shared_frames: u64,
-    /// Writes that parted a page from others that go on sharing.
+    /// Writes that unshared a page (copy-on-write).
     breaks: u64,
 }
 
@@ -318,10 +318,10 @@ impl Report {
     }
 }
 
-/// Between two reports at least.
+/// The shortest time between two reports.
 const SHORTEST_REPORT: Duration = Duration::from_millis(10);
 
-/// Tells of it as long as this process lives, on a thread of its own.
+/// Reports as long as this process lives, on a thread of its own.
 fn report(json: bool, every: Duration, store: Arc<Store>) -> io::Result<()> {
     let telling = move || {
         loop {

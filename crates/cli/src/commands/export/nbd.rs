@@ -1,9 +1,11 @@
+//! The leases of `aquifer export` as NBD exports.
+
 use std::sync::Arc;
 
 use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused};
 use aquifer_store::Lease;
 
-/// Leases by name, for everybody who gets as far as asking.
+/// Leases by name, open to every client that may connect.
 pub(super) struct Leases(pub(super) Vec<(String, Arc<Lease>)>);
 
 impl Exports for Leases {

@@ -1,3 +1,5 @@
+//! The lease of `aquifer export` as an NVMe/TCP subsystem.
+
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -13,15 +15,15 @@ use serde::Serialize;
 use super::Export;
 use crate::failure::{Failure, OrFail, Result};
 
-/// The lease as an NVMe subsystem.
+/// A lease served as an NVMe subsystem.
 pub(super) struct Nvme {
     nqn: Nqn,
     addresses: Vec<Address>,
-    /// Ends with this.
+    /// Its drop ends the service.
     _target: Target,
 }
 
-/// What is told when hosts can come.
+/// The answer of `aquifer export --nvme` when hosts can connect.
 #[derive(Debug, Serialize)]
 pub(super) struct Ready {
     /// For 'aquifer attach' and --lender.
@@ -30,18 +32,18 @@ pub(super) struct Ready {
     addresses: Vec<Address>,
 }
 
-/// One subsystem for every host that is allowed.
+/// One subsystem for every allowed host.
 struct OneSubsystem {
     nqn: Nqn,
     namespace: Arc<Namespace>,
-    /// All, if empty.
+    /// All hosts, if empty.
     allowed: Vec<Nqn>,
-    /// What they must know.
+    /// The DH-HMAC-CHAP secrets that hosts must know.
     secrets: Option<Secrets>,
 }
 
 impl Nvme {
-    /// Listens, if that is wanted at all.
+    /// Listens at the addresses of --nvme; returns `None` if there are none.
     pub(super) fn listen(export: &Export, lease: &Arc<Lease>) -> Result<Option<Self>> {
         let what = || format!("exporting {}", export.size);
         if export.nvme_addresses.is_empty() {
@@ -108,7 +110,7 @@ impl Subsystems for OneSubsystem {
     }
 }
 
-/// The hosts' secret, and in a second line, if there is one, ours.
+/// Reads the hosts' secret and, from the optional second line, this end's.
 fn read_secrets(path: &Path) -> Result<Secrets> {
     let what = || format!("reading the secrets in {}", path.display());
     let text = fs::read_to_string(path).or_fail(what)?;

@@ -39,7 +39,7 @@ pub(super) struct Balance {
     undo: bool,
 }
 
-/// A VM that was told to have what is its own.
+/// A VM that was told to return to its own memory size.
 #[derive(Debug, Serialize)]
 struct Told {
     vm: RegionName,
@@ -70,7 +70,8 @@ impl Balance {
             let next = Instant::now() + self.turns.period;
             match balancing.turn(!self.turns.dry_run).or_fail(what) {
                 Ok(turn) => say(common, &turn, &mut said).or_fail(what)?,
-                // What is wrong from the beginning is told once; an agreement that is just being written is read the next time.
+                // A failure of the first step ends the command. A later one is only reported: the
+                // next step may read an agreement that was being written.
                 Err(failure) if begun => failure.report(common.json),
                 failed => drop(failed?),
             }
@@ -85,7 +86,7 @@ impl Balance {
     }
 }
 
-/// Says what has changed since the last time.
+/// Prints the decisions that differ from those of the last step; with --json, the whole step.
 fn say(
     common: &Common,
     turn: &Turn,
@@ -103,7 +104,7 @@ fn say(
     for Balanced { account, plan, failed, .. } in &turn.groups {
         let mut news = false;
         for verdict in &plan.verdicts {
-            // Figures change all the time.
+            // Only size and kind of reason count; figures in the reason change at every step.
             let is = (verdict.to, discriminant(&verdict.why));
             if said.insert(verdict.vm.clone(), is) != Some(is) {
                 writeln!(out, "{verdict}")?;

@@ -1,3 +1,5 @@
+//! `aquifer group cache`.
+
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -76,14 +78,14 @@ impl Cache {
         waiting
             .spawn(move || {
                 signals.forever().next();
-                // Who is told may have failed meanwhile.
+                // The receiver is gone if the service failed.
                 let _ = tell.send(());
             })
             .or_fail(what)?;
         let service =
             Service::start(&directory(common)?, self.name.clone(), options).or_fail(what)?;
         let every = self.report.unwrap_or(Duration::MAX);
-        // So that whoever waits for its beginning knows.
+        // The first report tells a waiting process that the cache serves.
         let report = || _ = output::answer(common.json, &service.status(), text);
         report();
         while told.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
@@ -93,7 +95,7 @@ impl Cache {
     }
 }
 
-/// How a cache is, for people.
+/// Describes a cache's state for people.
 pub(super) fn text(status: &Status) -> String {
     let Status { size, used, hits, misses, disks, lent, borrowers, lenders, .. } = status;
     let rate = *hits as f64 * 100.0 / (hits + misses).max(1) as f64;

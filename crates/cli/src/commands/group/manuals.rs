@@ -2,7 +2,7 @@
 
 use crate::manual::Manual;
 
-/// One a subcommand, by its name.
+/// One manual for each subcommand, by its name.
 pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("create", &CREATE),
     ("list", &LIST),
@@ -14,7 +14,7 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("cache", &CACHE),
 ];
 
-/// What all of them have in common.
+/// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-group(1)"], ..Manual::NONE };
 
 const CREATE: Manual = Manual {

@@ -61,7 +61,7 @@ impl Scan {
         let tell = |report: &Report| {
             if self.report.is_some_and(|every| last.is_none_or(|last| last.elapsed() >= every)) {
                 last = Some(Instant::now());
-                // Whoever listened may be gone.
+                // The reader may be gone; the scan goes on.
                 let _ = output::answer(common.json, report, progress);
             }
         };
@@ -78,7 +78,7 @@ fn progress(report: &Report) -> String {
     format!("{}; {why}; the scanner uses {scanner_cpu_pct:.0} % of a CPU{paid}", saved(sharing))
 }
 
-/// What sharing saves, for people.
+/// Describes for people how much memory sharing saves.
 pub(super) fn saved(sharing: &Sharing) -> String {
     let Sharing { regions, shared_bytes, frames_bytes, saved_bytes, broken, .. } = sharing;
     format!(

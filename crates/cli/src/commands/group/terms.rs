@@ -1,4 +1,4 @@
-//! What the members of a group agree on, as it is said.
+//! The terms of a group's agreement, as command-line arguments.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ pub(super) struct Terms {
     max_cache: Option<OrNone<Bytes>>,
 }
 
-/// How fast pages are scanned.
+/// Parses the scan rate.
 pub(super) fn rate(text: &str) -> Result<Variant, String> {
     match text {
         "c" => Ok(Variant::C),
@@ -103,7 +103,7 @@ impl From<PolicyName> for Policy {
 }
 
 impl Terms {
-    /// Whether nothing is said.
+    /// Returns whether no term is given.
     pub(super) fn is_empty(&self) -> bool {
         let Self { sealed, scan, policy, step, keep, lends, cgroup, members, .. } = self;
         let limits =
@@ -116,10 +116,10 @@ impl Terms {
         !(own || limits || lends.is_some() || cgroup.is_some() || !members.is_empty())
     }
 
-    /// Has an agreement be so.
+    /// Applies the given terms to an agreement.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// If the resulting scan or reprovisioning terms are invalid.
     pub(super) fn apply(
         self,
         agreement: &mut Agreement,

@@ -1,4 +1,4 @@
-//! What is said of memory in the pool, wherever it is made.
+//! The arguments of memory in the pool, for every command that makes some.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ enum SchemeName {
     PreEvict,
 }
 
-/// The same, if it is asked for: what else is said of it makes no sense without a cache.
+/// Memory in the pool, if --cache is given; the other arguments of [`Cached`] need a cache.
 #[derive(Debug)]
 pub(crate) struct MaybeCached(pub(crate) Option<Cached>);
 
@@ -99,10 +99,10 @@ impl FromArgMatches for MaybeCached {
 }
 
 impl Cached {
-    /// Refuses a group that this host does not know: a VM of it would share with nobody.
+    /// Refuses a group that this host does not know: a VM in it would share with no other.
     ///
     /// # Errors
-    /// Names the groups that there are.
+    /// If the group is unknown; the error lists the known ones. If the agreements cannot be read.
     pub(crate) fn require_group(&self) -> Result<()> {
         let groups = self.groups.all();
         let what = || format!("joining group '{}'", self.group);
@@ -122,10 +122,11 @@ impl Cached {
         )))
     }
 
-    /// The region to make, with all lenders asked for what they have.
+    /// Asks all lenders for their capacity, and returns the region to make.
     ///
     /// # Errors
-    /// If one cannot be reached, or they have too little.
+    /// If the group refuses the region, if the region exists, if a lender cannot be reached, or if
+    /// the lenders have too little memory.
     pub(crate) fn spec(self, common: &Common, name: RegionName, size: Bytes) -> Result<RegionSpec> {
         let agreement = self
             .groups
@@ -145,7 +146,7 @@ impl Cached {
             let what = || format!("joining group '{}'", agreement.name);
             agreement.join(&directory(common)?, &name, size).or_fail(what)?;
         }
-        // Before its lenders are asked, who would say the same in other words.
+        // Checked before the lenders: those of an existing region would refuse with another error.
         if Files::new(&directory(common)?, &name).region().exists() {
             return Err(Failure::new(format!("making region '{name}'"), RegionError::Exists(name)));
         }
@@ -154,7 +155,8 @@ impl Cached {
         for uri in &self.lenders {
             let mut lender = Lender::find(uri, &self.trust, None, Purpose::Region(&name))?;
             if let Some(agreement) = agreement.as_ref().filter(|_| !self.trust.unsealed) {
-                // Wherever the lender is: its other borrowers seal likewise.
+                // For a local lender, too: its other borrowers of the group encrypt in the same
+                // way.
                 lender.lease.seal = agreement.seal();
             }
             missing = missing.saturating_sub(lender.lease.capacity.0);

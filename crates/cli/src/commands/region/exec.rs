@@ -32,18 +32,21 @@ pub struct Exec {
     command: Vec<OsString>,
 }
 
-/// What asks for the memory of a heap in a way that the shim sees.
+/// An allocator that asks for heap memory by calls that the shim sees.
 const ALLOCATOR: &str = "libjemalloc.so.2";
 
-/// Where jemalloc looks for its options.
+/// The environment variable with jemalloc's options.
 const OPTIONS: &str = "MALLOC_CONF";
 
-/// How much of a heap there is for each of jemalloc's arenas, at least: what one of them keeps, the others cannot have.
+/// The least heap for each jemalloc arena, in bytes: arenas cannot use the memory that another
+/// keeps.
 const FOR_AN_ARENA: u64 = 64 << 20;
 
-/// What has jemalloc use all of a heap of this size and nothing else. Without these options each arena asks for ever more addresses at a
-/// time and never gives them back, and what has no room in the heap goes where programs without jemalloc have theirs (`sbrk`), which is not the region.
-/// Who runs the program may know better.
+/// Returns the options with which jemalloc uses all of a heap of `size` bytes and nothing else.
+///
+/// Without these options each arena reserves ever larger address ranges and never returns them.
+/// Memory for which the heap has no room then comes from `sbrk`, outside the region. The user's own
+/// options come last, and override these.
 fn options(size: u64) -> OsString {
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let arenas = (size / FOR_AN_ARENA).clamp(1, 4 * processors);
@@ -55,16 +58,16 @@ fn options(size: u64) -> OsString {
     options
 }
 
-/// Where the shim is.
+/// Returns the path of the shim.
 ///
 /// # Errors
-/// If it is not there.
+/// If the shim is not there.
 pub(crate) fn shim() -> Result<PathBuf> {
     let what = || "looking for the shim";
     aquifer_region::process::shim(&std::env::current_exe().or_fail(what)?).or_fail(what)
 }
 
-/// `command` with the shim preloaded.
+/// Preloads the shim into `command`.
 pub(crate) fn with_shim(command: &mut Command) -> Result<()> {
     preload(command, shim()?.into_os_string());
     Ok(())
@@ -95,7 +98,7 @@ impl Exec {
                 command.env(OPTIONS, options(region.metadata().or_fail(what)?.len()));
                 command
                     .env("AQUIFER_HEAP", format!("{}:{}", region.as_raw_fd(), std::process::id()));
-                // It is locked until the program ends.
+                // The descriptor survives exec, so the region stays locked until the program ends.
                 fcntl_setfd(&region, FdFlags::empty()).or_fail(what)?;
                 let _ = region.into_raw_fd();
             }
@@ -105,7 +108,7 @@ impl Exec {
     }
 }
 
-/// A region that nobody else uses, nor will as a heap.
+/// Opens and locks a region that no program maps, for use as a heap.
 fn whole(files: &Files) -> Result<File> {
     let what = || format!("taking region '{}' as a heap", files.name());
     let status = client::status(files).or_fail(what)?;

@@ -41,7 +41,7 @@ struct Part {
     count: Option<u64>,
 }
 
-/// What is where.
+/// The answer of `aquifer region pages`.
 #[derive(Debug, Serialize)]
 struct Found {
     pages: Vec<Alike>,

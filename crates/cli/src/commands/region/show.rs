@@ -1,4 +1,4 @@
-//! How regions are shown to people.
+//! The text that shows regions to people.
 
 use std::fmt::Write as _;
 
@@ -15,14 +15,14 @@ use crate::failure::{OrFail as _, Result, is_denied};
 #[derive(Debug, Serialize)]
 pub(crate) struct Listed {
     name: RegionName,
-    /// What it was made with; nothing if that cannot be read.
+    /// The specification that it was made with; `None` if it cannot be read.
     spec: Option<RegionSpec>,
-    /// How it is; nothing if it is not served.
+    /// Its state; `None` if no engine serves it.
     status: Option<Status>,
 }
 
 impl Listed {
-    /// All of them.
+    /// Returns all regions of this host.
     pub(crate) fn all(common: &Common) -> Result<Vec<Self>> {
         let all = client::list(&directory(common)?).or_fail(|| "listing regions")?;
         all.iter().map(Self::of).collect()
@@ -70,7 +70,7 @@ fn mapped_by(programs: &[String]) -> String {
     if programs.is_empty() { "nobody".to_owned() } else { programs.join(", ") }
 }
 
-/// How much of a region there may be here, is here, with lenders and nowhere; as far as it is known.
+/// Returns the cache limit, and the resident, remote and zero bytes; "-" where they are unknown.
 pub(crate) fn cells(usage: Option<Usage>) -> [String; 4] {
     let Some(Usage { cache, resident, remote, zero, .. }) = usage else {
         return ["-"; 4].map(str::to_owned);

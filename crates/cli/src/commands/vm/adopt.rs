@@ -1,3 +1,5 @@
+//! `aquifer vm adopt`.
+
 use std::path::{Path, PathBuf};
 
 use aquifer_guest::memory::UNLIMITED;

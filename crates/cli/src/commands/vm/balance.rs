@@ -1,3 +1,5 @@
+//! `aquifer vm balance`.
+
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::mem::{Discriminant, discriminant};
@@ -41,13 +43,13 @@ pub struct Balance {
     reclaim: bool,
 }
 
-/// A line of what it says, for programs.
+/// One line of output with --json.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     verdicts: &'a [Verdict],
     moves: &'a [aquifer_control::balance::Move],
     moved: Vec<Done<'a>>,
-    /// VMs that do not answer, and why.
+    /// VMs that do not answer, and the reasons.
     silent: &'a BTreeMap<RegionName, String>,
 }
 
@@ -81,7 +83,7 @@ impl Balance {
             let next = Instant::now() + self.turns.period;
             let mut turn = balancing.turn(!self.turns.dry_run).or_fail(what)?;
             say(common, &turn, &mut said).or_fail(what)?;
-            // What is given is given on at once.
+            // A finished resize starts the next step at once, which hands freed memory on.
             while Instant::now() < next && !interrupted.load(Ordering::Relaxed) {
                 let pause =
                     next.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
@@ -97,7 +99,7 @@ impl Balance {
     }
 }
 
-/// Says what has changed since the last time.
+/// Prints the decisions that differ from those of the last step; with --json, the whole step.
 fn say(
     common: &Common,
     turn: &Turn,
@@ -127,7 +129,7 @@ fn say(
         }
     }
     for verdict in &plan.verdicts {
-        // Figures change all the time.
+        // Only the kind of reason counts; figures in the reason change at every step.
         let why = discriminant(&verdict.why);
         if said.insert(verdict.vm.clone(), why) != Some(why) {
             writeln!(out, "{verdict}")?;

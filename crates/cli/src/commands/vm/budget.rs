@@ -1,3 +1,5 @@
+//! `aquifer vm budget`.
+
 use std::path::Path;
 
 use aquifer_guest::memory::{Account, Accounts, Budget as Book, Share};

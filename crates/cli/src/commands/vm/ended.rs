@@ -1,4 +1,4 @@
-//! VMs that have ended, for people.
+//! VMs that have ended, as `aquifer vm list --all` and `aquifer vm show` print them.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -16,18 +16,18 @@ pub(super) struct All {
     pub(super) ended: Vec<Ended>,
 }
 
-/// A VM that is not there any more.
+/// A VM that has ended.
 #[derive(Debug, Serialize)]
 pub(super) struct Last {
     pub(super) ended: Ended,
 }
 
-/// The latest that have ended, oldest first.
+/// Returns the VMs that ended last, oldest first.
 pub(super) fn latest(run_dir: &Path) -> Result<Vec<Ended>> {
     ended(run_dir, SystemTime::UNIX_EPOCH).or_fail(|| "reading which VMs have ended")
 }
 
-/// How the last VM of this name has ended, if that is on record.
+/// Returns how the last VM of this name ended; `None` if there is no record.
 pub(super) fn last(run_dir: &Path, name: &RegionName) -> Result<Option<Last>> {
     let last = latest(run_dir)?.into_iter().rfind(|ended| ended.name == *name);
     Ok(last.map(|ended| Last { ended }))

@@ -1,3 +1,5 @@
+//! `aquifer vm set`: the limits of a VM's memory.
+
 use aquifer_guest::memory::Limits;
 use aquifer_guest::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
@@ -25,7 +27,7 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Those that were, but for what is said.
+    /// Returns the limits `before`, replaced where the command line gives a value.
     pub(super) fn over(&self, before: Limits) -> Limits {
         Limits {
             min: self.min.unwrap_or(before.min),
@@ -61,7 +63,7 @@ impl Set {
     }
 }
 
-/// Limits, for people.
+/// Describes limits for people.
 pub(super) fn text(limits: &Limits) -> String {
     let Limits { min, max, weight, reserve } = limits;
     let max = if max.0 == u64::MAX { "what it can have".to_owned() } else { max.to_string() };

@@ -2,7 +2,7 @@
 
 use crate::manual::Manual;
 
-/// One a subcommand, by its name.
+/// One manual for each subcommand, by its name.
 pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("start", &START),
     ("list", &LIST),
@@ -18,7 +18,7 @@ pub(in crate::commands) const MANUALS: &[(&str, &Manual)] = &[
     ("stop", &STOP),
 ];
 
-/// What all of them have in common.
+/// The part that all of them have in common.
 const PART: Manual = Manual { see_also: &["aquifer-vm(1)"], ..Manual::NONE };
 
 const START: Manual = Manual {

@@ -1,3 +1,5 @@
+//! `aquifer vm migrate`.
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -58,14 +60,14 @@ enum ModeName {
     Postcopy,
 }
 
-/// Slower than the least, one side would take the other for gone.
+/// Parses the bandwidth. Below the least, each side would run into its timeout.
 fn bandwidth(text: &str) -> std::result::Result<Bytes, String> {
     let bandwidth: Bytes = text.parse().map_err(|error| format!("{error}"))?;
     let least = Bytes::mib(1);
     if bandwidth < least { Err(format!("the least is {least}")) } else { Ok(bandwidth) }
 }
 
-/// How long a host may take to get ready.
+/// How long the agents may take to prepare the destination.
 const LIMIT: Duration = Duration::from_secs(70);
 
 #[derive(Debug, Serialize)]

@@ -1,3 +1,5 @@
+//! `aquifer vm resize`.
+
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -81,7 +83,7 @@ impl Resize {
     }
 }
 
-/// How long the stages of a VM's resizes took, by whether it grew or shrank: microseconds.
+/// Times of the stages of a VM's resizes, in microseconds, by direction.
 #[derive(Debug, Serialize)]
 pub(super) struct Spreads {
     add: BTreeMap<String, Spread>,
@@ -93,7 +95,7 @@ impl Spreads {
         Self { add: times.spreads(Direction::Add), remove: times.spreads(Direction::Remove) }
     }
 
-    /// A table, for people; nothing where the VM was never resized.
+    /// Returns a table for people; empty if the VM was never resized.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for (name, stages) in [("grown", &self.add), ("shrunk", &self.remove)] {

@@ -1,3 +1,5 @@
+//! `aquifer vm start`.
+
 use std::path::{Path, PathBuf};
 
 use aquifer_guest::memory::UNLIMITED;
@@ -85,7 +87,7 @@ pub(in crate::commands) enum AcceleratorName {
 }
 
 impl AcceleratorName {
-    /// What it comes to with this QEMU and machine type.
+    /// Returns the accelerator for this QEMU and machine type.
     pub(in crate::commands) fn choose(self, qemu: &Path, machine: &str) -> Accelerator {
         match self {
             Self::Auto => Accelerator::find(qemu, machine),

@@ -1,4 +1,6 @@
-//! What guests have mapped of the frames of groups, as the kernel has it in `/proc/PID/maps`: the frames of another group, if ever there were any, too.
+//! The group frames that guests map, as the kernel lists them in `/proc/PID/maps`.
+//!
+//! The list also shows frames of another group, which no guest may map.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -10,16 +12,16 @@ use rustix::fs::{major, minor};
 use super::stage::{GROUPS, Stage, VMS, name};
 use crate::failure::{Failure, OrFail, Result};
 
-/// What the guests of a group have mapped.
+/// The frames that the guests of a group map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mapped {
-    /// Of the frames of their group.
+    /// Bytes of their own group's frames.
     pub(super) own: Bytes,
-    /// Pages of the frames of other groups.
+    /// Pages of other groups' frames.
     pub(super) others: u64,
 }
 
-/// How the kernel names a file in a process's mappings: its device and its inode.
+/// A file as `/proc/PID/maps` names it: device and inode.
 type Id = (String, u64);
 
 /// Looks at all guests of each group.
@@ -40,7 +42,7 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
         let status =
             client::status(&Files::new(&stage.regions(), &name(vm.name)?)).or_fail(what)?;
         let group = GROUPS.iter().position(|group| *group == vm.group).unwrap_or_default();
-        // The engine, too, sees no frames but those of its region's group.
+        // The engine, too, may map frames of its region's group only.
         for process in status.processes.iter().chain([&status.pid]) {
             let maps = fs::read_to_string(format!("/proc/{process}/maps")).or_fail(what)?;
             add(&mut all[group], &maps, &frames, group);
@@ -49,7 +51,7 @@ pub(super) fn look(stage: &Stage) -> Result<Vec<Mapped>> {
     Ok(all)
 }
 
-/// Adds the mappings of a process of this group to what is known of it.
+/// Adds the mappings of one process of this group.
 fn add(mapped: &mut Mapped, maps: &str, frames: &[Id], group: usize) {
     for (id, length) in maps.lines().filter_map(mapping) {
         match frames.iter().position(|frames| *frames == id) {
@@ -60,7 +62,8 @@ fn add(mapped: &mut Mapped, maps: &str, frames: &[Id], group: usize) {
     }
 }
 
-/// The file of a line of `/proc/PID/maps` (proc_pid_maps(5)), and the length of the mapping.
+/// Parses a line of `/proc/PID/maps` (proc_pid_maps(5)): the file, and the mapping's length in
+/// bytes.
 fn mapping(line: &str) -> Option<(Id, u64)> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;

@@ -1,7 +1,10 @@
-//! `aquifer demo groups`: two tenants with two guests each, all of the same image. What those of one group have in common is kept once, and nothing is shared
-//! across; what that saves goes to the guest that needs it, for as long as it is saved.
+//! `aquifer demo groups`: two tenants with two guests each, all of the same image.
 //!
-//! Everything is real: QEMU, a stock kernel, swap disks, and the services of a host, `aquifer group scan` for each group and `aquifer group balance`.
+//! Each group keeps equal pages of its guests once, and shares nothing with the other group. The
+//! saved memory goes to the guest that needs it, as long as the group saves it.
+//!
+//! Everything is real: QEMU, a stock kernel, swap disks, and the services of a host (`aquifer group
+//! scan` for each group, and `aquifer group balance`).
 
 mod mapped;
 mod picture;
@@ -25,49 +28,51 @@ pub use report::{Group, Need, Summary, Vm};
 use stage::{Stage, VMS};
 use watch::Watch;
 
-/// What a demo is told.
+/// The options of the demo.
 #[derive(Debug)]
 pub struct Options {
-    /// What the guests run on.
+    /// The kernel, accelerator and QEMU of the guests.
     pub machine: Machine,
-    /// Where marks, sockets and logs are kept while it runs.
+    /// The directory of marks, sockets and logs while the demo runs.
     pub run_dir: PathBuf,
 }
 
-/// Marks of demos have this kind.
+/// The kind in the demo's mark.
 const KIND: &str = "groups-demo";
 
-/// What a guest boots with, and what of that is its own; the rest it has while its group saves as much.
+/// A guest's memory at boot. `BASE` of it is its own; it has the rest only while its group saves as
+/// much.
 const MEMORY: Bytes = Bytes::mib(384);
 const BASE: Bytes = Bytes::mib(256);
 
-/// What all guests hold alike, and what each holds that no other has.
+/// The content that all guests have in common, and the content that each has for itself.
 const IMAGE: Bytes = Bytes::mib(112);
 const OWN: Bytes = Bytes::mib(16);
 
-/// What one guest comes to hold of its own: more than its base leaves it, and more than its group saves without the image (kernels alike, some 60 MiB).
+/// The private content to which one guest grows. It is more than the base leaves beside the image.
+/// It is also more than the group would save on equal kernels alone, some 60 MiB.
 const MUCH: Bytes = Bytes::mib(152);
 
-/// By how much it grows at a time.
+/// The growth of that guest in one step.
 const GROWS: Bytes = Bytes::mib(20);
 
-/// What the guests' processes hold, in two parts: seed 1 is the image's, others are a guest's own.
+/// The part of a guest's memory that holds the image: seed 1; a guest's private content has others.
 const IMAGE_PART: Part = Part { number: 0, seed: 1 };
 
-/// The guest that comes to need more, and the one of its group that writes to what they share.
+/// The guest that comes to need more, and the guest of its group that writes to their shared pages.
 const NEEDY: usize = 0;
 const WRITER: usize = 1;
 
-/// How long a step may take that the host's services make.
+/// How long a step of the host's services may take.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// So many periods without swapping, one after the other, are its end.
+/// The number of consecutive periods without swapping that end a step.
 const QUIET: usize = 3;
 
-/// Runs the demo from nothing to nothing.
+/// Runs the demo and removes all that it made.
 ///
 /// # Errors
-/// What this machine lacks, or which step failed.
+/// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let began = Instant::now();
     let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
@@ -88,7 +93,7 @@ struct Play<'a> {
     users: Vec<User<'a>>,
     wait: Wait<'a>,
     progress: Progress,
-    /// Pages that a guest has mapped of another group's frames.
+    /// Pages of another group's frames that guests have mapped.
     across: u64,
 }
 
@@ -139,7 +144,7 @@ impl Play<'_> {
         Ok((summary, picture))
     }
 
-    /// Has each guest hold what is said of it, all at a time.
+    /// Tells all guests to hold a part each, then waits for all of them.
     fn all(&mut self, what: impl Fn(usize) -> (Part, Bytes)) -> Result<Vec<Holds>> {
         for (vm, user) in self.users.iter_mut().enumerate() {
             let (part, size) = what(vm);
@@ -152,7 +157,7 @@ impl Play<'_> {
         self.users.iter_mut().enumerate().map(listen).collect()
     }
 
-    /// Waits until this is so of both groups.
+    /// Waits until `is` holds for both groups, in a period that began after the call.
     fn until(&self, watch: &mut Watch, what: &str, is: impl Fn(&Balanced) -> bool) -> Result<()> {
         let since = watch.turns();
         self.wait.until(what, PATIENCE, || {
@@ -162,10 +167,10 @@ impl Play<'_> {
         })
     }
 
-    /// One guest comes to use more than its base, until it has all that and swaps no more.
+    /// Lets one guest use more than its base, until the guest has enough memory and stops swapping.
     ///
     /// It grows by no more at a time than the balancer gives in two periods. A guest that grows at
-    /// once may swap out what it shares faster than the balancer gives: its group saves less then,
+    /// once may swap out shared pages faster than the balancer gives. Its group then saves less,
     /// and the guest stays short.
     fn need(&mut self, watch: &mut Watch) -> Result<Need> {
         let vm = &VMS[NEEDY];
@@ -190,14 +195,14 @@ impl Play<'_> {
         })
     }
 
-    /// It holds so much, and the last so many periods saw no swapping.
+    /// Holds so much until the last `periods` periods saw no swapping.
     fn until_calm(&mut self, watch: &mut Watch, holds: Bytes, periods: usize) -> Result<()> {
         let vm = &VMS[NEEDY];
         let (deadline, since) = (Instant::now() + PATIENCE, watch.turns());
         loop {
             self.users[NEEDY].hold(own(NEEDY), holds)?;
             watch.check()?;
-            // The period under way may have begun before it held that.
+            // The period under way may have begun before the guest held that.
             let swapped = watch.swapped(vm.name, since + 1);
             let calm = swapped.iter().rev().take_while(|swapped| **swapped == Bytes::ZERO).count();
             if calm >= periods {
@@ -211,7 +216,7 @@ impl Play<'_> {
         }
     }
 
-    /// How both groups are now.
+    /// Returns the state of both groups.
     fn look(&mut self, watch: &Watch) -> Result<Vec<Group>> {
         let mapped = mapped::look(self.stage)?;
         self.across += mapped.iter().map(|mapped| mapped.others).sum::<u64>();
@@ -219,7 +224,7 @@ impl Play<'_> {
     }
 }
 
-/// What a guest holds that no other has, and what it writes in the place of what it shared.
+/// Returns the part of a guest's private content. `own_image` replaces the shared image.
 fn own(vm: usize) -> Part {
     Part { number: 1, seed: vm as u64 + 2 }
 }

@@ -1,4 +1,4 @@
-//! The demo's picture: what each group saves, and what its guests have of that, over time.
+//! The demo's picture: how much each group saves, and how much its guests get of it, over time.
 
 use aquifer_group::balance::{Balanced, Turn};
 use aquifer_page::Bytes;
@@ -14,19 +14,19 @@ use super::watch::{Watch, found};
 use crate::demo::begun::png;
 use crate::failure::Result;
 
-/// Colours that stay apart for readers who see them less well than others, and in grey.
+/// Colours that differ in greyscale, too, and for colour-blind readers.
 const SAVED: &str = "#2e8b57";
 const GUESTS: [&str; 2] = ["#3b7dd8", "#e08a1e"];
 const SWAPPED: &str = "#c0392b";
 const LINE: &str = "#555555";
 
-/// Draws what was seen, as PNG.
+/// Draws the history as PNG.
 pub(super) fn draw(watch: &Watch) -> Result<Vec<u8>> {
     let history = watch.history();
     let end = history.last().map_or(1.0, |(at, _)| *at);
     let all = || history.iter().flat_map(|(_, turn)| &turn.groups);
     let most = all().flat_map(|group| group.vms.iter().map(|vm| vm.size)).max().unwrap_or(BASE);
-    // Room above the lines for what happened.
+    // Leaves room above the lines for the labels of events.
     let top = mib(most) * 1.25;
     let panel = |(index, group): (usize, &str)| {
         let layout = Layout::new((0.0, end), (0.0, top))
@@ -81,7 +81,7 @@ fn legend() -> Vec<LegendEntry> {
     ]
 }
 
-/// The lines of a group.
+/// Returns the lines of a group.
 fn lines(history: &[(f64, Turn)], group: &str) -> Vec<Plot> {
     let of = |value: &dyn Fn(&Turn) -> Option<Bytes>| {
         let points = history.iter().filter_map(|(at, turn)| Some((*at, mib(value(turn)?))));

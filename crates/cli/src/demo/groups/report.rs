@@ -1,4 +1,4 @@
-//! What is left of the demo: figures.
+//! The figures of the demo.
 
 use std::fmt;
 
@@ -10,43 +10,43 @@ use serde::Serialize;
 use super::mapped::Mapped;
 use super::watch::found;
 
-/// A guest.
+/// A guest of a group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Vm {
     /// Its name.
     pub name: String,
-    /// What is its own.
+    /// The memory that it has in any case, in bytes.
     pub base_bytes: Bytes,
-    /// What its balloon leaves it.
+    /// The memory that its balloon leaves it, in bytes.
     pub balloon_bytes: Bytes,
-    /// The most that it has had since its balloon first left it its base.
+    /// The most that it has had since its balloon first shrank it to its base, in bytes.
     pub most_bytes: Bytes,
-    /// What it contributes to what is shared.
+    /// Bytes that it contributes to the shared pages.
     pub contributed_bytes: Bytes,
-    /// Swapped so far, in and out.
+    /// Bytes swapped so far, in and out.
     pub swapped_bytes: Bytes,
 }
 
-/// A group.
+/// A group of guests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group {
     /// Its name.
     pub name: String,
-    /// Its regions here: the memory of its guests.
+    /// Its regions on this host: one for each guest.
     pub regions: u64,
-    /// Of that, what is kept in frames of the group.
+    /// Bytes of those regions that are in frames of the group.
     pub shared_bytes: Bytes,
-    /// The difference between that and what the frames take.
+    /// `shared_bytes` minus the size of the frames.
     pub saved_bytes: Bytes,
-    /// What its guests have mapped of those frames, as the kernel says.
+    /// Bytes of the frames that its guests have mapped, from the kernel.
     pub mapped_bytes: Bytes,
-    /// Pages that were shared until somebody wrote to them.
+    /// Pages that a write unshared (copy-on-write).
     pub broken: u64,
-    /// How fast its scanner looks at pages now.
+    /// The current scan rate, in pages per millisecond.
     pub scan_pages_per_ms: u32,
-    /// CPU of the scanner, of one processor, on average.
+    /// Average CPU time of the scanner, in percent of one processor.
     pub scanner_cpu_pct: f64,
-    /// What the balloon of each guest leaves it.
+    /// The memory that the balloon of each guest leaves it, in bytes.
     pub balloon_bytes: Vec<Bytes>,
     /// The guests, in the same order.
     pub vms: Vec<Vm>,
@@ -87,47 +87,48 @@ impl Group {
     }
 }
 
-/// A guest that needed more than its base.
+/// The course of the guest that needed more than its base.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Need {
-    /// Which.
+    /// Its name.
     pub vm: String,
-    /// What its process held.
+    /// Bytes that its process held.
     pub holds_bytes: Bytes,
-    /// What is its own.
+    /// The memory that it has in any case, in bytes.
     pub base_bytes: Bytes,
-    /// What it had when it swapped no more.
+    /// The memory that it had when it stopped swapping, in bytes.
     pub got_bytes: Bytes,
-    /// What it has since another guest of its group has written to what they shared.
+    /// The memory that it keeps after the other guest has written to the shared pages, in bytes.
     pub left_bytes: Bytes,
-    /// What it swapped in its worst second, in and out.
+    /// Bytes swapped in its worst second, in and out.
     pub swapped_bytes_per_s: Bytes,
-    /// And when it had what it needed, in use as before.
+    /// Bytes swapped in the last second, when it had enough memory.
     pub swapped_bytes_per_s_after: Bytes,
-    /// From when it needed more until it had not swapped for three seconds.
+    /// Seconds from its first growth until it had not swapped for three periods.
     pub seconds: f64,
 }
 
-/// What `aquifer demo groups --json` prints.
+/// The output of `aquifer demo groups --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// What each guest boots with.
+    /// Memory of each guest at boot, in bytes.
     pub memory_bytes: Bytes,
-    /// What of that is its own.
+    /// The part of it that is the guest's own, in bytes.
     pub base_bytes: Bytes,
-    /// What all guests hold alike.
+    /// Bytes that all guests hold alike.
     pub image_bytes: Bytes,
-    /// Both groups when the guest in need had what it needed.
+    /// Both groups when the guest in need had enough.
     pub groups: Vec<Group>,
-    /// And when one of its group had written to all that they held alike.
+    /// Both groups after the other guest had written to all of the shared image.
     pub groups_after: Vec<Group>,
     /// The guest in need.
     pub need: Need,
     /// Pages of one group's frames that the kernel has mapped for guests of another.
     pub cross_group_merges: u64,
-    /// Errors in the logs of the guests' kernels that came while they ran, and MiB of their processes' memory that were not what they must be.
+    /// Errors that the guests' kernels logged while they ran, plus MiB of their processes' memory
+    /// with wrong content.
     pub guest_errors: u64,
-    /// From nothing to nothing.
+    /// Seconds from the start of the demo to its last check.
     pub seconds: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What the demo happens on: two groups, and their guests.
+//! The stage of the demo: two groups and their guests.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,6 @@ use crate::demo::user::User;
 use crate::demo::wait::Wait;
 use crate::failure::{OrFail, Result};
 
-/// The groups.
 pub(super) const GROUPS: [&str; 2] = ["blue", "red"];
 
 /// A guest.
@@ -29,7 +28,6 @@ pub(super) struct Vm {
     pub(super) group: &'static str,
 }
 
-/// The guests.
 pub(super) const VMS: [Vm; 4] = [
     Vm { name: "blue-1", group: "blue" },
     Vm { name: "blue-2", group: "blue" },
@@ -40,14 +38,14 @@ pub(super) const VMS: [Vm; 4] = [
 /// Modules of a guest's kernel: its disk, its balloon, and the port of its agent.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio_console"];
 
-/// What a guest can swap out, and where it finds that.
+/// The size of a guest's swap disk, and its device in the guest.
 const SWAP: Bytes = Bytes::mib(256);
 const SWAP_DEVICE: &str = "/dev/vda";
 
-/// What a page of theirs takes to a lender and back. (None goes there: they have all their memory here.)
+/// The emulated link to lenders. No page uses it: the caches hold all of the guests' memory.
 const LINK: LinkSpec = LinkSpec { latency: Duration::from_micros(1), one_at_a_time: false };
 
-/// The guests, and all that they stand on. Dropping it takes everything away.
+/// The guests with their groups and files; its drop removes all of it.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) dir: PathBuf,
@@ -56,7 +54,7 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn set(dir: PathBuf, machine: &Machine) -> Result<Self> {
         fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
-        // From here on what is made is removed.
+        // If a step fails, the drop of `stage` removes the files.
         let stage = Self { dir };
         let agreements = Agreements::of(&stage.groups());
         for name in GROUPS {
@@ -69,12 +67,12 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Where the agreements of groups are.
+    /// Returns the directory of the groups' agreements.
     pub(super) fn groups(&self) -> PathBuf {
         self.dir.join("groups")
     }
 
-    /// Where regions are.
+    /// Returns the directory of the regions.
     pub(super) fn regions(&self) -> PathBuf {
         self.dir.join("regions")
     }
@@ -91,7 +89,7 @@ impl Stage {
             cpus: 1,
             ..image.clone()
         };
-        // Room for all of it.
+        // The cache has room for all of the memory.
         let cache = MEMORY + Bytes::mib(16);
         let region = RegionSpec { group, link: Some(LINK), ..RegionSpec::new(name, MEMORY, cache) };
         let limits = Limits { min: BASE, max: MEMORY, ..UNLIMITED };
@@ -119,7 +117,7 @@ pub(super) fn name(vm: &str) -> Result<RegionName> {
     vm.parse().or_fail(|| "naming a guest")
 }
 
-/// A disk that a guest can swap to, and that takes nothing before it does.
+/// Makes a sparse disk that a guest can swap to.
 fn disk(dir: &Path, vm: &str) -> Result<PathBuf> {
     let what = || format!("making a swap disk for guest '{vm}'");
     let path = dir.join(format!("{vm}.swap"));

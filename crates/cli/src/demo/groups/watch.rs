@@ -1,4 +1,4 @@
-//! The services of the host, and what they say.
+//! The services of the host, and their output.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -19,13 +19,13 @@ use super::stage::{GROUPS, Stage};
 use crate::demo::process::Process;
 use crate::failure::{Failure, OrFail, Result};
 
-/// The services. They end when it is dropped.
+/// The running services; its drop ends them.
 #[derive(Debug)]
 pub(super) struct Watch {
     services: Vec<Service>,
     began: Instant,
     seen: Arc<Mutex<Seen>>,
-    /// What happened when, in seconds.
+    /// Events, with their time in seconds.
     pub(super) marks: Vec<(f64, &'static str)>,
 }
 
@@ -36,17 +36,17 @@ struct Service {
     log: PathBuf,
 }
 
-/// What they have said.
+/// The output of the services.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Each period of the balancer, and when it was.
+    /// The step of each of the balancer's periods, with its time in seconds.
     turns: Vec<(f64, Turn)>,
-    /// Each report of each scanner.
+    /// The reports of each scanner.
     reports: [Vec<Report>; 2],
 }
 
 impl Watch {
-    /// Starts a scanner for each group, and what hands out what they save.
+    /// Starts a scanner for each group, and the balancer.
     pub(super) fn start(stage: &Stage) -> Result<Self> {
         let (services, marks) = (Vec::new(), Vec::new());
         let mut watch = Self { services, began: Instant::now(), seen: Arc::default(), marks };
@@ -58,7 +58,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Starts `aquifer group`, and notes what it says.
+    /// Starts `aquifer group`, and passes each object that it prints to `note`.
     fn serve<T: DeserializeOwned>(
         &mut self,
         stage: &Stage,
@@ -78,7 +78,7 @@ impl Watch {
         let mut process = Process::start(&mut command, &name)?;
         let output = process.output().ok_or_else(|| Failure::new(what(), "it has no output"))?;
         let (seen, began) = (self.seen.clone(), self.began);
-        // It ends with what it listens to.
+        // The thread ends when the service closes its output.
         thread::spawn(move || {
             let lines = BufReader::new(output).lines().map_while(std::result::Result::ok);
             for said in lines.filter_map(|line| serde_json::from_str(&line).ok()) {
@@ -89,12 +89,12 @@ impl Watch {
         Ok(())
     }
 
-    /// Notes that something happens now.
+    /// Notes an event at the present time.
     pub(super) fn mark(&mut self, what: &'static str) {
         self.marks.push((self.began.elapsed().as_secs_f64(), what));
     }
 
-    /// That all services run.
+    /// Fails if a service has ended.
     pub(super) fn check(&mut self) -> Result<()> {
         for Service { name, process, log } in &mut self.services {
             if let Some(end) = process.ended() {
@@ -105,22 +105,22 @@ impl Watch {
         Ok(())
     }
 
-    /// How many periods the balancer has seen.
+    /// Returns how many periods the balancer has finished.
     pub(super) fn turns(&self) -> usize {
         lock(&self.seen).turns.len()
     }
 
-    /// The newest.
+    /// Returns the step of the latest period.
     pub(super) fn last(&self) -> Option<Turn> {
         lock(&self.seen).turns.last().map(|(_, turn)| turn.clone())
     }
 
-    /// All of them, with their times in seconds.
+    /// Returns all steps, with their times in seconds.
     pub(super) fn history(&self) -> Vec<(f64, Turn)> {
         lock(&self.seen).turns.clone()
     }
 
-    /// What a guest has swapped in each period from this one on.
+    /// Returns the bytes that a guest swapped in each period from `from` on.
     pub(super) fn swapped(&self, vm: &str, from: usize) -> Vec<Bytes> {
         let seen = lock(&self.seen);
         seen.turns
@@ -130,12 +130,12 @@ impl Watch {
             .collect()
     }
 
-    /// What a guest's balloon leaves it now.
+    /// Returns the memory that a guest's balloon leaves it.
     pub(super) fn size(&self, vm: &str) -> Option<Bytes> {
         Some(found(&self.last()?, vm)?.size)
     }
 
-    /// How the groups are now.
+    /// Returns the state of the groups in the latest period.
     pub(super) fn groups(&self, mapped: &[Mapped]) -> Result<Vec<Group>> {
         let what = || "looking at the groups";
         let turn = self
@@ -152,7 +152,7 @@ impl Watch {
     }
 }
 
-/// A guest, as a period has found it.
+/// Finds a guest in a step of the balancer.
 pub(super) fn found<'a>(turn: &'a Turn, vm: &str) -> Option<&'a aquifer_group::balance::Vm> {
     let of = |group: &'a Balanced| group.vms.iter().find(|found| found.vm.as_str() == vm);
     turn.groups.iter().find_map(of)

@@ -1,4 +1,4 @@
-//! The first process of the demo's guest: it is busy with its memory, and answers whoever asks over its serial port.
+//! The first process of the demo's guest: it rewrites memory, and answers over its serial port.
 
 use std::io::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,17 +8,18 @@ use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::demo::churn::{self, Load, Told};
 
-/// Words that begin an answer: after them come what was asked, how often the guest has told how it goes, and how many pages were wrong.
+/// The first word of an answer. The question, the tick of the latest report and the number of wrong
+/// pages follow.
 pub(super) const ANSWER: &str = "answer";
 
-/// Is busy for ever.
+/// Rewrites memory and answers questions for ever.
 ///
 /// # Errors
-/// If it cannot say anything any more.
+/// If the console fails.
 pub fn run(load: Load) -> io::Result<()> {
     let is = Arc::new(Mutex::new(Told::default()));
     let stdin = io::stdin();
-    // What is asked is not to be said again by the terminal.
+    // The terminal must not echo the questions.
     if let Ok(mut mode) = tcgetattr(&stdin) {
         mode.local_modes.remove(LocalModes::ECHO);
         tcsetattr(&stdin, OptionalActions::Now, &mode)?;

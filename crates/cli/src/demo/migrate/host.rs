@@ -16,7 +16,7 @@ use crate::failure::{Failure, OrFail, Result};
 /// How long an agent may take until it answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A host. Its agent ends when it is dropped.
+/// A host; its drop ends its agent.
 #[derive(Debug)]
 pub(super) struct Host {
     name: &'static str,
@@ -25,7 +25,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts its agent, which takes VMs in, and neither lends nor borrows.
+    /// Starts the agent, which takes VMs in, and neither lends nor borrows.
     pub(super) fn start(name: &'static str, site: &Site<'_>, qemu: &Path) -> Result<Self> {
         let sections = format!(
             "[vms]\naccept = true\nqemu = \"{}\"\n[lend]\nenabled = false\n[borrow]\nenabled = false",
@@ -35,7 +35,7 @@ impl Host {
         Ok(Self { name, dir: site.files(), agent })
     }
 
-    /// Runs `aquifer` on it; what that answers.
+    /// Runs `aquifer` on the host and returns the answer.
     pub(super) fn aquifer<T: DeserializeOwned>(
         &self,
         namespace: &Namespace,

@@ -1,7 +1,10 @@
-//! `aquifer demo migrate`: a guest that is busy with its memory, and answers over its serial port, moves from one host to another and back;
-//! beside it, QEMU by itself moves the same guest.
+//! `aquifer demo migrate`: a busy guest moves from one host to another and back.
 //!
-//! Everything is real: two hosts' agents in network namespaces of their own, an exporting process that lends, QEMU, a stock kernel.
+//! Beside it, QEMU by itself moves the same guest. A user asks the guest over its serial port and
+//! measures how long the guest stays silent.
+//!
+//! Everything is real: two hosts' agents in network namespaces of their own, an exporting process
+//! that lends, QEMU, a stock kernel.
 
 mod guest;
 mod host;
@@ -29,42 +32,43 @@ pub use report::{Move, Summary};
 use serial::{Answer, User};
 use stage::{Boot, Stage};
 
-/// What a demo is told.
+/// The options of the demo.
 #[derive(Debug)]
 pub struct Options {
-    /// Percent of what the guest uses that is in local RAM.
+    /// Percent of the guest's used memory that is in local RAM.
     pub local: u64,
-    /// What the guest runs on.
+    /// The kernel, accelerator and QEMU of the guest.
     pub machine: Machine,
-    /// Where marks, sockets and logs are kept while it runs.
+    /// The directory of marks, sockets and logs while the demo runs.
     pub run_dir: PathBuf,
 }
 
-/// Marks of demos have this kind.
+/// The kind in the demo's mark.
 const KIND: &str = "migrate-demo";
 
 const VM: &str = "demo";
 
-/// The guest: its memory, and what it does, as `aquifer guest-load` takes it (200 MiB, of which nine of ten writes go to a fifth, 20 MiB/s).
+/// The guest's memory, and its load as `aquifer guest-load` takes it: 200 MiB, nine of ten writes
+/// to a fifth of them, 20 MiB/s.
 const MEMORY: Bytes = Bytes::mib(512);
 const LOAD: &str = "guest-load 200 20 20";
 
-/// How often the guest tells how it goes before it moves, and after: ten times a second.
+/// How many reports, ten a second, the guest gives before and after a move.
 const BUSY: u64 = 40;
 
 /// How long a guest may take to boot and to be busy.
 const BOOTING: Duration = Duration::from_secs(180);
 
-/// How long a guest that QEMU has moved by itself may be silent before it is not waited for.
+/// How long the demo waits for a silent guest that QEMU has moved by itself.
 const DEAF: Duration = Duration::from_secs(20);
 
-/// How long after a move silence is still counted.
+/// How long after a move silence still counts.
 const AFTER: Duration = Duration::from_secs(1);
 
-/// Runs the demo from nothing to nothing.
+/// Runs the demo and removes all that it made.
 ///
 /// # Errors
-/// What this machine lacks, or which step failed.
+/// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let begun = Begun::begin(&options.run_dir, KIND, stage::clean_up)?;
     let kernel = options.machine.kernel()?;
@@ -114,7 +118,9 @@ impl Play<'_> {
         Ok(summary.compared())
     }
 
-    /// QEMU by itself; also what the guest uses, and how many pages it found wrong.
+    /// Moves the guest by QEMU alone.
+    ///
+    /// Returns the move, the bytes that the guest uses, and the pages that it found wrong.
     fn by_itself(&mut self) -> Result<(Move, u64, u64)> {
         let dir = &self.stage.dir;
         let [a, b] = self.stage.network.hosts();
@@ -127,7 +133,7 @@ impl Play<'_> {
         let began = Instant::now();
         let (mut line, footprint) = here.migrate(&mut there, b.address(), self.wait)?;
         user.follow(1);
-        // Now and then its serial port hears nothing any more; that is silence as well.
+        // Some moved guests do not hear their serial port any more; that counts as silence, too.
         let over = Instant::now() + AFTER;
         let moved = |answer: &Answer| answer.at > over;
         let heard = self.answer_within(DEAF, &user, "QEMU by itself: when it had moved", moved);
@@ -137,7 +143,9 @@ impl Play<'_> {
         Ok((line, footprint, wrong))
     }
 
-    /// The same guest in the pool: there, and back; also how many pages it found wrong.
+    /// Moves the same guest, with its memory in the pool, to the other host and back.
+    ///
+    /// Returns both moves, and the pages that the guest found wrong.
     fn by_aquifer(&mut self, cache: Bytes) -> Result<([Move; 2], u64)> {
         let stage = self.stage;
         let [a, b] = stage.network.hosts();
@@ -191,14 +199,14 @@ impl Play<'_> {
         Ok(([there, back], wrong))
     }
 
-    /// Waits until the guest has been busy for a while from now on.
+    /// Waits until the guest has been busy for a while, from this call on.
     fn is_busy(&self, user: &User, when: &str) -> Result<()> {
         let first = self.answer_after(user, when, |_| true)?.tick;
         self.answer_after(user, when, |answer| answer.tick >= first + BUSY)?;
         Ok(())
     }
 
-    /// Waits until some time has passed after a move; pages wrong by then.
+    /// Waits until `AFTER` has passed since a move; returns the number of wrong pages.
     fn after(&self, user: &User, when: &str) -> Result<u64> {
         let over = Instant::now() + AFTER;
         Ok(self.answer_after(user, when, |answer| answer.at > over)?.wrong)

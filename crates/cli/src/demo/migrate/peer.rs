@@ -1,4 +1,5 @@
-//! The peer: QEMU by itself, which copies all of the guest's memory to the other host while it runs (pre-copy).
+//! The competitor: QEMU by itself, which copies all of the guest's memory while the guest runs
+//! (pre-copy).
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -20,10 +21,10 @@ use crate::failure::{Failure, OrFail, Result};
 
 const PORT: u16 = 7080;
 
-/// How long QEMU may think about an answer.
+/// How long QEMU may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long it may take to move the guest.
+/// How long QEMU may take to move the guest.
 const MOVING: Duration = Duration::from_secs(180);
 
 /// A QEMU on one of the hosts.
@@ -33,13 +34,13 @@ pub(super) struct Qemu {
     qmp: Qmp,
 }
 
-/// Where its serial port is.
+/// Returns the path of the guest's serial port on a host.
 pub(super) fn serial(dir: &Path, host: &str) -> PathBuf {
     dir.join(format!("{host}.serial"))
 }
 
 impl Qemu {
-    /// Starts it in a namespace; one that waits for the guest, if it is to.
+    /// Starts QEMU in a namespace; with `waits` it waits for the incoming guest.
     pub(super) fn start(
         dir: &Path,
         host: &str,
@@ -78,7 +79,7 @@ impl Qemu {
                 let said = fs::read_to_string(&log).unwrap_or_default();
                 Err(Failure::new(what(), format!("it ended with {end}: {}", said.trim())))
             }
-            // QEMU makes the socket before it listens there.
+            // QEMU makes the socket before it listens on it.
             None => Ok(Qmp::connect(&control, PATIENCE).ok()),
         })?;
         Ok(Self { process, qmp })
@@ -88,7 +89,9 @@ impl Qemu {
         self.qmp.execute(command, arguments).or_fail(|| "moving a guest by QEMU itself")
     }
 
-    /// Moves the guest to the QEMU that waits for it. Returns what QEMU says of that, and how many bytes of the guest's memory are not zero.
+    /// Moves the guest to the QEMU that waits for it.
+    ///
+    /// Returns QEMU's figures, and how many bytes of the guest's memory are not zero.
     pub(super) fn migrate(
         &mut self,
         to: &mut Self,
@@ -97,7 +100,7 @@ impl Qemu {
     ) -> Result<(Move, u64)> {
         let what = "moving a guest by QEMU itself";
         for qemu in [&mut *self, to] {
-            // As fast as it goes, as ours.
+            // No bandwidth limit, as for our move.
             qemu.execute(
                 "migrate-set-parameters",
                 json!({ "max-bandwidth": 1_u64 << 40, "downtime-limit": 300 }),

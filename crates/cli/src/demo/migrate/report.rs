@@ -1,4 +1,4 @@
-//! What is left of the demo: figures, and their picture.
+//! The figures of the demo, and their picture.
 
 use std::fmt;
 
@@ -16,25 +16,27 @@ use crate::failure::Result;
 /// A move of the guest.
 #[derive(Clone, Debug, Serialize)]
 pub struct Move {
-    /// From the order until the guest ran on the other host, in milliseconds.
+    /// Milliseconds from the order until the guest ran on the other host.
     pub total_ms: f64,
-    /// Of that, for how long it stood still.
+    /// The part of it in which the guest was paused, in milliseconds.
     pub downtime_ms: f64,
-    /// The longest time between two answers of the guest, which was asked every 10 ms, in milliseconds.
+    /// The longest time between two answers of the guest, in milliseconds; a question came every 10
+    /// ms.
     pub silence_ms: f64,
-    /// Contents of pages that were sent to the other host.
+    /// Bytes of pages that were sent to the other host.
     pub bytes_pages: u64,
-    /// Contents of pages that were written to the pool.
+    /// Bytes of pages that were written to the pool.
     pub bytes_pool: u64,
-    /// All else that was sent.
+    /// All other bytes that were sent.
     pub bytes_metadata: u64,
-    /// Rounds, the last one included.
+    /// Rounds of pre-copy, the last one included.
     pub rounds: u64,
-    /// How: `instant`, or `qemu-precopy`.
+    /// The mode: `instant`, or `qemu-precopy`.
     pub mode: String,
-    /// Pages of the guest in the host's RAM when it began; with QEMU alone, all that are not zero.
+    /// Pages of the guest in the host's RAM at the beginning; for QEMU alone, all that are not
+    /// zero.
     pub resident_pages: u64,
-    /// Of these, those that were nowhere else.
+    /// Those of them that were nowhere else.
     pub dirty_pages: u64,
 }
 
@@ -62,14 +64,14 @@ impl Move {
     }
 }
 
-/// What `aquifer demo migrate --json` prints.
+/// The output of `aquifer demo migrate --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// The guest's memory.
+    /// The guest's memory, in bytes.
     pub guest_bytes: Bytes,
-    /// Of that, what is not zero, as QEMU finds it.
+    /// The part of it that is not zero, by QEMU's count.
     pub footprint_bytes: Bytes,
-    /// Local RAM that Aquifer's guest may have on either host.
+    /// Local RAM that Aquifer's guest may have on each host, in bytes.
     pub cache_bytes: Bytes,
     /// QEMU by itself, from host a to host b.
     pub qemu: Move,
@@ -77,18 +79,18 @@ pub struct Summary {
     pub there: Move,
     /// Aquifer, from host b to host a.
     pub back: Move,
-    /// QEMU's total time beside Aquifer's, the mean of both ways.
+    /// QEMU's total time divided by Aquifer's, the mean of both ways.
     pub speedup: f64,
-    /// Aquifer's bytes, the mean of both ways, beside QEMU's.
+    /// Aquifer's bytes, the mean of both ways, divided by QEMU's.
     pub data_ratio: f64,
-    /// Pages that the guest found other than it had left them, with Aquifer.
+    /// Pages that the guest found changed, with Aquifer.
     pub guest_errors: u64,
-    /// The same with QEMU by itself, which loses writes of emulated guests now and then.
+    /// The same with QEMU by itself, which sometimes loses writes of emulated guests.
     pub qemu_guest_errors: u64,
 }
 
 impl Summary {
-    /// Fills in what follows from the moves.
+    /// Fills in the ratios.
     pub(super) fn compared(self) -> Self {
         let mean = |of: fn(&Move) -> f64| f64::midpoint(of(&self.there), of(&self.back));
         let speedup = self.qemu.total_ms / mean(|is| is.total_ms).max(1e-9);
@@ -104,7 +106,7 @@ impl Summary {
         ]
     }
 
-    /// The picture, as PNG.
+    /// Draws the picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
         let bars = |of: fn(&Move) -> f64| {
             let bars = self

@@ -1,6 +1,7 @@
-//! A user of the guest: asks it over its serial port, on the host where it is, and notes when it answers.
+//! A user of the guest: it asks over the guest's serial port and notes the times of the answers.
 //!
-//! Only there: what is written to the port of a QEMU that awaits a guest is in that port's queue when the guest comes.
+//! The user asks on the guest's present host only. The port of a QEMU that awaits a guest would
+//! queue the questions until the guest comes.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,24 +13,24 @@ use std::time::{Duration, Instant};
 
 use super::guest::ANSWER;
 
-/// How often it is asked.
+/// The time between two questions.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// An answer of the guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) at: Instant,
-    /// How often it has told how it goes.
+    /// The tick of the guest's latest report.
     pub(super) tick: u64,
-    /// Pages that were not what they must be.
+    /// Pages with wrong content.
     pub(super) wrong: u64,
 }
 
-/// Asks until it is dropped.
+/// A thread that asks until it is dropped.
 #[derive(Debug)]
 pub(super) struct User {
     answers: Arc<Mutex<Vec<Answer>>>,
-    /// The host where it asks.
+    /// The index of the host where it asks.
     host: Arc<AtomicUsize>,
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -63,17 +64,18 @@ impl User {
         Self { answers, host, done, thread: Some(thread) }
     }
 
-    /// The guest is on this host now, the first or the second.
+    /// Asks on host 0 or 1 from now on.
     pub(super) fn follow(&self, host: usize) {
         self.host.store(host, Ordering::Relaxed);
     }
 
-    /// The last answer.
+    /// Returns the last answer.
     pub(super) fn last(&self) -> Option<Answer> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).last().copied()
     }
 
-    /// The longest time without an answer since then, and until now.
+    /// Returns the longest gap between answers from `since` to the last answer; without an answer,
+    /// the time since `since`.
     pub(super) fn longest_silence(&self, since: Instant) -> Duration {
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut before = since;
@@ -87,14 +89,14 @@ impl Drop for User {
     fn drop(&mut self) {
         self.done.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // The thread returns nothing, and a panic of it is no reason to panic here.
             let _ = thread.join();
         }
     }
 }
 
 impl Port {
-    /// Asks, if anybody is there, and takes what was answered since.
+    /// Asks if the port is open, and returns the answers received in the meantime.
     fn ask(&mut self, question: u64) -> Vec<Answer> {
         let connect = || {
             let stream = UnixStream::connect(&self.path).ok()?;
@@ -103,7 +105,7 @@ impl Port {
         };
         self.stream = self.stream.take().or_else(connect);
         let Some(stream) = &mut self.stream else { return Vec::new() };
-        // A question that finds no room is not asked.
+        // A question for which the socket has no room is dropped.
         let asked = stream.write(format!("{question}\n").as_bytes());
         let mut buffer = [0; 4096];
         let ended = loop {
@@ -119,7 +121,7 @@ impl Port {
         self.answers()
     }
 
-    /// The lines that are complete.
+    /// Takes the answers from the complete lines.
     fn answers(&mut self) -> Vec<Answer> {
         let Some(end) = self.heard.iter().rposition(|byte| *byte == b'\n') else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What the demo happens on: two hosts, a lender, and what the guest boots from.
+//! The stage of the demo: two hosts, a lender, and the guest's initramfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::failure::{OrFail, Result};
 use crate::init::{Cluster, Member};
 use crate::instance::Instance;
 
-/// How long a VM may take to be cleared away.
+/// How long the removal of a VM may take.
 const CLEARING: Duration = Duration::from_secs(20);
 
-/// How a guest is booted.
+/// The boot parameters of a guest.
 #[derive(Debug)]
 pub(super) struct Boot {
     pub(super) qemu: PathBuf,
@@ -31,7 +31,7 @@ pub(super) struct Boot {
     pub(super) accelerator: Accelerator,
 }
 
-/// The hosts and all that they stand on. Dropping it takes everything away.
+/// The hosts with their network, files and lender; its drop removes all of it.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) hosts: Vec<Host>,
@@ -78,7 +78,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Makes the guest's first file system: this program, which is the guest's first process.
+    /// Makes the guest's initramfs, with this program as the first process.
     pub(super) fn initrd(&self) -> Result<PathBuf> {
         let what = || "making the guest's first file system";
         let mut initrd = Initrd::default();
@@ -88,7 +88,7 @@ impl Stage {
         Ok(path)
     }
 
-    /// The serial ports of a VM on both hosts.
+    /// Returns the serial ports of a VM on both hosts.
     pub(super) fn serials(&self, vm: &str) -> [PathBuf; 2] {
         ["a", "b"].map(|host| self.dir.join(host).join("vms").join(vm).join("serial"))
     }
@@ -98,7 +98,7 @@ impl Drop for Stage {
     fn drop(&mut self) {
         clear_vms(&self.dir);
         self.hosts.clear();
-        // Nobody is left to tell; the next demo removes what is left.
+        // A drop cannot report. The next demo removes the rest.
         remove(&self.dir);
     }
 }
@@ -112,7 +112,7 @@ fn clear_vms(dir: &Path) {
     }
 }
 
-/// Removes what a demo left that was killed. Its agents, its lender and the other QEMUs went with it.
+/// Removes the remains of a killed demo; its agents, its lender and the other QEMUs ended with it.
 pub(super) fn clean_up(dir: &Path, dead: &Instance) -> Result<()> {
     clear_vms(dir);
     Network::clean_up(dead)?;

@@ -1,4 +1,4 @@
-//! A client of memcached, by its text protocol, and values that can be checked.
+//! A client of memcached's text protocol, with values that can be checked.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,17 +11,17 @@ use aquifer_page::Bytes;
 
 use crate::failure::{Failure, OrFail, Result};
 
-/// Values are this long, and up to `SPREAD` longer.
+/// The length of the shortest value in bytes; others are up to `SPREAD` bytes longer.
 const SHORTEST: u64 = 600;
 const SPREAD: u64 = 1000;
 
-/// The values of a demo; what is in each follows from its number.
+/// The values of a demo; the content of each follows from its number.
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) values: u64,
 }
 
-/// What came back.
+/// The result of reading all values back.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) values: u64,
@@ -30,7 +30,7 @@ pub(super) struct Read {
     pub(super) took: Duration,
 }
 
-/// splitmix64.
+/// Computes the next output of SplitMix64.
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -39,7 +39,9 @@ fn mix(number: u64) -> u64 {
 }
 
 impl Load {
-    /// As many as fill most of a memcached of this size: it needs some for itself, and drops values rather than grow.
+    /// Returns as many values as fill most of a memcached of this size.
+    ///
+    /// The rest is for memcached itself, which drops values rather than grow.
     pub(super) fn filling(size: Bytes) -> Self {
         let room = size.saturating_sub(Bytes::mib(24));
         Self { values: room.0 / 10 * 7 / (SHORTEST + SPREAD / 2 + 64) }
@@ -53,7 +55,8 @@ impl Load {
         into.truncate(length);
     }
 
-    /// All of them, each once, in an order by chance: a linear congruential generator over the next power of two.
+    /// Returns each value's number once, in random order: a linear congruential generator over the
+    /// next power of two.
     fn shuffled(&self) -> impl Iterator<Item = u64> {
         let modulus = self.values.next_power_of_two();
         let mut at = 0_u64;
@@ -65,7 +68,7 @@ impl Load {
     }
 }
 
-/// A connection.
+/// A connection to memcached.
 #[derive(Debug)]
 pub(super) struct Client {
     reader: BufReader<UnixStream>,
@@ -73,7 +76,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects as soon as somebody listens.
+    /// Connects as soon as memcached listens.
     pub(super) fn connect(socket: &Path, patience: Duration) -> Result<Self> {
         let deadline = Instant::now() + patience;
         loop {
@@ -87,7 +90,7 @@ impl Client {
         }
     }
 
-    /// Stores all values, each acknowledged.
+    /// Stores all values, and waits for the acknowledgement of each.
     pub(super) fn write(&mut self, load: &Load, interrupted: &AtomicBool) -> Result<()> {
         let (mut value, mut request) = (Vec::new(), Vec::new());
         for number in 0..load.values {
@@ -126,7 +129,7 @@ impl Client {
         Ok(Read { values: load.values, right, missing, took: began.elapsed() })
     }
 
-    /// Reads one value, by chance, and has no look at it.
+    /// Reads one random value, and does not compare it.
     pub(super) fn read_one(&mut self, load: &Load, interrupted: &AtomicBool) -> Result<()> {
         go_on(interrupted)?;
         self.chance = mix(self.chance);

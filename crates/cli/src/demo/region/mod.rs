@@ -1,8 +1,10 @@
-//! `aquifer demo region`: memcached with its items in a region four times as large as its local cache, beside memcached with all of them
-//! in local RAM.
+//! `aquifer demo region`: memcached with its items in a region four times as large as its local
+//! cache.
 //!
-//! Everything is real: Debian's memcached, unmodified; an exporting process that lends; a client that speaks memcached's
-//! protocol and compares every byte of every value.
+//! Beside it, memcached with all its items in local RAM.
+//!
+//! Everything is real: Debian's unmodified memcached, an exporting process that lends, and a client
+//! that speaks memcached's protocol and compares every byte of every value.
 
 mod memcache;
 mod picture;
@@ -28,65 +30,70 @@ use crate::lender::{Lender, Purpose, Trust};
 use crate::progress::Progress;
 use memcache::{Client, Load, Read};
 
-/// What a demo is told.
+/// The options of the demo.
 #[derive(Debug)]
 pub struct Options {
-    /// The local cache; the region is four times as large.
+    /// The local cache in bytes; the region is four times as large.
     pub cache: Bytes,
-    /// Where marks, sockets and logs are kept while it runs.
+    /// The directory of marks, sockets and logs while the demo runs.
     pub run_dir: PathBuf,
 }
 
-/// What `aquifer demo region --json` prints. Faults and latencies are those of the region's engine while the values were read back.
+/// The output of `aquifer demo region --json`.
+///
+/// `faults` counts the fetches while the values were read back. The latencies and the histogram
+/// cover all fetches since the engine's start.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Values written to memcached, and read back, each once in an order by chance.
+    /// Values written to memcached, and read back once each in random order.
     pub values_written: u64,
-    /// Of these, how many came back as they were written, byte for byte.
+    /// Values that came back unchanged, byte for byte.
     pub values_verified: u64,
-    /// How many did not, or not at all.
+    /// Values that came back changed, or not at all.
     pub values_wrong: u64,
-    /// Of these, those that memcached did not have: it drops values when its memory is full.
+    /// Values that memcached did not have; part of `values_wrong`. It drops values when its memory
+    /// is full.
     pub values_missing: u64,
-    /// Local RAM that the region may have.
+    /// Local RAM that the region may have, in bytes.
     pub local_bytes: Bytes,
-    /// The region's size.
+    /// The region's size, in bytes.
     pub region_bytes: Bytes,
-    /// Pages of the region that were with the lender when reading began.
+    /// Bytes of the region that were with the lender when reading began.
     pub remote_bytes: Bytes,
     /// Faults that fetched a page.
     pub faults: u64,
-    /// Of reads of values by chance, made one by one after that, how many had no page fetched. One value has its share of two
-    /// pages at times, and memcached touches others when it keeps its lists.
+    /// The share of random reads that fetched no page, measured one by one at the end.
+    ///
+    /// A value may lie in two pages, and memcached touches other pages when it maintains its lists.
     pub hit_rate: f64,
-    /// Half of the fetches took no longer, in microseconds.
+    /// Median time of a fetch, in microseconds.
     pub fault_p50_us: f64,
-    /// Of a hundred, ninety-nine.
+    /// The 99th percentile of that time, in microseconds.
     pub fault_p99_us: f64,
     /// Values read a second.
     pub reads_per_s: f64,
-    /// The same of memcached with all in local RAM.
+    /// Values read a second from memcached with all items in local RAM.
     pub local_reads_per_s: f64,
-    /// The first beside the second.
+    /// `reads_per_s` divided by `local_reads_per_s`.
     pub throughput_ratio: f64,
-    /// How many fetches took up to so long.
+    /// Fetches by the time that they took.
     pub histogram: Vec<Bucket>,
 }
 
-/// Marks of demos have this kind.
+/// The kind in the demo's mark.
 const KIND: &str = "region-demo";
 const REGION: &str = "items";
 
-/// Values that are read to tell how many reads need no fetch.
+/// How many values are read for the hit rate.
 const SAMPLES: u64 = 1000;
 
 /// How long memcached may take until it listens.
 const START: Duration = Duration::from_secs(10);
 
-/// Runs the demo from nothing to nothing.
+/// Runs the demo and removes all that it made.
 ///
 /// # Errors
-/// What this machine lacks, or which step failed.
+/// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
         clear(dir);
@@ -117,7 +124,7 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     Ok(Outcome { summary, picture })
 }
 
-/// Writes all values and reads them back; in between `written` is asked.
+/// Writes all values, calls `written`, and reads the values back.
 fn exercise<T>(
     stage: &Stage,
     load: &Load,
@@ -130,7 +137,7 @@ fn exercise<T>(
     Ok((client.read(load, interrupted)?, asked))
 }
 
-/// Reads values one by one, and counts those for which nothing was fetched.
+/// Reads values one by one, and returns the share of reads that fetched no page.
 fn hit_rate(
     stage: &Stage,
     load: &Load,
@@ -206,7 +213,7 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// Where it happens. Dropping it takes everything away, once the processes are gone.
+/// The demo's directory; its drop removes all regions and files in it.
 #[derive(Debug)]
 struct Stage {
     dir: PathBuf,
@@ -235,7 +242,7 @@ impl Stage {
         Ok(Served(Files::new(&self.regions(), &spec.name)))
     }
 
-    /// memcached with that much memory, in a region or not.
+    /// Starts memcached with so much memory, in a region or in local RAM.
     fn memcached(&self, size: Bytes, region: Option<&Files>) -> Result<Process> {
         let _ = fs::remove_file(self.socket());
         let mut command = Command::new("memcached");
@@ -264,13 +271,13 @@ impl Drop for Stage {
     }
 }
 
-/// A region that goes when it is dropped.
+/// A region; its drop removes it.
 #[derive(Debug)]
 struct Served(Files);
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // memcached, which had it mapped, ended a moment ago.
+        // memcached has just ended; its mapping of the region may last a moment longer.
         let deadline = Instant::now() + START;
         while matches!(client::remove(&self.0), Err(RegionError::InUse { .. }))
             && Instant::now() < deadline
@@ -280,7 +287,7 @@ impl Drop for Served {
     }
 }
 
-/// Removes what is in a demo's directory, and the directory.
+/// Removes the regions in a demo's directory, and the directory.
 fn clear(dir: &Path) {
     for region in client::list(&dir.join("regions")).unwrap_or_default() {
         drop(Served(region));

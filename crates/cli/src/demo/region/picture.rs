@@ -1,4 +1,4 @@
-//! The picture that remains: how long fetches took, and throughput beside memcached with all in local RAM.
+//! The demo's picture: the times of fetches, and both throughputs.
 
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;
@@ -9,7 +9,7 @@ use super::Summary;
 use crate::demo::begun::png as rendered;
 use crate::failure::Result;
 
-/// Draws it, as PNG.
+/// Draws the picture, as PNG.
 pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
     let fetches = summary.histogram.iter().fold(BarPlot::new(), |bars, bucket| {
         bars.with_bar(label(bucket.up_to_us), bucket.faults as f64)
@@ -39,7 +39,7 @@ pub(super) fn png(summary: &Summary) -> Result<Vec<u8>> {
     rendered(figure)
 }
 
-/// A power of two of microseconds, for people.
+/// Formats a power of two of microseconds for people.
 fn label(us: f64) -> String {
     if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1024.0) }
 }

@@ -1,6 +1,8 @@
-//! `aquifer demo resize`: a guest boots with 512 MiB, grows to 2 GiB in steps, uses it, and gives it back.
+//! `aquifer demo resize`: a guest boots with 512 MiB, grows to 2 GiB in steps, uses it, and shrinks
+//! again.
 //!
-//! Everything is real: QEMU, a stock kernel, the agent in the guest; with `--pool` a lender has the memory, and this host a part of it as cache.
+//! Everything is real: QEMU, a stock kernel, the agent in the guest. With `--pool` a lender has the
+//! memory, and this host caches a part of it.
 
 mod report;
 
@@ -25,49 +27,50 @@ use crate::lender::{Lender, Purpose, Trust};
 use crate::progress::Progress;
 pub use report::{Step, Summary};
 
-/// What a demo is told.
+/// The options of the demo.
 #[derive(Debug)]
 pub struct Options {
     /// Whether the guest's memory is in the pool.
     pub pool: bool,
-    /// What the guest runs on.
+    /// The kernel, accelerator and QEMU of the guest.
     pub machine: Machine,
-    /// Where marks, sockets and logs are kept while it runs.
+    /// The directory of marks, sockets and logs while the demo runs.
     pub run_dir: PathBuf,
 }
 
-/// Marks of demos have this kind.
+/// The kind in the demo's mark.
 const KIND: &str = "resize-demo";
 
 const VM: &str = "demo";
 
-/// What the guest boots with, what it grows to, and by how much at a time: those of the paper (Resizing, section IV-C).
+/// The guest's memory at boot, its largest memory, and the step, as in \[Bielski18\], section IV-C.
 const BOOT: Bytes = Bytes::mib(512);
 const MOST: Bytes = Bytes::mib(2048);
 const STEP: Bytes = Bytes::mib(512);
 
-/// What of its memory the guest's process leaves to the rest of the guest.
+/// Memory that the guest's process leaves to the rest of the guest.
 const REST: Bytes = Bytes::mib(320);
 
-/// All of what the guest's process holds.
+/// The only part that the guest's process holds.
 const PART: Part = Part { number: 0, seed: 0 };
 
-/// Local RAM where the memory is in the pool.
+/// The local cache of memory in the pool.
 const CACHE: Bytes = Bytes::mib(512);
 
-/// Modules of the guest's kernel: memory that comes and goes, the balloon that reports what is free, and the port of its agent.
+/// Modules of the guest's kernel: virtio-mem, the balloon that reports free pages, and the port of
+/// its agent.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_mem", "virtio_balloon", "virtio_console"];
 
-/// How long it may take until what is free in the guest is back with this host.
+/// How long the guest's free memory may take to be back with this host.
 const REPORTING: Duration = Duration::from_secs(15);
 
-/// How near to what it was the host's memory is to be.
+/// The largest ratio of the host's RAM use after the demo to that before it.
 const NEAR: f64 = 1.02;
 
-/// Runs the demo from nothing to nothing.
+/// Runs the demo and removes all that it made.
 ///
 /// # Errors
-/// What this machine lacks, or which step failed.
+/// If this machine lacks a requirement, or if a step fails.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let begun = Begun::begin(&options.run_dir, KIND, |dir, _| {
         clear(dir);
@@ -96,7 +99,7 @@ fn play(
     for size in up.chain(down) {
         progress.say(format!("the guest's memory: {now} to {size}"));
         if size < now {
-            // What it is to give up it must not use.
+            // The guest can give up only memory that it does not use.
             last = user.hold(PART, less(size))?;
         }
         let resized = stage.resize(size)?;
@@ -116,7 +119,7 @@ fn play(
     Ok(Summary { memory, steps, guest_errors, host_bytes_before, host_bytes_after })
 }
 
-/// What the demo happens on. Dropping it takes everything away.
+/// The guest with its files and lender; its drop removes all of it.
 #[derive(Debug)]
 struct Stage {
     dir: PathBuf,
@@ -129,7 +132,7 @@ impl Stage {
         fs::create_dir_all(&dir).or_fail(|| format!("making {}", dir.display()))?;
         let name: RegionName = VM.parse().or_fail(|| "naming the guest")?;
         let vm = Files::new(&dir, &name);
-        // From here on what is made is removed.
+        // If a step fails, the drop of `stage` removes the files.
         let mut stage = Self { dir, vm, _lender: None };
         if options.pool {
             stage._lender = Some(process::lender(&stage.dir, MOST)?);
@@ -175,7 +178,7 @@ impl Stage {
         client::resize(&exe, &self.vm, &order, |_| ()).or_fail(what)
     }
 
-    /// RAM of this host that the guest's memory takes.
+    /// Returns the RAM of this host that the guest's memory takes.
     fn host(&self) -> Result<Bytes> {
         Ok(client::status(&self.vm).or_fail(|| "asking for the guest")?.host)
     }

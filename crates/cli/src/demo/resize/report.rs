@@ -1,4 +1,4 @@
-//! What is left of the demo: figures, and their picture.
+//! The figures of the demo, and their picture.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,24 +17,26 @@ use crate::failure::Result;
 /// A resize of the guest.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// What it had.
+    /// The guest's memory before, in bytes.
     pub from: Bytes,
-    /// What it was to have.
+    /// The requested memory, in bytes.
     pub to: Bytes,
-    /// What it got.
+    /// The memory reached, in bytes.
     pub reached: Bytes,
-    /// Why that is not the same, in words.
+    /// Why `reached` differs from `to`, in words.
     pub why: Option<String>,
-    /// Whether the guest has said that it can use what it got; nothing where it got nothing.
+    /// Whether the guest has confirmed that it can use the added memory; `None` if it got none.
     pub usable: Option<bool>,
-    /// From the request to the answer.
+    /// Milliseconds from the request to the answer.
     pub total_ms: f64,
-    /// What that was spent on, in microseconds: `backend_reservation`, `request_reply`, `confirmation`, `backend_release` and `total` as the host has it,
-    /// the rest as the guest's kernel does.
+    /// The time of each stage, in microseconds.
+    ///
+    /// The host measures `backend_reservation`, `request_reply`, `confirmation`, `backend_release`
+    /// and `total`; the guest's kernel measures the rest.
     pub stages: BTreeMap<String, f64>,
-    /// What a process in the guest held and had checked when the step was over.
+    /// Bytes that a process in the guest held and had checked after the step.
     pub held: Bytes,
-    /// RAM of this host that the guest's memory took then.
+    /// RAM of this host that the guest's memory took then, in bytes.
     pub host_bytes: Bytes,
 }
 
@@ -58,23 +60,24 @@ impl Step {
     }
 }
 
-/// What `aquifer demo resize --json` prints.
+/// The output of `aquifer demo resize --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Where the guest's memory was: `local` or `pool`.
+    /// The place of the guest's memory: `local` or `pool`.
     pub memory: &'static str,
-    /// Each resize.
+    /// All resizes, in order.
     pub steps: Vec<Step>,
-    /// Errors in the log of the guest's kernel that came with the resizes, and MiB of its process's memory that were not what they must be.
+    /// Errors that the guest's kernel logged during the resizes, plus MiB of its process's memory
+    /// with wrong content.
     pub guest_errors: u64,
-    /// RAM of this host that the guest's memory took before the first.
+    /// RAM of this host that the guest's memory took before the first resize, in bytes.
     pub host_bytes_before: Bytes,
-    /// And after the last.
+    /// The same after the last resize.
     pub host_bytes_after: Bytes,
 }
 
 impl Summary {
-    /// The picture, as PNG.
+    /// Draws the picture, as PNG.
     pub(super) fn picture(&self) -> Result<Vec<u8>> {
         let bars = |of: &dyn Fn(&Step) -> f64| {
             let bars =
@@ -111,7 +114,7 @@ impl Summary {
     }
 }
 
-/// The stages that are shown, in the order in which they happen, and their names for people.
+/// The stages of the table, in the order in which they happen, and their names for people.
 const SHOWN: [(&str, &str); 11] = [
     ("backend_reservation", "reserve"),
     ("page_table_build", "page tables"),

@@ -1,4 +1,4 @@
-//! A host of the demo: a network namespace, a cgroup, an agent.
+//! A host of the demo: a network namespace, a cgroup and an agent.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,20 +23,20 @@ use crate::failure::{Failure, OrFail, Result};
 /// How long an agent may take to start, and to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A host. Dropping it ends its agent and what runs in its cgroup.
+/// A host; its drop ends its agent and the processes in its cgroup.
 #[derive(Debug)]
 pub(super) struct Host {
     name: &'static str,
     dir: PathBuf,
     store: PathBuf,
     pid: Pid,
-    /// Behind a lock because asking whether it lives takes it.
+    /// Locked, as `try_wait` needs `&mut`.
     agent: Mutex<Child>,
     cgroup: Arc<Cgroup>,
 }
 
 impl Host {
-    /// Starts its agent, to manage `cgroup`.
+    /// Starts the agent, which manages `cgroup`.
     pub(super) fn start(
         name: &'static str,
         site: &Site<'_>,
@@ -61,7 +61,8 @@ spill = "{dir}/spill""#,
             dir = dir.display(),
         );
         let mut command = site.agent(&sections)?;
-        // An interrupted agent gives back what it borrowed, so a demo that is killed leaves no swap behind.
+        // On SIGINT an agent gives back the memory that it borrowed, so a killed demo leaves no
+        // swap.
         crate::sys::signal_with_parent(&mut command, Signal::INT);
         let agent = command.spawn().or_fail(|| format!("starting the agent of host {name}"))?;
         let pid = Pid::from_child(&agent);
@@ -76,22 +77,22 @@ spill = "{dir}/spill""#,
         &self.cgroup
     }
 
-    /// The way to its agent.
+    /// Returns a client of its agent.
     pub(super) fn client(&self) -> Client {
         Client::local(&self.dir.join("agent.sock")).with_timeout(Duration::from_secs(5))
     }
 
-    /// Where its agent and volumes keep their files.
+    /// Returns the directory of the agent's and volumes' files.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where its lent pages are.
+    /// Returns the directory of its lent pages.
     pub(super) fn store(&self) -> &Path {
         &self.store
     }
 
-    /// Its agent's process.
+    /// Returns the process id of its agent.
     pub(super) fn pid(&self) -> Pid {
         self.pid
     }
@@ -103,7 +104,7 @@ spill = "{dir}/spill""#,
         loop {
             self.is_alive()?;
             match runtime.block_on(self.client().get::<Status>(aquifer_api::path::STATUS)) {
-                // The first reading is there: from now on it knows what it has.
+                // The first reading is there, so the agent knows its host's memory.
                 Ok(status) if status.memory.total > Bytes::ZERO => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
                     return Err(self.failure(&error.to_string()));
@@ -129,7 +130,7 @@ spill = "{dir}/spill""#,
         Failure::new(format!("running the agent of host {}", self.name), why)
     }
 
-    /// The last lines of the agent's log, and of its volumes'.
+    /// Returns the last lines of the agent's log, and of its volumes' logs.
     pub(super) fn last_words(&self) -> String {
         let mut words = String::new();
         let volumes = fs::read_dir(self.dir.join("volumes"))
@@ -150,7 +151,7 @@ spill = "{dir}/spill""#,
         words
     }
 
-    /// Ends the agent in order, once it has given back what it may still have borrowed.
+    /// Sends SIGINT and waits until the agent has given back borrowed memory and ended.
     pub(super) fn end(self) -> Result<()> {
         let _ = kill_process(self.pid, Signal::INT);
         let deadline = Instant::now() + PATIENCE;
@@ -166,7 +167,7 @@ spill = "{dir}/spill""#,
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The load first: what it has swapped out need not be read back then.
+        // The load first: its swapped pages then need not be read back.
         let _ = self.cgroup.kill_all();
         let agent = self.agent.get_mut().unwrap_or_else(PoisonError::into_inner);
         if matches!(agent.try_wait(), Ok(None)) {
@@ -186,17 +187,17 @@ impl Drop for Host {
     }
 }
 
-/// Ends volumes that an agent could not.
+/// Detaches the volumes that an agent left.
 fn end_volumes(dir: &Path) {
     if let Ok(volumes) = client::list(dir) {
         for volume in volumes {
-            // A living one first has to give back what it holds; nobody needs that any more, so it is quick.
+            // A living volume swaps its pages back first. The load is dead, so there are few.
             let _ = client::detach(dir, volume, |_| ()).or_else(|_| client::clean_up(dir, volume));
         }
     }
 }
 
-/// Removes what the hosts of a killed demo left; their agents have ended with it.
+/// Removes the remains of a killed demo's hosts; their agents have ended with it.
 pub(super) fn clean_up(dir: &Path) {
     for name in ["a", "b"] {
         end_volumes(&dir.join(name));
@@ -204,7 +205,7 @@ pub(super) fn clean_up(dir: &Path) {
     let _ = fs::remove_dir_all(stores(dir));
 }
 
-/// RAM that the pages in a store take.
+/// Returns the RAM that the pages in a store take.
 pub(super) fn stored(store: &Path) -> Bytes {
     let files = fs::read_dir(store).into_iter().flatten().flatten().map(|entry| entry.path());
     let pages = files.filter(|path| path.extension().is_some_and(|extension| extension == "pages"));

@@ -1,7 +1,9 @@
-//! `aquifer demo sharing`: two hosts on this machine, overloaded one after the other, each helped by the other's memory.
+//! `aquifer demo sharing`: two hosts on this machine, overloaded one after the other, use each
+//! other's memory.
 //!
-//! Everything is real: two agents in network namespaces of their own, each managing a memory cgroup as its machine; loads
-//! that fill 1.5 times that with content which is verified byte by byte while a third of it is in the other host's RAM.
+//! Everything is real: two agents in network namespaces of their own, each with a memory cgroup as
+//! its machine. Each load fills 1.5 times its host's RAM, and verifies every byte while a third of
+//! it is in the other host's RAM.
 
 mod host;
 mod report;
@@ -27,19 +29,20 @@ use host::Host;
 pub use report::{Phase, Summary};
 use watch::Watch;
 
-/// What a demo is told.
+/// The options of the demo.
 #[derive(Debug)]
 pub struct Options {
-    /// RAM of each host.
+    /// RAM of each host, in bytes.
     pub memory: Bytes,
-    /// Where marks, sockets and logs are kept while it runs.
+    /// The directory of marks, sockets and logs while the demo runs.
     pub run_dir: PathBuf,
 }
 
-/// How much more than its RAM a host's load fills (the paper's mock application).
+/// The memory that a host's load fills, as a multiple of the host's RAM (the mock application of
+/// \[Ge23\]).
 const OVERLOAD: f64 = 1.5;
 
-/// T_upper and T_lower of both agents.
+/// T_upper and T_lower of both agents (\[Ge23\]).
 const THRESHOLDS: (f64, f64) = (0.8, 0.6);
 
 /// How long each step may take before the demo gives up.
@@ -48,13 +51,13 @@ const STEP: Duration = Duration::from_secs(40);
 /// How long both hosts are watched after the end.
 const CODA: Duration = Duration::from_millis(1500);
 
-/// Marks of demos have this kind.
+/// The kind in the demo's mark.
 const KIND: &str = "demo";
 
-/// Runs the demo from nothing to nothing.
+/// Runs the demo and removes all that it made.
 ///
 /// # Errors
-/// What this machine lacks, or which step failed and what the agents' logs say.
+/// If this machine lacks a requirement, or if a step fails; the help then has the agents' logs.
 pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     let hierarchy = Hierarchy::find().or_fail(|| "making a cgroup for each host")?;
     let begun = Begun::begin(&options.run_dir, KIND, |dir, dead| clean_up(dir, dead, &hierarchy))?;
@@ -71,7 +74,7 @@ pub fn run(options: &Options) -> Result<Outcome<Summary>> {
     Ok(Outcome { summary: Summary::new(&phases, &seen), picture: seen.picture(options.memory)? })
 }
 
-/// The hosts and all that they stand on. Dropping it takes everything away, in the order of the fields.
+/// The hosts with their network and files; its drop removes all of it, in the order of the fields.
 #[derive(Debug)]
 struct Stage {
     hosts: Vec<Host>,
@@ -81,7 +84,7 @@ struct Stage {
 
 struct Ended {
     result: Result<()>,
-    /// What the agents last logged, where that may help.
+    /// The last lines of the agents' logs, if the demo failed.
     logs: String,
 }
 
@@ -128,12 +131,12 @@ impl Stage {
             let play = Play { stage: self, watch, interrupted, host: &self.hosts[turn], turn };
             *verdict = play.overload(options)?;
         }
-        // The picture is to show that it is over.
+        // The picture shows that both hosts are neutral again.
         std::thread::sleep(CODA);
         Ok(verdicts)
     }
 
-    /// Ends the agents and takes everything away.
+    /// Ends the agents and removes all that the demo made.
     fn clear(mut self, failed: bool) -> Ended {
         let logs =
             if failed { self.hosts.iter().map(Host::last_words).collect() } else { String::new() };
@@ -146,12 +149,12 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         self.hosts.clear();
-        // Nobody is left to tell; the next demo removes what is left.
+        // A drop cannot report. The next demo removes the rest.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
-/// One host's overload, from its beginning to the moment when all that was borrowed is given back.
+/// One host's overload, from its beginning until all borrowed memory is given back.
 struct Play<'a> {
     stage: &'a Stage,
     watch: &'a Watch,
@@ -198,7 +201,7 @@ impl Play<'_> {
         self.watch.stage(what);
     }
 
-    /// Waits for something that is looked for in short steps.
+    /// Polls `step` until it returns a value; fails if an agent dies or the time is over.
     fn wait<T>(&self, what: &str, mut step: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let deadline = Instant::now() + STEP;
         loop {
@@ -223,12 +226,12 @@ impl Play<'_> {
     }
 }
 
-/// The end of a short step of a wait.
+/// Returns the deadline of one poll of a wait.
 fn soon() -> Instant {
     Instant::now() + Duration::from_millis(50)
 }
 
-/// Removes what a demo left that was killed.
+/// Removes the remains of a killed demo.
 fn clean_up(dir: &Path, dead: &Instance, hierarchy: &Hierarchy) -> Result<()> {
     for name in ["a", "b"] {
         drop(Cgroup::adopt(hierarchy, &format!("aquifer-{}-{name}", dead.name())));

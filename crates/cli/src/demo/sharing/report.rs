@@ -10,27 +10,29 @@ use serde::Serialize;
 use super::watch::{Seen, Turn};
 use crate::demo::load::Verdict;
 
-/// What `aquifer demo sharing --json` prints. The figures of memory and time are those of the first overload, in which host
-/// A borrows from host B; `phases` has them for both.
+/// The output of `aquifer demo sharing --json`.
+///
+/// The figures of memory and time are those of the first overload, in which host A borrows from
+/// host B; `phases` has them for both.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// Pages written by both loads.
     pub pages_written: u64,
-    /// Pages whose every byte was found to be what was written last.
+    /// Pages in which every byte equalled the last write.
     pub pages_verified: u64,
-    /// Pages of which a byte was not.
+    /// Pages with a byte that differed from the last write.
     pub pages_lost: u64,
-    /// The most that was swapped out to the other host at a time.
+    /// The most bytes that were swapped out to the other host at a time.
     pub borrowed_peak_bytes: Bytes,
-    /// RSS of the lender's agent before anything was lent.
+    /// Resident memory (RSS) of the lender's agent before it lent, in bytes.
     pub lender_rss_before_bytes: Bytes,
-    /// The most it was.
+    /// The highest RSS of that agent, in bytes.
     pub lender_rss_peak_bytes: Bytes,
-    /// And when everything was given back.
+    /// The RSS of that agent after all memory was given back, in bytes.
     pub lender_rss_after_bytes: Bytes,
-    /// From memory above the upper threshold to swap on.
+    /// Milliseconds from memory above the upper threshold to swapon.
     pub activation_ms: u64,
-    /// From the end of the load to swap off and the lender's memory free.
+    /// Milliseconds from the end of the load to swapoff and free memory of the lender.
     pub deactivation_ms: u64,
     /// Every change of a role, of both hosts, in order of time.
     pub roles: Vec<RoleChanged>,
@@ -41,9 +43,9 @@ pub struct Summary {
 /// One overload.
 #[derive(Clone, Debug, Serialize)]
 pub struct Phase {
-    /// The host that was overloaded.
+    /// The overloaded host.
     pub borrower: &'static str,
-    /// The host that helped.
+    /// The host that lent.
     pub lender: &'static str,
     /// As in [`Summary`].
     pub pages_written: u64,
@@ -65,16 +67,16 @@ pub struct Phase {
     pub deactivation_ms: u64,
 }
 
-/// A role that changed.
+/// A change of a host's role.
 #[derive(Clone, Debug, Serialize)]
 pub struct RoleChanged {
     /// Seconds since the first change.
     pub at_s: f64,
-    /// The host.
+    /// The host's name.
     pub host: &'static str,
-    /// What it was.
+    /// The former role.
     pub from: Role,
-    /// What it is since.
+    /// The new role.
     pub to: Role,
 }
 

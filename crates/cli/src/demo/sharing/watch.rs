@@ -1,5 +1,6 @@
-//! Watches both hosts while the demo runs, from outside: cgroups, /proc and the store's files; only roles come from the
-//! agents.
+//! The observer of both hosts, from outside: it reads cgroups, /proc and the store's files.
+//!
+//! Only the roles come from the agents.
 
 use std::fs;
 use std::path::PathBuf;
@@ -22,13 +23,13 @@ use crate::demo::live::Live;
 use crate::demo::picture::{self, History, Sample};
 use crate::failure::Result;
 
-/// How often memory is looked at: what activation and deactivation are timed by.
+/// The sampling period of memory; also the resolution of activation and deactivation times.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Agents are asked for their roles in every so many periods.
+/// The number of periods between two requests for the agents' roles.
 const ASK: u32 = 5;
 
-/// A thread that watches.
+/// The observer's thread.
 #[derive(Debug)]
 pub(super) struct Watch {
     seen: Arc<Mutex<Seen>>,
@@ -36,7 +37,7 @@ pub(super) struct Watch {
     thread: JoinHandle<()>,
 }
 
-/// What has been seen.
+/// The observations so far.
 #[derive(Debug)]
 pub(super) struct Seen {
     memory: Bytes,
@@ -46,17 +47,17 @@ pub(super) struct Seen {
     turn: usize,
 }
 
-/// What has been seen of one host.
+/// The observations of one host.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) name: &'static str,
     samples: Vec<Sample>,
-    /// RSS of its agent when nothing was lent yet.
+    /// RSS of its agent before it lent.
     pub(super) rss_before: Bytes,
     pub(super) role_changes: Vec<RoleChange>,
 }
 
-/// One host's overload: moments, and extremes.
+/// One host's overload: its moments and extremes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Turn {
     overloaded: Option<Instant>,
@@ -69,18 +70,18 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// From M_u above T_upper to swap on.
+    /// Returns the time from M_u above T_upper to swapon (\[Ge23\]).
     pub(super) fn activation(&self) -> Option<Duration> {
         Some(self.activated?.duration_since(self.overloaded?))
     }
 
-    /// From the end of the load to swap off and the lender's memory free.
+    /// Returns the time from the end of the load to swapoff and free memory of the lender.
     pub(super) fn deactivation(&self) -> Option<Duration> {
         Some(self.returned?.duration_since(self.freed?))
     }
 }
 
-/// Where the watcher looks.
+/// The sources of one host's observations.
 struct Eyes {
     cgroup: Arc<Cgroup>,
     store: PathBuf,
@@ -126,27 +127,27 @@ impl Watch {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A host's overload begins.
+    /// Notes that the overload of host `turn` begins.
     pub(super) fn begin(&self, turn: usize) {
         self.seen().turn = turn;
     }
 
-    /// Its load has been told to free its memory.
+    /// Notes that the load of host `turn` was told to free its memory.
     pub(super) fn freed(&self, turn: usize) {
         self.seen().turns[turn].freed = Some(Instant::now());
     }
 
-    /// Whether what it borrowed is given back and free again.
+    /// Returns whether all borrowed memory is given back and free again.
     pub(super) fn has_returned(&self, turn: usize) -> bool {
         self.seen().turns[turn].returned.is_some()
     }
 
-    /// What happens now.
+    /// Sets the text of the current stage.
     pub(super) fn stage(&self, what: &str) {
         what.clone_into(&mut self.seen().stage);
     }
 
-    /// Ends watching.
+    /// Ends the thread and returns the observations.
     pub(super) fn stop(self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
@@ -157,7 +158,7 @@ impl Watch {
 }
 
 impl Seen {
-    /// Both hosts over time.
+    /// Draws both hosts over time.
     pub(super) fn picture(&self, memory: Bytes) -> Result<Vec<u8>> {
         let (upper, lower) = THRESHOLDS;
         let history = |watched: &Watched| History {
@@ -207,7 +208,7 @@ fn watch(mut eyes: Vec<Eyes>, seen: &Mutex<Seen>, stop: &AtomicBool) {
         }
         std::thread::sleep(PERIOD);
     }
-    // The last word on roles, after everything was given back.
+    // Asks for the roles once more, after all memory was given back.
     for (index, eye) in eyes.iter_mut().enumerate() {
         ask(eye, &runtime, &mut |changes| lock().hosts[index].role_changes = changes);
     }
@@ -256,7 +257,8 @@ fn look(eye: &Eyes, began: Instant) -> Sample {
     Sample { at: began.elapsed().as_secs_f64(), ram: used + lent, swap, lent, role: eye.role }
 }
 
-/// Whether a volume of these hosts is swapped to. Other swap devices of this machine are none of the demo's business.
+/// Returns whether a volume of these hosts is swapped to; ignores other swap devices of this
+/// machine.
 fn swap_is_on(eyes: &[Eyes]) -> bool {
     let swaps = aquifer_device::swap::swaps().unwrap_or_default();
     if swaps.is_empty() {
@@ -270,7 +272,7 @@ fn swap_is_on(eyes: &[Eyes]) -> bool {
     eyes.iter().flat_map(volumes).any(|record| swaps.iter().any(|swap| swap.path == record.device))
 }
 
-/// RAM that a process holds.
+/// Returns the RAM that a process holds.
 fn rss(pid: i32) -> Bytes {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! What is new in the status of a volume.
+//! The news in the status of a volume.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -7,21 +7,21 @@ use aquifer_page::{HostName, LeaseId};
 use aquifer_pool::{Event, Happening, LeaseState, LeaseStatus, VolumeStatus};
 use serde::Serialize;
 
-/// A thing to tell.
+/// A message for the user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(super) enum Message {
-    /// The volume noted it.
+    /// An event that the volume noted.
     Event(Event),
-    /// Its status shows it.
+    /// A change that the volume's status shows.
     Seen(Seen),
 }
 
-/// What a volume's status shows that is no event of the volume.
+/// A change in a volume's status that is no event of the volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(super) enum Seen {
-    /// The volume forgot events before they could be told.
+    /// The volume dropped events before they could be reported.
     EventsMissed {
         /// How many.
         count: u64,
@@ -30,21 +30,21 @@ pub(super) enum Seen {
     LenderSilent {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// Its lender.
         lender: HostName,
     },
-    /// It answers again, before I/O failed.
+    /// The lender answers again, before I/O failed.
     LenderAnswers {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// Its lender.
         lender: HostName,
     },
-    /// A lender does not have what was stored there.
+    /// A lender has lost the pages stored there.
     PagesForgotten {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// Its lender.
         lender: HostName,
     },
     /// The process of the volume died.
@@ -86,10 +86,10 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What was told of a volume so far.
+/// The state of a volume as reported so far.
 #[derive(Debug, Default)]
 pub(super) struct News {
-    /// The number of the last event that was told.
+    /// The number of the last reported event.
     told: u64,
     silent: BTreeSet<LeaseId>,
     forgotten: BTreeSet<LeaseId>,
@@ -98,12 +98,12 @@ pub(super) struct News {
 }
 
 impl News {
-    /// Whether pages of the volume were lost.
+    /// Returns whether pages of the volume were lost.
     pub(super) fn has_lost_pages(&self) -> bool {
         self.lost_page || self.is_dead || !self.forgotten.is_empty()
     }
 
-    /// What is new in this status.
+    /// Returns the news in this status.
     pub(super) fn of(&mut self, status: &VolumeStatus) -> Vec<Message> {
         let events: Vec<_> =
             status.events.iter().filter(|event| event.number > self.told).collect();
@@ -111,7 +111,7 @@ impl News {
         if let Some(count @ 1..) = events.first().map(|first| first.number - self.told - 1) {
             messages.push(Message::Seen(Seen::EventsMissed { count }));
         }
-        // A state may be older or newer than an event of the same lease: the event is what counts.
+        // A state may be older or newer than an event of the same lease: the event counts.
         let mut noted = BTreeSet::new();
         for event in events {
             self.told = event.number;
@@ -145,12 +145,12 @@ impl News {
             LeaseState::Ok | LeaseState::Full => {
                 self.silent.remove(&lease).then_some(Seen::LenderAnswers { lease, lender })
             }
-            // Says nothing of its lender.
+            // An evacuation says nothing about its lender.
             LeaseState::Evacuating { .. } => None,
         }
     }
 
-    /// What is new where the volume's process is found dead.
+    /// Returns the news if the volume's process is found dead.
     pub(super) fn of_dead(&mut self) -> Vec<Message> {
         let is_news = !std::mem::replace(&mut self.is_dead, true);
         is_news.then_some(Message::Seen(Seen::VolumeDied)).into_iter().collect()
@@ -216,7 +216,7 @@ mod tests {
         let told = lines(&mut news, silent(), &[]);
         assert!(told.len() == 1 && told[0].starts_with("pages unreachable: b, lease"), "{told:?}");
         assert_eq!(lines(&mut news, silent(), &[]), [] as [String; 0]);
-        // The states are those of the moment before the events.
+        // The states are older than the events.
         let told = lines(&mut news, LeaseState::Ok, &[lost.clone(), page.clone()]);
         assert!(
             told.len() == 2

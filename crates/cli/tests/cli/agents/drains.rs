@@ -1,4 +1,4 @@
-//! Lenders that stop as planned: nothing that is stored there is lost.
+//! Tests of lenders that stop as planned: no page stored there is lost.
 
 use aquifer_api::order::Draining;
 use aquifer_api::status::EventKind;
@@ -9,7 +9,8 @@ use super::framework::{
     Answer, Cluster, Host, Load, Spec, address, init, lacks_rights, wait_until,
 };
 
-/// A borrower `a` with pages at `b`, which is its only lender so far, and others that do not lend yet.
+/// Starts a borrower `a` with pages at `b`, its only lender so far, and `others` that begin to
+/// lend.
 fn swapping(others: &[&'static str]) -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
     let aside = |name: &&'static str| Spec::new(name).set("lend", "enabled", false);
@@ -73,7 +74,7 @@ fn a_drained_lender_can_go_while_its_borrower_rewrites() {
     let events = b.status().events;
     assert!(events.iter().any(|event| event.kind == EventKind::Drain), "{events:?}");
 
-    // It lends nothing until it is told to.
+    // `b` lends nothing until it is told to.
     assert_eq!(b.status().memory.spare, Bytes::ZERO);
     let ended: Draining = drain(b, &["--end"]).json();
     assert!(!ended.on);
@@ -128,7 +129,7 @@ fn a_second_interrupt_forces_the_end_and_says_what_is_lost() {
     }
     let (cluster, load) = swapping(&[]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
-    // Nobody moves anything while a's agent is away.
+    // No pages move while a's agent is away.
     a.kill_agent();
     let answer = drain(b, &["--timeout", "500ms"]);
     answer.must_fail(1, &["still lent", "a does not answer", "--end"]);
@@ -138,7 +139,7 @@ fn a_second_interrupt_forces_the_end_and_says_what_is_lost() {
     assert_eq!(end.code(), Some(1));
     let log = b.log_text();
     assert!(log.contains("a loses ") && log.contains("fail then"), "{log}");
-    // The next agent has it all.
+    // The next agent has all of the pages.
     lends(b, true);
     b.restart();
     a.restart();

@@ -1,4 +1,4 @@
-//! What nobody decided is an event: a line in the log and a row of the status, on the side that it concerns.
+//! Tests of events: a line in the log and a row of the status, on the host that the event concerns.
 
 use aquifer_api::status::{EventKind, LeaseHealth};
 use aquifer_page::Bytes;

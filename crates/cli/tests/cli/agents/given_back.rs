@@ -1,4 +1,4 @@
-//! Orders to give back, where they meet something that is under way or goes wrong.
+//! Tests of returns that meet an operation under way or a failure.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ fn volumes_that_leave_together_make_no_room_for_each_other() {
     }
     let cluster = Cluster::that_swaps([Spec::new("a").memory(Bytes::mib(48)), Spec::new("b")]);
     let a = &cluster["a"];
-    // Each volume has room for all that is swapped out.
+    // Each volume has room for all swapped pages.
     let volumes = [a.borrow(Bytes::mib(64)).volume, a.borrow(Bytes::mib(64)).volume];
     assert_ne!(volumes[0], volumes[1]);
     let mut load = a.load(Bytes::mib(80));
@@ -39,7 +39,7 @@ fn memory_that_a_lender_cannot_free_is_not_reported_as_free() {
     a.borrow(Bytes::mib(64));
     let record = b.store().join(format!("{}.json", b.lent().lease));
     fs::remove_file(&record).unwrap();
-    // Nobody can unlink a directory.
+    // unlink(2) cannot remove a directory.
     fs::create_dir(&record).unwrap();
     a.give_back();
     wait_until("the lender has tried twice", || {
@@ -67,7 +67,7 @@ fn a_return_ends_a_borrowing_that_is_under_way_and_the_next_one_goes_through() {
     let cluster = Cluster::that_swaps(["a", "b", "silent"]);
     let (a, silent) = (&cluster["a"], &cluster["silent"]);
     let pid = silent.status().pid;
-    // A borrowing waits for what the peers could lend.
+    // A borrowing waits for the peers' offers.
     signal(silent, pid, Signal::STOP);
     let mut both = [(); 2].map(|()| begin(&mut a.aquifer(&["borrow", "64M"])));
     let refused = wait_for("one is refused because of the other", || {

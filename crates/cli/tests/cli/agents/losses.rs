@@ -1,4 +1,4 @@
-//! Hosts that do not come back.
+//! Tests of hosts that do not come back.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     a.give_back();
     wait_until("the living are free", || a.is_free() && b.is_free());
     a.leaves_nothing(&volume);
-    // Should it come back after all, it learns that its lease is over.
+    // If `c` comes back after all, it learns that its lease is over.
     c.restart();
     wait_until("the lost one is free too", || c.is_free());
 }
@@ -72,7 +72,7 @@ fn the_lease_of_a_borrower_that_is_gone_is_kept_for_its_grace_and_then_freed() {
     kill_process(process(volume.pid), Signal::KILL).unwrap();
     let gone = Instant::now();
     wait_until("the lease is freed", || b.is_free());
-    // A connection counts as a sign for an eighth of the grace after it was last looked at.
+    // A connection counts as a sign of life for an eighth of the grace after the last look at it.
     assert!(gone.elapsed() > grace * 3 / 4, "freed after {:?}", gone.elapsed());
     assert!(gone.elapsed() < grace + LIMIT, "freed after {:?}", gone.elapsed());
     let told = b.status().decisions.iter().any(|decision| decision.what.contains("no sign of a"));

@@ -1,4 +1,4 @@
-//! What is asked for wrongly, or of somebody who is not there: each a clear error, soon.
+//! Tests of wrong requests and of absent agents: each gives a clear error, soon.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::framework::{Answer, Cluster, Host, Spec, address, init, lacks_rights, wait_until};
 
-/// What an agent says that cannot start; it must say so and end, soon.
+/// Runs an agent that cannot start, and returns its error; it must end soon.
 #[track_caller]
 fn refusal(host: &Host) -> Answer {
     let config = host.config();
@@ -110,11 +110,11 @@ fn what_another_program_has_taken_is_named() {
         refusal(b).must_fail(1, &[&port.to_string(), "in use"]);
     }
     {
-        // Somebody else's socket in the place of the agent's, with a living program behind it.
+        // Another program listens on a socket in the place of the agent's.
         let _taken = UnixListener::bind(b.socket()).unwrap();
         refusal(b).must_fail(1, &[b.socket().to_str().unwrap(), "another agent answers"]);
     }
-    // A second agent on the first one's pages would be the end of both.
+    // Two agents on the same pages would destroy both stores.
     b.configure(|config| {
         config.insert("store".to_owned(), a.store().to_str().unwrap().into());
     });
@@ -181,7 +181,7 @@ fn when_nobody_lends_the_borrower_is_told_why() {
     if lacks_rights() {
         return;
     }
-    // A lender with less to spare than the smallest lease.
+    // `full` has less to spare than the smallest lease.
     let cluster =
         Cluster::new([Spec::new("a"), Spec::new("full").memory(Bytes::mib(64)), Spec::new("dead")]);
     let a = &cluster["a"];

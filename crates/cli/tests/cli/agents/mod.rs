@@ -1,7 +1,8 @@
-//! Agents as real processes, driven as an operator, a peer or a stranger would drive them.
+//! Tests of agents as real processes, driven as an operator, a peer or a stranger would drive them.
 //!
-//! Each host is an agent with an address on loopback, a memory cgroup that plays its machine, and directories of its own;
-//! what a host's programs hold is checked byte by byte. One file a subject; `framework` is what they are written with.
+//! Each host is an agent with an address on loopback, a memory cgroup as its machine, and
+//! directories of its own. The tests check every byte of the hosts' programs. Each file has one
+//! subject; `framework` has the common parts.
 
 mod drains;
 mod events;

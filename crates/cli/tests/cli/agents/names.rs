@@ -1,4 +1,5 @@
-//! Hosts that call each other by the wrong name, at the wrong address, or with the wrong certificate hear so.
+//! Tests of hosts with a wrong name, a wrong address or a wrong certificate: each gets a clear
+//! error.
 
 use aquifer_api::client::CallError;
 use aquifer_api::path;
@@ -87,7 +88,7 @@ fn a_second_host_of_the_same_name_hears_that_the_name_is_taken() {
     }
     let cluster = Cluster::new([Spec::new("a"), Spec::new("b")]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
-    // A second a, elsewhere, which b does not know of.
+    // A second `a`, elsewhere, which `b` does not know.
     let second = Cluster::admitted([Spec::new("a")]);
     let second = &second["a"];
     for file in ["ca.pem", "host.pem", "host.key"] {

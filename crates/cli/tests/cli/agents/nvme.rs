@@ -1,4 +1,4 @@
-//! Leases over NVMe/TCP: with the same content, through the same losses, and for their borrowers alone.
+//! Tests of leases over NVMe/TCP: content, losses, and access for the borrower only.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,7 +19,7 @@ use super::framework::{
     Answer, Cluster, Host, Identity, LIMIT, Load, Spec, lacks_rights, wait_until,
 };
 
-/// A borrower `a` that swaps to a lender `b`, with `c` beside, and the program that makes it.
+/// Starts a borrower `a` that swaps to a lender `b`, with `c` beside, and the load that swaps.
 fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s").over_nvme();
     let cluster = Cluster::that_swaps([a, b, c]);
@@ -30,13 +30,13 @@ fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
     (cluster, load)
 }
 
-/// By what each lease of the one volume is reached.
+/// Returns the protocol of each lease of the one volume.
 fn protocols(host: &Host) -> Vec<Protocol> {
     let record = client::record(&host.state(), host.volume().volume).unwrap();
     record.spec.leases.into_iter().map(|lease| lease.protocol).collect()
 }
 
-/// The files of secrets that a borrower keeps.
+/// Returns the files of secrets that a borrower keeps.
 fn secrets(host: &Host) -> Vec<PathBuf> {
     let files = fs::read_dir(host.state().join("secrets")).into_iter().flatten().flatten();
     files.map(|file| file.path()).collect()

@@ -1,15 +1,15 @@
-//! A lender wants its memory back while it is in use.
+//! Tests of a lender that wants its memory back while it is in use.
 
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 
 use super::framework::{Cluster, Host, Load, Spec, lacks_rights, wait_until};
 
-/// A borrower `a` that swaps to `b` and `c`, neither of which has room for all.
+/// Starts a borrower `a` that swaps to `b` and `c`, neither of which has room for all.
 fn over_two_lenders(third: Option<Spec>) -> (Cluster, Load) {
     let hosts = [
         Spec::new("a").memory(Bytes::mib(32)),
-        // One extent each below T_upper.
+        // Each has one extent below T_upper.
         Spec::new("b").memory(Bytes::mib(96)),
         Spec::new("c").memory(Bytes::mib(96)),
     ];
@@ -25,7 +25,7 @@ fn over_two_lenders(third: Option<Spec>) -> (Cluster, Load) {
     (cluster, load)
 }
 
-/// Overloads `b`, which asks for its memory back.
+/// Overloads `b`, which then asks for its memory back.
 fn overload(b: &Host) -> Load {
     let mut own = b.load(Bytes::mib(72));
     own.filled();
@@ -35,7 +35,7 @@ fn overload(b: &Host) -> Load {
     own
 }
 
-/// Waits until `b` has its memory back; nothing may be freed there that is still in use.
+/// Waits until `b` has its memory back; it must not free pages that are still in use.
 fn wait_until_back(cluster: &Cluster) {
     let (a, b) = (&cluster["a"], &cluster["b"]);
     wait_until("b has its memory back", || {
@@ -91,7 +91,7 @@ fn what_an_overloaded_lender_held_goes_to_a_local_file_where_nobody_has_room() {
     let a = &cluster["a"];
     let mut own = None;
     load.rewrite_during(|| {
-        // Nobody moves anything while a's agent is away, so nothing may be freed.
+        // No pages move while a's agent is away, so `b` must free none.
         a.kill_agent();
         own = Some(overload(&cluster["b"]));
         assert!(cluster["b"].stored() > Bytes::mib(4));

@@ -1,4 +1,4 @@
-//! Agents are killed, upgraded and started again while what they lent or borrowed is in use.
+//! Tests of agents that are killed, upgraded and restarted while their leases are in use.
 
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use super::framework::{Cluster, Host, Load, Spec, lacks_rights, lives, wait_until};
 
-/// A borrower `a` that swaps to a lender `b`, and the program that makes it.
+/// Starts a borrower `a` that swaps to a lender `b`, and the load that swaps.
 fn swapping() -> (Cluster, Load) {
     let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);

@@ -1,4 +1,4 @@
-//! Memory goes where it is needed, and back.
+//! Tests that memory goes to the host in need, and back.
 
 use aquifer_api::status::Role;
 use aquifer_page::Bytes;
@@ -13,7 +13,8 @@ fn an_overloaded_host_borrows_by_itself_and_returns_when_its_load_ends() {
     }
     let a = Spec::new("a").memory(Bytes::mib(64)).set("borrow", "enabled", true);
     let cluster = Cluster::that_swaps([
-        // Half its memory is left when it begins to borrow: time enough, at the rate of the load, on any machine.
+        // The host borrows with half its memory free. At the load's rate, that leaves enough time
+        // on any machine.
         a.set("memory", "upper", 0.5).set("memory", "lower", 0.4),
         Spec::new("b"),
     ]);

@@ -1,4 +1,4 @@
-//! Who is let in, and who is told nothing.
+//! Tests of access: which callers are let in, and which learn nothing.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use super::framework::stranger::{
 };
 use super::framework::{Cluster, Host, Identity, LIMIT, address, init, lacks_rights, wait_for};
 
-/// A lender `b` with a lease that `a` holds, `a` being played by the test, and a third host.
+/// A lender `b`, a third host `c`, and a lease that the test holds in the name of `a`.
 struct Scene {
     cluster: Cluster,
     lease: Lent,
@@ -45,7 +45,7 @@ impl Scene {
         &self.cluster["b"]
     }
 
-    /// The lender has had its visitors and is none the worse: same agent, same lease, and the page is what it was.
+    /// Asserts that the lender is unharmed: same agent, same lease, and unchanged page.
     #[track_caller]
     fn goes_on(&self, pid: u32) {
         let status = self.lender().status();
@@ -59,7 +59,7 @@ impl Scene {
     }
 }
 
-/// Has `lender` grant an extent to whoever bears this certificate.
+/// Lets `lender` grant one extent to the holder of this certificate.
 #[track_caller]
 fn lend(lender: &Host, to: &Identity) -> Lent {
     to.post(lender, path::MEM_BOR_REQ, &request()).unwrap();
@@ -75,7 +75,7 @@ fn request() -> MemBorReq {
 const ASK_STATUS: &[u8] = b"GET /v1/status HTTP/1.1\r\nhost: b\r\n\r\n";
 const ASK_OFFER: &[u8] = b"GET /v1/offer HTTP/1.1\r\nhost: b\r\n\r\n";
 
-/// Nothing that is of use was said: no JSON, no lease, no host name.
+/// Asserts that the answer discloses nothing: no JSON, no lease, no host name.
 #[track_caller]
 fn tells_nothing(heard: &[u8], scene: &Scene) {
     let text = String::from_utf8_lossy(heard);
@@ -141,7 +141,7 @@ fn programs_that_speak_in_the_clear_are_told_nothing_and_hung_up_on() {
         (0..100_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     for port in [b.api(), b.pages()] {
         for words in [ASK_STATUS, b"\n", b"\x16\x03\x01\xff\xff\x01", &nbd_client, &noise] {
-            // One that leaves in mid-sentence, and one that waits for whatever it may get.
+            // One client leaves in mid-sentence, one waits for an answer.
             drop(connect(port));
             leave_after(port, words);
             if words.len() > 20 {
@@ -194,7 +194,7 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
     assert!(other.exports(b).is_empty());
     let refused = other.open(b, lease).unwrap_err().to_string();
     let unknown = other.open(b, aquifer_page::LeaseId(7)).unwrap_err().to_string();
-    // It does not even learn that there is such a lease.
+    // The error must not even disclose that there is such a lease.
     let neutral = |text: &str, lease: String| text.replace(&lease, "…");
     assert_eq!(
         neutral(&refused, lease.to_string()),
@@ -209,7 +209,7 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
     assert!(ignored, "{decisions:?}");
     scene.goes_on(pid);
 
-    // The one whose it is can end it: what did not happen above was not for lack of trying.
+    // The lease's borrower can end it, so the attempts above were valid messages.
     borrower.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
     assert!(b.status().lent.is_empty());
     assert!(b.lease_files().is_empty(), "{:?}", b.lease_files());
@@ -277,13 +277,13 @@ fn callers_that_say_nothing_are_hung_up_on_and_keep_nobody_out() {
     let [borrower, other] = ["a", "c"].map(|name| Identity::load(&scene.cluster[name].tls()));
     for port in [b.api(), b.pages()] {
         let mut silent: Vec<_> = (0..300).map(|_| connect(port)).collect();
-        // Either call ends by itself, and fails, if it is kept out.
+        // Each call fails by itself if the silent connections keep it out.
         if port == b.api() {
             other.get(b, path::OFFER).unwrap();
         } else {
             borrower.open(b, scene.lease.lease).unwrap();
         }
-        // The first of them have been there the longest.
+        // The first connection has been silent for the longest time.
         let mut first = silent.swap_remove(0);
         first.set_read_timeout(Some(2 * LIMIT)).unwrap();
         let heard = until_closed(&mut first);

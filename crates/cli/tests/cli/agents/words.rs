@@ -1,4 +1,4 @@
-//! What an operator reads while something takes its time, or is not done at all.
+//! Tests of the messages for an operator during a wait, or for an ignored request.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What the tests of the binary share.
+//! The parts that the tests of the binary share.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The binary under test, with a run directory of the test's own.
+/// Returns the binary under test, with a run directory of the test's own.
 pub fn aquifer(run_dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
     command.env("AQUIFER_RUN_DIR", run_dir).env_remove("AQUIFER_SOCKET");
     command
 }
 
-/// Whether this test cannot run here: it needs root and a memory cgroup hierarchy.
+/// Returns whether this test cannot run here: it needs root and a memory cgroup hierarchy.
 pub fn lacks_cgroups() -> bool {
     let lacks =
         !rustix::process::geteuid().is_root() || aquifer_cli::cgroup::Hierarchy::find().is_err();
@@ -25,12 +25,12 @@ pub fn lacks_cgroups() -> bool {
     lacks
 }
 
-/// Standard output as text.
+/// Returns standard output as text.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Standard error as text.
+/// Returns standard error as text.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -38,7 +38,7 @@ pub fn stderr(output: &Output) -> String {
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// If it does not within two minutes.
+/// If it does not hold within two minutes.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
@@ -47,7 +47,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Whether this test cannot run here: it needs root and a way to make a block device.
+/// Returns whether this test cannot run here: it needs root and a way to make a block device.
 pub fn lacks_devices() -> bool {
     let lacks = !rustix::process::geteuid().is_root()
         || aquifer_device::backend::choose(aquifer_device::BackendKind::Auto).is_err();
@@ -57,16 +57,16 @@ pub fn lacks_devices() -> bool {
     lacks
 }
 
-/// A running `aquifer export`, which has said that it is ready. Dropping it kills it.
+/// A running `aquifer export` that is ready; its drop kills it.
 pub struct Export {
     /// The process.
     pub child: Child,
-    /// What it said.
+    /// Its answer when it was ready.
     pub ready: Value,
 }
 
 impl Export {
-    /// Starts one with these arguments.
+    /// Starts an export with these arguments.
     pub fn start(run_dir: &Path, words: &[&str]) -> Self {
         let mut command = aquifer(run_dir);
         let mut child =
@@ -77,17 +77,17 @@ impl Export {
         Self { child, ready }
     }
 
-    /// Where it can be reached.
+    /// Returns its first URI.
     pub fn uri(&self) -> &str {
         self.ready["uri"].as_str().unwrap()
     }
 
-    /// Where its pages are.
+    /// Returns the directory of its pages.
     pub fn pages(&self) -> PathBuf {
         Path::new("/dev/shm/aquifer").join(format!("export-{}", self.child.id()))
     }
 
-    /// Ends it by a signal; its exit code.
+    /// Ends it by a signal; returns its exit code.
     pub fn end(&mut self, signal: Signal) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         self.child.wait().unwrap().code()

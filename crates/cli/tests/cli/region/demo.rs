@@ -1,4 +1,4 @@
-//! `aquifer demo region`.
+//! Tests of `aquifer demo region`.
 
 use std::fs;
 

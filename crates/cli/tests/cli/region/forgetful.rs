@@ -1,4 +1,4 @@
-//! Lenders that are killed and come back empty at the same address, under a region and under a volume.
+//! Tests of lenders that come back empty at the same address, under a region and under a volume.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::framework::{Setting, kill};
 use crate::common::{Export, aquifer, eventually, lacks_devices, stderr, stdout};
 
-/// How a lender is reached.
+/// The way to reach a lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Unix,
@@ -19,12 +19,12 @@ enum Way {
     Nvme,
 }
 
-/// A lender that can be started anew, empty, where it was.
+/// A lender that can be restarted, empty, at its address.
 struct Lender<'a> {
     way: Way,
     setting: &'a Setting,
     export: Export,
-    /// Its URI, and what else there is to say of it.
+    /// Its URI, and the options that go with it.
     words: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Lender<'a> {
         Export::start(setting.dir.path(), &words)
     }
 
-    /// As when its host has been started anew.
+    /// Restarts the lender empty, as after a reboot of its host.
     fn comes_back_empty(&mut self) {
         self.export.end(Signal::KILL);
         let address = match self.way {
@@ -99,12 +99,12 @@ fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
         program.does("write 6");
         setting.done(&["region", "persist", "held"]);
         lender.comes_back_empty();
-        // What it says of its memory would be an answer: it does not come to say it.
+        // The program must die of SIGBUS: any answer would be a claim about lost memory.
         program.order("check 6");
         let end = program.child.wait().unwrap();
         assert_eq!(end.signal(), Some(7), "{way:?}: {end}");
         is_lost(&setting, way);
-        // Nor does the engine that follows believe it.
+        // The next engine must not believe the lender either.
         kill(&setting.show("held")["pid"]);
         eventually("it is served again", || {
             setting.aquifer(&["region", "show", "held"]).status.success()
@@ -120,7 +120,7 @@ fn no_program_sees_zeroes_where_a_lender_has_forgotten_its_pages() {
     }
 }
 
-/// Status says so, and names the lease.
+/// Asserts that the status shows the lease as lost.
 fn is_lost(setting: &Setting, way: Way) {
     eventually("it is shown as lost", || {
         setting.show("held")["volume"]["leases"][0]["state"] == "lost"
@@ -149,7 +149,7 @@ fn no_block_reads_as_zeroes_where_a_lender_has_forgotten_it() {
         block.sync_all().unwrap();
         drop(block);
         lender.comes_back_empty();
-        // As swap does: what the kernel may have kept of it is no answer.
+        // O_DIRECT, as swap reads: the page cache may still have the pages.
         let direct =
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(device).unwrap();
         let mut pages = vec![0; (64 << 12) + 4096];

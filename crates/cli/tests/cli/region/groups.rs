@@ -1,4 +1,5 @@
-//! A tenant's pages with a lender: sealed, kept once within its group, and never with another's.
+//! Tests of a tenant's pages: encrypted at the lender, kept once within the group, and never shared
+//! with another group.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,7 +15,7 @@ use serde_json::Value;
 use super::framework::{Scanner, Setting, kill};
 use crate::common::{Export, eventually, stderr};
 
-/// Pages of a region that are not zero, as the program writes it (`framework/program.py`).
+/// Bytes of a region that are not zero after `write` (`framework/program.py`).
 const FULL: u64 = (8192 - 8192 / 64) * 4096;
 
 #[test]
@@ -30,7 +31,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     let mut lender =
         Export::start(setting.dir.path(), &[&words[..], &["--share", "--report", "50ms"]].concat());
     let mut reports = BufReader::new(lender.child.stdout.take().unwrap()).lines();
-    // Whoever began to read them has taken a part of a line, maybe.
+    // The first reader of the pipe may have taken a part of a line.
     let mut report = || -> Value {
         reports.by_ref().find_map(|line| serde_json::from_str(&line.unwrap()).ok()).unwrap()
     };
@@ -49,7 +50,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     assert!(now["taken"].as_u64().unwrap() < 2 * FULL + (8 << 20), "{now}");
     assert!(sees_nothing(&lender.pages()));
 
-    // One of them writes: the other one's stay.
+    // A write to one region must not change the other.
     writes(&setting, "two", 2);
     eventually("what is written is parted again", || counts(&report()) == [3 * FULL, 0]);
     assert_eq!(report()["breaks"].as_u64().unwrap() * 4096, FULL);
@@ -59,7 +60,7 @@ fn a_lender_keeps_equal_pages_of_a_group_once_and_can_read_none() {
     }
 
     assert_eq!(setting.show("one")["volume"]["leases"][0]["sealed"], "deterministic");
-    // No key is shown, of a group or of a lease.
+    // No command shows the key of a group or of a lease.
     let agreement = fs::read_to_string(setting.dir.path().join("groups/blue.toml")).unwrap();
     let key =
         agreement.lines().find_map(|line| line.strip_prefix("key = ")).unwrap().trim_matches('"');
@@ -95,7 +96,7 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
         programs.last_mut().unwrap().does("write 1");
     }
     for seed in [2, 1, 3, 1] {
-        // While one of them writes, and the other one reads.
+        // One program writes while the other reads.
         programs[0].order("check 1");
         programs[1].order(&format!("write {seed}"));
         sleep(Duration::from_millis(100));
@@ -121,7 +122,7 @@ fn a_lender_that_is_killed_has_every_page_of_all_who_share_when_it_is_back() {
         (2 * FULL, FULL, FULL / 4096)
     );
     drop(store);
-    // What is asked for otherwise is not served, and what is there stays.
+    // The store refuses an export with other parameters, and its pages stay.
     let other = setting.aquifer(&[&["export", "128M"], &words[8..]].concat());
     assert!(
         stderr(&other).contains("leases of an agent, or of an export with other names"),
@@ -167,7 +168,7 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
         [2 * FULL, FULL],
         "{all}"
     );
-    // One is laid as the other, and so are the frames.
+    // Both regions have the same layout, and the frames have it, too.
     assert!(all["mappings_per_page"].as_f64().unwrap() < 0.2, "{all}");
     assert_eq!([resident("one"), resident("two")], [0, 0]);
     let none = red.until("it has looked three times", |report| number(report, "passes") >= 3);
@@ -176,7 +177,7 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
         program.does("check 1");
     }
 
-    // Engines that are killed, and a scanner, lose nothing; neither does who writes to what is shared.
+    // A killed engine or scanner loses nothing, and neither does a write to shared pages.
     blue.end(Signal::KILL);
     kill(&setting.show("two")["pid"]);
     programs[1].does("check 1");
@@ -188,7 +189,7 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
     let mut blue = Scanner::start(&setting, "blue", &groups);
     programs[1].does("write 1");
     blue.until("they are equal again", |report| number(report, "saved_bytes") == FULL);
-    // While it is looked for equal pages, they change.
+    // Pages change during the scan.
     for seed in [3, 1, 4] {
         programs[1].does(&format!("write {seed}"));
         programs[0].does("write 3");
@@ -210,7 +211,7 @@ fn equal_pages_of_a_group_are_kept_once_on_a_host_and_never_with_those_of_anothe
     assert_eq!(setting.mounts(), 0);
 }
 
-/// Has a program fill a region, and its lender have all of it.
+/// Fills a region by a program, and writes all of it to the lender.
 fn writes(setting: &Setting, name: &str, seed: u32) {
     let region = setting.dir.path().join("regions").join(name);
     let mut program = setting.start(&region);
@@ -220,7 +221,7 @@ fn writes(setting: &Setting, name: &str, seed: u32) {
     setting.done(&["region", "persist", name]);
 }
 
-/// Whether nothing of what programs write is in a lender's files.
+/// Returns whether a lender's files have none of the programs' content.
 fn sees_nothing(dir: &Path) -> bool {
     let words = [b"00000001 00".as_slice(), b"00000002 00"];
     fs::read_dir(dir).unwrap().all(|file| {

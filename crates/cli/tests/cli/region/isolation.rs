@@ -1,4 +1,5 @@
-//! Two groups that have the same secret pages: nothing of one is anything of the other's, and neither can tell.
+//! Tests of two groups with the same secret pages: they share nothing, and neither can detect the
+//! other's pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,7 +18,7 @@ use crate::common::{Export, eventually};
 use crate::rank::{CHANCE, at_best, auc, by_chance};
 
 const PAGE: u64 = 4096;
-/// Of each of the three kinds.
+/// Pages of each of the three kinds.
 const PAGES: u64 = 2048;
 
 struct Tenants {
@@ -35,7 +36,7 @@ impl Tenants {
         Some(Self { setting, groups })
     }
 
-    /// A program with a region of a group.
+    /// Starts a program with a region of a group.
     fn program(&self, name: &str, group: &str, way: &[&str]) -> Program {
         let words = ["region", "create", name, "--size", "24M", "--cache", "32M", "--group", group];
         let made = self.setting.done(&[&words[..], &["--groups", &self.groups], way].concat());
@@ -52,7 +53,7 @@ impl Tenants {
         self.program(name, group, &["--emulate-link", "1us"])
     }
 
-    /// The file of a group's frames: its number, and how many pages of it this program has mapped.
+    /// Returns the inode of a group's frames, and how many pages of them this program has mapped.
     fn mapped(&self, group: &str, program: &Program) -> (u64, u64) {
         let frames = self.setting.dir.path().join(format!("regions/@{group}/frames"));
         let inode = fs::metadata(frames).unwrap().ino();
@@ -73,7 +74,7 @@ fn number(report: &Value, key: &str) -> u64 {
     report[key].as_u64().unwrap()
 }
 
-/// Waits until so many pages of a group are saved, and all others were looked at three times since.
+/// Waits until a group saves so many pages, and for three more passes, which must save no more.
 fn until_saved(scanner: &mut Scanner, pages: u64) {
     let saved = scanner
         .until("equal pages are shared", |report| number(report, "saved_bytes") == pages * PAGE);
@@ -102,7 +103,7 @@ fn what_two_groups_have_in_common_each_has_once_for_itself() {
         );
         program.does("check 1 2 3");
     }
-    // All that one group has is written to: the other's stays.
+    // One group overwrites all its pages: the other group's stay.
     programs[0].does("fill 4 5 6");
     programs[1].does("fill 4 5 6");
     for (program, seeds) in programs.iter_mut().zip(["4 5 6", "4 5 6", "1 2 3", "1 2 3"]) {
@@ -113,7 +114,8 @@ fn what_two_groups_have_in_common_each_has_once_for_itself() {
 #[test]
 fn who_writes_to_a_page_can_tell_whether_his_group_has_it_and_nothing_of_another() {
     let Some(tenants) = Tenants::new() else { return };
-    // The attacker's first pages are as the victim's, the second as nobody's, the third as another's of his group.
+    // The attacker's first pages equal the victim's, the second no others, the third those of
+    // `mate` in the attacker's own group.
     let seeds = [
         ("victim", "blue", "1 7 8"),
         ("twin", "blue", "1 9 10"),
@@ -139,7 +141,7 @@ fn who_writes_to_a_page_can_tell_whether_his_group_has_it_and_nothing_of_another
     at_best(measured, |(other, own)| (other - 0.5).abs() < CHANCE && *own > 0.9);
 }
 
-/// A lender that shares, with a device for each name, and what it says last.
+/// Starts a lender that shares pages, with a device for each name.
 fn sharing_lender(setting: &Setting, names: &[&str]) -> Export {
     let socket = format!("unix:{}", setting.dir.path().join("sharing").display());
     let names = names.iter().flat_map(|name| ["--name", *name]);
@@ -148,7 +150,7 @@ fn sharing_lender(setting: &Setting, names: &[&str]) -> Export {
     Export::start(setting.dir.path(), &words)
 }
 
-/// The pages of a device as its lender has them, by the table that says in which frames they are.
+/// Returns the pages of a device in its lender's files, by the table of the device's frames.
 fn kept(pages: &Path, name: &str) -> BTreeSet<Vec<u8>> {
     let is_record = |path: &Path| path.extension().is_some_and(|extension| extension == "json");
     let records = fs::read_dir(pages)
@@ -198,7 +200,7 @@ fn what_a_lender_has_of_two_groups_is_different_in_every_page() {
     assert_eq!(lender.end(Signal::TERM), Some(0));
 }
 
-/// A volume at a device of a lender, its pages sealed as a group's.
+/// Makes a volume over a device of a lender, encrypted as a group's.
 fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
     let config = VolumeConfig {
         id: VolumeId::random(),

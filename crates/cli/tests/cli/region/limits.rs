@@ -1,4 +1,4 @@
-//! What regions share, what they are refused, and what a link would cost them.
+//! Tests of cache limits that regions share, of refusals, and of emulated links.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
     let one = setting.create("one", &["--group", "blue"]);
     let two = setting.create_over(&another, "two", &["--group", "blue"]);
     let cache = |name: &str| setting.show(name)["usage"]["cache"].as_u64().unwrap() >> 20;
-    // The first has all that it was to have; of what is left, the second.
+    // The first region has its whole cache, the second the rest of the limit.
     assert_eq!((cache("one"), cache("two")), (8, 4));
 
     let mut programs = [setting.start(&one), setting.start(&two)];
@@ -31,7 +31,7 @@ fn caches_share_a_limit_and_have_of_it_what_they_need() {
             assert!(quotas.iter().sum::<u64>() <= 12 << 20, "{limits}");
             caches[busy] >= 7 && caches[1 - busy] < 5
         });
-        // One whose engine dies has what it had.
+        // The next engine keeps the dead one's quota.
         kill(&setting.show(name)["pid"]);
         programs[busy].does("check 1");
         assert!(cache(name) >= 7);
@@ -73,10 +73,11 @@ fn what_cannot_be_is_refused_with_the_reason() {
     says(&["region", "show", "none"], "there is no region 'none'");
     setting.create("twice", &[]);
     says(&[&create("twice", "16M")[..], &[&uri]].concat(), "there is a region 'twice' already");
-    // Without the shim a program sees the file, and what is not here as zeroes: only root may.
+    // Without the shim a program reads absent pages of the file as zeroes, so only root may open
+    // it.
     let mode = fs::metadata(setting.dir.path().join("regions")).unwrap();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode.permissions()) & 0o777, 0o700);
-    // A private mapping would see zeroes.
+    // A private mapping would read zeroes.
     let region = setting.dir.path().join("regions/twice");
     let output = aquifer(setting.dir.path())
         .args(["region", "exec", "--", "python3", "-c"])
@@ -113,7 +114,7 @@ fn an_emulated_link_takes_its_time_and_needs_no_lender() {
     let status = setting.show("what-if");
     let median = status["latency"]["p50_us"].as_f64().unwrap();
     assert!(median >= 198.0, "{status}");
-    // What was with the engine is gone with it, and nobody is told zeroes instead.
+    // The engine's pages are lost with it, and no program may read zeroes instead.
     kill(&status["pid"]);
     eventually("it is not served any more", || {
         !setting.aquifer(&["region", "show", "what-if"]).status.success()

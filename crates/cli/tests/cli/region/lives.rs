@@ -1,4 +1,4 @@
-//! Programs that fork, stop, end and begin anew, and engines that end while they do.
+//! Tests of programs that fork, stop, end and start again, and of engines that end in the meantime.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,7 +14,7 @@ fn process(answer: &str) -> Pid {
     Pid::from_raw(answer.rsplit(' ').next().unwrap().parse().unwrap()).unwrap()
 }
 
-/// Waits for the engine after the one that had this process.
+/// Waits until another engine serves the region after `before`.
 fn another_serves(setting: &Setting, name: &str, before: &Value) {
     eventually("another serves", || {
         let shown = setting.aquifer(&["--json", "region", "show", name]);
@@ -22,7 +22,7 @@ fn another_serves(setting: &Setting, name: &str, before: &Value) {
     });
 }
 
-/// Kills a process when the test is done with it, however that ends.
+/// A process that is killed at the end of the test.
 struct Ending(Pid);
 
 impl Drop for Ending {
@@ -94,7 +94,7 @@ fn a_stopped_program_keeps_its_pages_and_others_are_served() {
     assert!(stderr(&refused).contains("is that stopped?"), "{}", stderr(&refused));
     assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
     assert_eq!(setting.show("stopped")["programs"].as_array().unwrap().len(), 2);
-    // The next engine knows neither, and one of them is back.
+    // The next engine knows neither program; one of them connects again.
     kill(&setting.show("stopped")["pid"]);
     other.does_in_time("check 1");
     stopped.signal(Signal::CONT);
@@ -128,7 +128,7 @@ fn a_neighbour_of_a_stopped_program_is_told_so_and_served() {
     stopped.does_in_time("check 1");
     drop((stopped, other));
     setting.done(&["region", "limit", "none"]);
-    // Before its lender goes.
+    // The region must go before its lender.
     setting.remove("two");
 }
 
@@ -138,13 +138,14 @@ fn what_is_removed_behind_the_engine_is_refused_or_reads_as_zeroes() {
     let region = setting.create("holes", &[]);
     let mut program = setting.lives(&region, &[]);
     program.does_in_time("write 1");
-    // Pages that are here and pages that are not.
+    // Resident pages, and remote pages.
     for order in ["remove 0 100", "remove 8000 192"] {
         program.order(order);
         assert_eq!(program.answers_in_time(), format!("remove {}", libc::EINVAL));
     }
     program.does_in_time("check 1");
-    // Who undoes that has removed what is here: the last pages that were touched.
+    // munlockall(2) lifts the refusal. The program then removes resident pages, the last that were
+    // touched.
     program.does_in_time("unlock 8100 92");
     program.does_in_time("zero 8100 92");
     program.does_in_time("see 1 8000");
@@ -167,10 +168,10 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     let region = setting.create("full", &[]);
     let engine = setting.show("full")["pid"].as_i64().unwrap();
     let engine = Pid::from_raw(engine as i32);
-    // As it is for this process, whose child it is.
+    // This process is the engine's parent and has the same limit.
     let before = getrlimit(Resource::Nofile);
     prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
-    // A call of accept that waits has its descriptor already: the next one finds none.
+    // A waiting accept(2) has its descriptor already; the next call finds none.
     drop(
         aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs"))
             .unwrap(),
@@ -208,7 +209,7 @@ fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
     let before = setting.show("alone")["pid"].clone();
     kill(&before);
     another_serves(&setting, "alone", &before);
-    // By a page table of its own, of which nobody knows anything yet.
+    // This program has a page table of its own, about which the engine knows nothing yet.
     let mut other = setting.lives(&region, &[]);
     other.does_in_time("see 2 500");
     program.order("check 1");
@@ -216,7 +217,7 @@ fn an_engine_starts_and_serves_what_is_here_without_its_lender() {
         stdout(&setting.aquifer(&["region", "show", "alone"])).contains("WAITING")
     });
     kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
-    // All but those that were written to since.
+    // All pages except those written since.
     assert_eq!(program.answers_in_time(), "check 500");
     program.does_in_time("see 2 500");
 }

@@ -1,4 +1,4 @@
-//! Engines and processes that are killed, and lenders that are away.
+//! Tests of killed engines and processes, and of lenders that are away.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -83,10 +83,10 @@ fn a_program_that_is_not_to_wait_is_told_so() {
     let mut program = setting.start(&region);
     program.does("write 6");
     setting.done(&["region", "persist", "short"]);
-    // What was read since and left was clean, and all that is here is.
+    // After `persist`, with reads only, the cache has clean pages.
     program.does("check 6");
     program.does("check 6");
-    // Pages of zeroes lenders do not have.
+    // Lenders do not store pages of zeroes.
     assert!(setting.show("short")["usage"]["dirty"].as_u64().unwrap() < 256 << 10);
     kill_process(Pid::from_child(&setting.lender.child), Signal::STOP).unwrap();
     program.order("check 6");
@@ -94,6 +94,6 @@ fn a_program_that_is_not_to_wait_is_told_so() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&end), Some(7), "{end}");
     kill_process(Pid::from_child(&setting.lender.child), Signal::CONT).unwrap();
     assert!(setting.show("short")["counts"]["given_up"].as_u64().unwrap() > 0);
-    // What is there is as it was, for the next one.
+    // The next program finds the pages unchanged.
     setting.start(&region).does("check 6");
 }

@@ -1,6 +1,6 @@
-//! `aquifer region` as a program, with unmodified programs that map regions.
+//! Tests of `aquifer region` as a program, with unmodified programs that map regions.
 //!
-//! One file a subject; `framework` is what they are written with.
+//! Each file has one subject; `framework` has the common parts.
 
 mod demo;
 mod forgetful;

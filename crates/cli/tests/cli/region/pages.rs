@@ -1,4 +1,4 @@
-//! Where each page is.
+//! Tests of `aquifer region pages` and `drop`.
 
 use super::framework::Setting;
 use crate::common::{eventually, stderr};

@@ -1,4 +1,4 @@
-//! Programs whose memory is in a region.
+//! Tests of programs with memory in a region.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
     assert!(status["programs"][0].as_str().unwrap().starts_with("python3"), "{status}");
     assert!(status["counts"]["remote_faults"].as_u64().unwrap() > 1000, "{status}");
 
-    // In use, it stays.
+    // A region in use must not be removed.
     let refused = setting.aquifer(&["region", "rm", "one"]);
     assert!(
         !refused.status.success() && stderr(&refused).contains("in use by python3"),
@@ -30,22 +30,22 @@ fn an_unmodified_program_has_its_memory_in_the_pool() {
         stderr(&refused)
     );
 
-    // The limit changes while it is in use.
+    // The limit changes while the region is in use.
     setting.done(&["region", "resize-cache", "one", "4M"]);
     assert!(setting.show("one")["usage"]["resident"].as_u64().unwrap() <= 4 << 20);
     program.does("check 1");
 
-    // What the program discards is discarded.
+    // The program's holes read as zeroes.
     program.does("punch 100 5000");
     program.does("zero 100 5000");
-    // Its children would see zeroes, so they see nothing.
+    // Children would read zeroes, so they see no region.
     program.does("fork");
 
-    // A disk reads into what leaves meanwhile.
+    // A disk reads into pages that are evicted in the meantime.
     program.does("direct 3");
     program.does("check 3");
 
-    // What is in a region outlives the program.
+    // The content of a region outlives the program.
     program.does("write 2");
     kill(&Value::from(program.child.id()));
     drop(program);

@@ -1,14 +1,15 @@
-//! Diffie-Hellman over the groups that NVMe knows.
+//! Diffie-Hellman over the groups that NVMe defines.
 
 use std::sync::LazyLock;
 
 use num_bigint::BigUint;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// A Diffie-Hellman group (Base, section 8.13.5, "Diffie-Hellman group identifiers"; RFC 7919, appendix A).
+/// A Diffie-Hellman group (Base, section 8.13.5, "Diffie-Hellman group identifiers"; RFC 7919,
+/// appendix A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// None: who listens can try secrets at leisure.
+    /// No exchange: an eavesdropper can guess the secret offline.
     Null,
     /// 2048 bits.
     Ffdhe2048,
@@ -22,11 +23,11 @@ pub enum Group {
     Ffdhe8192,
 }
 
-/// Bits of a private exponent: more than RFC 7919 asks for of any of the groups.
+/// Bits of a private exponent: more than RFC 7919 asks for with any of the groups.
 const EXPONENT: usize = 512;
 
 impl Group {
-    /// All of them.
+    /// All groups, ordered by identifier.
     pub const ALL: [Self; 6] = [
         Self::Null,
         Self::Ffdhe2048,
@@ -36,17 +37,17 @@ impl Group {
         Self::Ffdhe8192,
     ];
 
-    /// Its identifier.
+    /// Returns the group's identifier.
     pub fn id(self) -> u8 {
         self as u8
     }
 
-    /// The one with this identifier.
+    /// Returns the group with this identifier.
     pub fn with_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|group| group.id() == id)
     }
 
-    /// Bytes of its exponentials.
+    /// Returns the size of the group's exponentials in bytes; 0 for the null group.
     pub fn length(self) -> usize {
         match self {
             Self::Null => 0,
@@ -64,7 +65,7 @@ impl Group {
     }
 }
 
-/// The primes of the groups but the null group, made when they are first needed.
+/// Primes of the groups other than the null group, computed on first use.
 static PRIMES: [LazyLock<BigUint>; 5] = [
     LazyLock::new(|| prime(2048, 560_316)),
     LazyLock::new(|| prime(3072, 2_625_351)),
@@ -73,16 +74,17 @@ static PRIMES: [LazyLock<BigUint>; 5] = [
     LazyLock::new(|| prime(8192, 10_965_728)),
 ];
 
-/// 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1, where X makes it a prime.
+/// Computes 2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1, where X makes it a prime (RFC 7919,
+/// appendix A).
 fn prime(bits: usize, offset: u64) -> BigUint {
     let one = BigUint::from(1u8);
     let middle = (e(bits - 130) + offset) << 64;
     (&one << bits) - (&one << (bits - 64)) + middle - one
 }
 
-/// floor(2^bits e), by the series of the inverse factorials.
+/// Computes floor(2^bits e) as the series of the inverse factorials.
 fn e(bits: usize) -> BigUint {
-    // Enough bits more that what is cut off of every term does not reach those wanted.
+    // Extra bits, so that the truncation of each term does not reach the wanted bits.
     const SPARE: usize = 64;
     let mut term = BigUint::from(1u8) << (bits + SPARE);
     let mut sum = BigUint::ZERO;
@@ -96,7 +98,7 @@ fn e(bits: usize) -> BigUint {
     sum >> SPARE
 }
 
-/// One end's part in agreeing on a key that who listens does not learn.
+/// One end's part of a key agreement that keeps the key from an eavesdropper.
 pub struct Exchange {
     prime: &'static BigUint,
     exponent: BigUint,
@@ -104,14 +106,14 @@ pub struct Exchange {
 }
 
 impl std::fmt::Debug for Exchange {
-    /// Without the exponent.
+    /// Leaves the exponent out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exchange").field("length", &self.length).finish_non_exhaustive()
     }
 }
 
 impl Exchange {
-    /// Begins one; `None` for the null group, or if the kernel has no randomness to give.
+    /// Begins an exchange; `None` for the null group, or if the kernel gives no random bytes.
     pub fn begin(group: Group) -> Option<Self> {
         let mut exponent = [0; EXPONENT / 8];
         SystemRandom::new().fill(&mut exponent).ok()?;
@@ -119,12 +121,13 @@ impl Exchange {
         Some(Self { prime: group.prime()?, exponent, length: group.length() })
     }
 
-    /// What is sent to the other end.
+    /// Returns the exponential, to be sent to the other end.
     pub fn exponential(&self) -> Vec<u8> {
         self.fill_up(&BigUint::from(2u8).modpow(&self.exponent, self.prime))
     }
 
-    /// The key, from what the other end sent; `None` if that is not in the group (RFC 7919, section 5.1).
+    /// Returns the key for the other end's exponential; `None` if that is not in the group
+    /// (RFC 7919, section 5.1).
     pub fn key(&self, theirs: &[u8]) -> Option<Vec<u8>> {
         let theirs = BigUint::from_bytes_be(theirs);
         let one = BigUint::from(1u8);

@@ -1,3 +1,5 @@
+//! Hash functions of DH-HMAC-CHAP.
+
 use ring::{digest, hmac};
 
 /// A hash function (Base, section 8.13.5, "Hash function identifiers").
@@ -12,10 +14,10 @@ pub enum Hash {
 }
 
 impl Hash {
-    /// All of them.
+    /// All hash functions, ordered by identifier.
     pub const ALL: [Self; 3] = [Self::Sha256, Self::Sha384, Self::Sha512];
 
-    /// Its identifier.
+    /// Returns the function's identifier.
     pub fn id(self) -> u8 {
         match self {
             Self::Sha256 => 1,
@@ -24,12 +26,12 @@ impl Hash {
         }
     }
 
-    /// The one with this identifier.
+    /// Returns the function with this identifier.
     pub fn with_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|hash| hash.id() == id)
     }
 
-    /// Bytes of its result.
+    /// Returns the size of a hash in bytes.
     pub fn length(self) -> usize {
         self.digest_algorithm().output_len()
     }
@@ -42,7 +44,7 @@ impl Hash {
         hmac::sign(&hmac::Key::new(self.hmac_algorithm(), key), message).as_ref().to_vec()
     }
 
-    /// Whether this is the message's HMAC, in a time that does not tell how much of it is right.
+    /// Returns whether `hmac` is the message's HMAC, in constant time.
     pub(super) fn is_hmac(self, key: &[u8], message: &[u8], hmac: &[u8]) -> bool {
         hmac::verify(&hmac::Key::new(self.hmac_algorithm(), key), message, hmac).is_ok()
     }

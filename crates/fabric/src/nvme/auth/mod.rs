@@ -1,4 +1,5 @@
-//! In-band authentication by DH-HMAC-CHAP, what both ends need: secrets, hashes, groups, responses.
+//! In-band authentication by DH-HMAC-CHAP, as far as both ends need it: secrets, hashes, groups,
+//! responses.
 
 mod group;
 mod hash;
@@ -12,19 +13,20 @@ pub use secret::{Secret, SecretError};
 
 use std::str::FromStr;
 
-/// What a host and a controller must know of each other.
+/// The secrets by which a host and a controller prove their names to each other.
 #[derive(Clone, Debug)]
 pub struct Secrets {
-    /// The host's, by which it proves who it is.
+    /// The host's secret.
     pub host: Secret,
-    /// The controller's, by which it proves who it is if the host asks for that.
+    /// The controller's secret; with it the host demands a proof of the controller.
     pub controller: Option<Secret>,
 }
 
 impl FromStr for Secrets {
     type Err = SecretError;
 
-    /// Reads the contents of a file of secrets: the host's and, in a second line, if there is one, the controller's.
+    /// Reads a file of secrets: the host's on the first line, the controller's on an optional
+    /// second one.
     fn from_str(text: &str) -> Result<Self, SecretError> {
         let mut secrets = text.lines().filter(|line| !line.trim().is_empty()).map(str::parse);
         let host = secrets.next().ok_or(SecretError("the file is empty"))??;

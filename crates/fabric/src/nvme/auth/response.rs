@@ -1,7 +1,9 @@
+//! Responses to challenges.
+
 use super::{Hash, Secret};
 use crate::nvme::proto::Nqn;
 
-/// Who proves who it is.
+/// The side that proves its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The host.
@@ -10,39 +12,39 @@ pub enum Side {
     Controller,
 }
 
-/// All that goes into a response to a challenge (Base, section 8.13.5, "DH-HMAC-CHAP_Reply message",
+/// The input of a response to a challenge (Base, section 8.13.5, "DH-HMAC-CHAP_Reply message",
 /// "DH-HMAC-CHAP_Success1 message").
 #[derive(Clone, Copy, Debug)]
 pub struct Response<'a> {
-    /// Who responds.
+    /// The side that responds.
     pub side: Side,
-    /// The hash that was agreed on.
+    /// The negotiated hash function.
     pub hash: Hash,
     /// The secret of the side that responds.
     pub secret: &'a Secret,
-    /// The challenge value.
+    /// The challenge value, of the length of a hash.
     pub challenge: &'a [u8],
-    /// The key of the exchange, if there was one.
+    /// The key of the Diffie-Hellman exchange; `None` with the null group.
     pub key: Option<&'a [u8]>,
     /// The challenger's sequence number.
     pub sequence: u32,
-    /// The transaction.
+    /// The transaction identifier.
     pub transaction: u16,
-    /// The secure channel of the negotiation.
+    /// The secure channel of the negotiation; 0 is none.
     pub secure_channel: u8,
-    /// The host.
+    /// The host's name.
     pub host: &'a Nqn,
-    /// The subsystem.
+    /// The subsystem's name.
     pub subsystem: &'a Nqn,
 }
 
 impl Response<'_> {
-    /// The response value.
+    /// Returns the response value.
     pub fn value(&self) -> Vec<u8> {
         self.hash.hmac(&self.secret.for_owner(self.owner()), &self.message())
     }
 
-    /// Whether this is the response value, in a time that does not tell how much of it is right.
+    /// Returns whether `value` is the response value, in constant time.
     pub fn is(&self, value: &[u8]) -> bool {
         self.hash.is_hmac(&self.secret.for_owner(self.owner()), &self.message(), value)
     }

@@ -1,3 +1,5 @@
+//! Secrets of hosts and controllers.
+
 use std::str::FromStr;
 use std::{fmt, io};
 
@@ -8,16 +10,16 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use super::Hash;
 use crate::nvme::proto::Nqn;
 
-/// A secret in the form `DHHC-1:HH:BASE64:`, as `nvme gen-dhchap-key` makes it (Base, section 8.13.5, "Secret
+/// A secret in the form `DHHC-1:HH:BASE64:` of `nvme gen-dhchap-key` (Base, section 8.13.5, "Secret
 /// representation").
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     key: Vec<u8>,
-    /// How the key is bound to its owner's name; not at all, if there is none.
+    /// The hash that binds the key to its owner's name; `None` leaves it unbound.
     transform: Option<Hash>,
 }
 
-/// Why a text is not a secret.
+/// The reason why a text is not a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this is not a secret: {0}; make one by 'nvme gen-dhchap-key', it looks like DHHC-1:00:...:"
@@ -25,7 +27,7 @@ pub struct Secret {
 pub struct SecretError(pub(super) &'static str);
 
 impl Secret {
-    /// The text of a new one, of 32 random bytes that are not bound to a name.
+    /// Returns the text of a new secret: 32 random bytes, not bound to a name.
     ///
     /// # Errors
     /// If the system gives no random bytes.
@@ -38,7 +40,7 @@ impl Secret {
         Ok(format!("DHHC-1:00:{}:", STANDARD.encode(bytes)))
     }
 
-    /// The key for its owner, a host or a subsystem.
+    /// Returns the key as `owner`, a host or a subsystem, uses it.
     pub(super) fn for_owner(&self, owner: &Nqn) -> Vec<u8> {
         match self.transform {
             None => self.key.clone(),
@@ -48,7 +50,7 @@ impl Secret {
 }
 
 impl fmt::Debug for Secret {
-    /// Without the key.
+    /// Leaves the key out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Secret").field("transform", &self.transform).finish_non_exhaustive()
     }
@@ -84,7 +86,8 @@ impl FromStr for Secret {
     }
 }
 
-/// CRC-32 as in Ethernet. For a key now and then a bit at a time is fast enough.
+/// Computes Ethernet's CRC-32 (IEEE 802.3). Keys are short and rare, so one bit a step is fast
+/// enough.
 fn crc32(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xEDB8_8320 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc: u32, &byte| (0..8).fold(crc ^ u32::from(byte), step))
@@ -94,7 +97,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// By `nvme gen-dhchap-key --secret=00..1f`.
+    /// Made by `nvme gen-dhchap-key --secret=00..1f`.
     const GOOD: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
     #[test]

@@ -13,10 +13,11 @@ use crate::nvme::proto::auth::{
 use crate::nvme::proto::command::{FABRICS, Sgl};
 use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
 
-/// Room for any message of the controller's.
+/// Bytes received for a message: enough for any that the controller sends.
 const ROOM: usize = 4096;
 
-/// The groups that we can use, the best first: as strong as is needed, then as costly as must be, then none.
+/// The groups offered, in order of preference: sufficient strength at the lowest cost first, the
+/// null group last.
 const GROUPS: [Group; 6] = [
     Group::Ffdhe2048,
     Group::Ffdhe3072,
@@ -26,7 +27,7 @@ const GROUPS: [Group; 6] = [
     Group::Null,
 ];
 
-/// Proves who this host is and, with a secret of the controller, has it prove who it is.
+/// Proves this host's name; with a secret of the controller, also demands the controller's proof.
 pub(super) fn run(
     executor: &mut Executor<'_>,
     target: &Target,
@@ -81,7 +82,7 @@ pub(super) fn run(
     let mut asking = &nothing[..length];
     if secrets.controller.is_some() {
         reply.challenged = 1;
-        // 0 would say that there is no challenge.
+        // 0 would mean that there is no challenge.
         reply.sequence =
             (u32::from_le_bytes([numbers[2], numbers[3], numbers[4], numbers[5]]) | 1).into();
         asking = ours;
@@ -95,7 +96,7 @@ pub(super) fn run(
     (response.challenge, response.sequence) = (ours, reply.sequence.get());
     let proof = proof.get(..length).ok_or_else(|| malformed("success"))?;
     if success.responded == 0 || !response.is(proof) {
-        // Should it not arrive, the connection's end says the same.
+        // If this message is lost, the end of the connection tells the controller the same.
         let _ = send(executor, failed(transaction).as_bytes());
         let why = "the controller does not know its secret: it is not the one it should be";
         return Err(Failure::Authentication(why.to_owned()));
@@ -141,7 +142,7 @@ fn send(executor: &mut Executor<'_>, message: &[u8]) -> Result<(), Failure> {
     succeeded(completion.status())
 }
 
-/// Fetches the next message, which is to be of this kind.
+/// Fetches the next message, which must be of the kind `wanted`.
 fn receive(
     executor: &mut Executor<'_>,
     wanted: [u8; 2],
@@ -154,7 +155,7 @@ fn receive(
     let (completion, received) = executor.execute(command, &[], &mut message)?;
     succeeded(completion.status())?;
     message.truncate(received);
-    // All messages start alike: their kind, and the transaction behind two reserved bytes.
+    // All messages begin alike: the kind, two reserved bytes, the transaction.
     let (head, _) = proto::Failure::read_from_prefix(&message).map_err(|_| malformed("message"))?;
     if head.message == message::FAILURE1 {
         return Err(Failure::Authentication(explain(head.explanation)));

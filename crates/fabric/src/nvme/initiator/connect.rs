@@ -1,4 +1,4 @@
-//! How a connection becomes a queue of a controller.
+//! The Connect command, which makes a connection a queue of a controller.
 
 use std::time::Duration;
 
@@ -12,20 +12,23 @@ use crate::nvme::proto::Command;
 use crate::nvme::proto::command::{FABRICS, Sgl};
 use crate::nvme::proto::fabrics::{Connect, ConnectData, connect, kind};
 
-/// Which queue of which controller.
+/// The queue to connect, and its controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
-    /// The controller; of an admin queue [`ANY_CONTROLLER`](crate::nvme::proto::fabrics::ANY_CONTROLLER).
+    /// The controller; [`ANY_CONTROLLER`](crate::nvme::proto::fabrics::ANY_CONTROLLER) for an admin
+    /// queue.
     pub(super) controller: u16,
-    /// The queue: 0 is the admin queue.
+    /// The queue's number; 0 is the admin queue.
     pub(super) number: u16,
-    /// Entries.
+    /// Entries of the queue.
     pub(super) size: u32,
-    /// Of an admin queue: the time without a sign of life after which the controller may end.
+    /// For an admin queue: the keep alive timeout, after which a silent host may lose its
+    /// controller.
     pub(super) keep_alive: Duration,
 }
 
-/// Makes a connection a queue, authenticated where the target asks for that, and returns the controller's identifier.
+/// Connects a queue, authenticates where the target demands that, and returns the controller's
+/// identifier.
 pub(super) fn connect(
     target: &Target,
     queue: Queue,

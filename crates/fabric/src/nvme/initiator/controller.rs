@@ -1,3 +1,5 @@
+//! The controller of a session, and its queues.
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,13 +18,15 @@ use crate::nvme::proto::fabrics::ANY_CONTROLLER;
 /// Entries of the admin queue, which has one command in flight.
 const ADMIN_ENTRIES: u32 = 32;
 
-/// A controller of ours: its admin queue, kept alive by a thread that sleeps, and the numbers of its I/O queues.
+/// A controller made by this host: its admin queue, kept alive by a sleeping thread, and the
+/// numbers of its I/O queues.
 ///
-/// It ends with the first of its queues that breaks, and then all of them do, as they do at the target when its admin queue
-/// breaks: no command that came over one of them is carried out after what follows it on a new controller.
+/// When any of its queues breaks, all its connections end; the target does the same when the admin
+/// queue breaks. So the target carries out no command of this controller after later commands on a
+/// new controller.
 pub(super) struct Controller {
     id: u16,
-    /// The visitor's, for whom it was made.
+    /// The epoch of the visitor for which it was made; 0 without a visitor.
     pub(super) epoch: u64,
     pub(super) facts: Facts,
     queues: Arc<Queues>,
@@ -37,9 +41,9 @@ pub(super) struct Queues {
 struct Open {
     ended: bool,
     admin: Socket,
-    /// The number that was given last.
+    /// The number that was assigned last.
     last: u16,
-    /// The I/O queues there are; no socket before they are connected.
+    /// The I/O queues; the socket is `None` until the queue is connected.
     queues: Vec<(u16, Option<Socket>)>,
 }
 
@@ -64,17 +68,18 @@ impl Controller {
         Ok(Self { id, epoch, facts, queues, keeper: Some(keeper) })
     }
 
-    /// Whether its queues can still be used.
+    /// Returns whether its queues can still be used.
     pub(super) fn is_alive(&self) -> bool {
         !self.queues.locked().ended
     }
 
-    /// Ends all queues; whoever waits for an answer on one wakes up.
+    /// Ends all queues, and so wakes the threads that wait for answers on them.
     pub(super) fn end(&self) {
         self.queues.end();
     }
 
-    /// Makes a connection one more I/O queue, and says its number. The caller MUST call [`leave`](Self::leave) at its end.
+    /// Connects one more I/O queue and returns its number. The caller MUST call
+    /// [`leave`](Self::leave) when the queue ends.
     pub(super) fn join(&self, target: &Target, deadline: Deadline) -> Result<(Link, u16), Failure> {
         let number = self.queues.reserve(self.facts.queues)?;
         let queue = Queue {
@@ -94,7 +99,7 @@ impl Controller {
         }
     }
 
-    /// An I/O queue is gone.
+    /// Frees the number of an I/O queue that has ended.
     pub(super) fn leave(&self, number: u16) {
         self.queues.locked().queues.retain(|(other, _)| *other != number);
     }
@@ -105,7 +110,7 @@ impl Drop for Controller {
         self.queues.part();
         self.end();
         if let Some(keeper) = self.keeper.take() {
-            // A panic there has been reported by the panic hook.
+            // The panic hook has reported any panic of that thread.
             let _ = keeper.join();
         }
     }
@@ -116,7 +121,8 @@ impl Queues {
         Self { open: Mutex::new(Open { ended: false, admin, last: 0, queues: Vec::new() }) }
     }
 
-    /// A number that no queue has, and that none has had for as long as possible: the target may not know of its end yet.
+    /// Reserves a free number, the one unused for longest: the target may not have seen the old
+    /// queue's end yet.
     fn reserve(&self, most: u16) -> Result<u16, Failure> {
         let mut open = self.locked();
         if open.ended {
@@ -148,11 +154,11 @@ impl Queues {
         Ok(())
     }
 
-    /// Lets the admin queue end in peace, unless it has broken.
+    /// Lets the admin queue close with a FIN, unless the controller has ended.
     fn part(&self) {
         let open = self.locked();
         if !open.ended {
-            // Should it fail, the target sees a reset in place of the end.
+            // If the call fails, the target sees a reset instead of a FIN.
             let _ = open.admin.set_abortive(false);
         }
     }
@@ -163,13 +169,14 @@ impl Queues {
         for socket in
             open.queues.iter().filter_map(|(_, socket)| socket.as_ref()).chain([&open.admin])
         {
-            // One that is shut down already has ended.
+            // A socket that fails to shut down has already ended.
             let _ = socket.shutdown();
         }
     }
 
     fn locked(&self) -> MutexGuard<'_, Open> {
-        // Every change is a single assignment, push or removal, so a panic elsewhere cannot have left half of one.
+        // Every change is a single assignment, push or removal, so a panic leaves no partial
+        // change.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,3 +1,5 @@
+//! Errors of the initiator.
+
 use std::io;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -11,57 +13,58 @@ use crate::nvme::proto::fabrics::{ConnectData, connect};
 use crate::nvme::proto::pdu::Malformed;
 use crate::nvme::proto::{Completion, Status};
 
-/// What went wrong, and with which subsystem.
+/// A failure, with the subsystem that it concerns.
 #[derive(Debug, thiserror::Error)]
 #[error("{target}: {failure}")]
 pub struct NvmeError {
     /// The subsystem.
     pub target: Arc<Target>,
-    /// What went wrong.
+    /// The failure.
     #[source]
     pub failure: Failure,
 }
 
-/// What went wrong with a namespace.
+/// A failure in the use of a namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The target could not be reached.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
-    /// There is no such subsystem, or not for this host.
+    /// The subsystem does not exist, or not for this host.
     #[error(
         "the target refuses: there is no such subsystem, or not for this host: see what the target exports"
     )]
     Unknown,
-    /// The target does not let us use the namespace, or cannot serve it as we need it.
+    /// The target does not let this host use the namespace, or cannot serve it as needed.
     #[error("the target refuses: {0}")]
     Refused(String),
-    /// The namespace is the owner's that this names, and not ours.
+    /// The namespace belongs to another owner, which the text names.
     #[error("{0}")]
     Claimed(String),
-    /// The pages that were there are gone: these are others.
+    /// The pages that this host stored are lost: the namespace has another incarnation.
     #[error(
         "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
     )]
     Forgot {
-        /// Of the pages that were there.
+        /// The incarnation of the stored pages.
         expected: Incarnation,
-        /// Of those that are there, or why they are not the same.
+        /// The incarnation found, or the reason why it is not the same.
         found: String,
     },
-    /// This host could not prove who it is, or the controller who it is.
+    /// The host could not prove its name to the controller, or the controller its name to the host.
     #[error("authentication failed: {0}")]
     Authentication(String),
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
-    /// The target did not answer in time, or not to the end.
+    /// The target did not send all of its answer within this timeout.
     #[error("no answer for {0:?}")]
     Silent(Duration),
     /// The target broke the protocol.
     #[error("the target does not keep to the NVMe/TCP protocol: {0}")]
     Protocol(String),
-    /// The target ended the connection because it thinks that we broke the protocol (TCP, Figure 23 "C2HTermReq").
+    /// The target ended the connection and reported a protocol error of ours (TCP, Figure 23
+    /// "C2HTermReq").
     #[error(
         "the target says that we do not keep to the NVMe/TCP protocol: fatal error status {status:#x}, information {information:#x}"
     )]
@@ -71,47 +74,47 @@ pub enum Failure {
         /// The fatal error information.
         information: u32,
     },
-    /// A digest was wrong.
+    /// A digest was wrong: over a header, or over data, as the text says.
     #[error("{0} was damaged on its way")]
     Damaged(&'static str),
-    /// The controller ended earlier.
+    /// The controller had ended before the call.
     #[error("the connection failed earlier")]
     Broken,
-    /// The request is not inside the namespace.
+    /// The request exceeds the namespace.
     #[error("a request of {length} bytes at {offset} does not fit the namespace of {size} bytes")]
     OutOfRange {
-        /// First byte.
+        /// The request's first byte.
         offset: u64,
-        /// Bytes.
+        /// Length of the request in bytes.
         length: u64,
-        /// Bytes in the namespace.
+        /// Size of the namespace in bytes.
         size: u64,
     },
-    /// The request is not one for whole blocks.
+    /// The request does not cover whole blocks.
     #[error("a request of {length} bytes at {offset} is not one for whole blocks of {block} bytes")]
     Unaligned {
-        /// First byte.
+        /// The request's first byte.
         offset: u64,
-        /// Bytes.
+        /// Length of the request in bytes.
         length: u64,
-        /// Bytes of a block.
+        /// Size of a block in bytes.
         block: u64,
     },
-    /// The request is longer than the controller takes.
+    /// The request is longer than the controller accepts.
     #[error("a request of {length} bytes is longer than the {most} that the controller takes")]
     TooLong {
-        /// Bytes.
+        /// Length of the request in bytes.
         length: u64,
-        /// The most bytes.
+        /// The longest request that the controller accepts, in bytes.
         most: u64,
     },
     /// The namespace has no room left.
     #[error("no space left: {0}")]
     NoSpace(Status),
-    /// The namespace cannot do this.
+    /// The controller lacks this function.
     #[error("not supported: {0}")]
     Unsupported(&'static str),
-    /// Any other status of a command.
+    /// A command ended with any other status.
     #[error("{0}")]
     Remote(Status),
 }
@@ -121,18 +124,21 @@ impl NvmeError {
         Self { target: Arc::clone(target), failure }
     }
 
-    /// Whether the connection, and with it the controller, is of no further use (a new one may be).
+    /// Returns whether the connection, and with it the controller, is unusable; a new one may work.
     pub fn ends_connection(&self) -> bool {
         self.failure.ends_connection()
     }
 
-    /// Whether the target has said that what this host stored there is gone, or another's by now. Asked of a target that
-    /// had the subsystem before: a subsystem of ours that has lost its pages comes back under another name.
+    /// Returns whether the target reports that the data of this host is gone or belongs to another
+    /// owner.
+    ///
+    /// Meaningful only for a subsystem that this host has used before: a target of ours that loses
+    /// the pages serves them under another name.
     pub fn is_loss(&self) -> bool {
         matches!(self.failure, Failure::Unknown | Failure::Claimed(_) | Failure::Forgot { .. })
     }
 
-    /// Whether the namespace has no room for what was written.
+    /// Returns whether the namespace has no room for the data.
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
     }
@@ -157,18 +163,18 @@ impl Failure {
         Self::Protocol(what.into())
     }
 
-    /// What a status that is not a success means.
+    /// Translates a status other than success.
     pub(super) fn from_status(status: Status) -> Self {
         match Status(status.code()) {
             Status::CAPACITY_EXCEEDED => Self::NoSpace(status),
-            // What a target says that found a digest of ours wrong.
+            // The target reports a wrong digest over data of ours by this status.
             Status::TRANSIENT_TRANSPORT => Self::Damaged("data to be written"),
             Status::INVALID_OPCODE => Self::Unsupported("the controller does not know the command"),
             _ => Self::Remote(status),
         }
     }
 
-    /// Why a Connect is not accepted.
+    /// Translates the completion of a refused Connect.
     pub(super) fn from_connect(completion: &Completion, target: &Target) -> Self {
         let status = completion.status();
         let result = completion.result.get() as u32;

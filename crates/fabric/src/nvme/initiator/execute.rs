@@ -1,4 +1,4 @@
-//! Commands one at a time, as queues are made and controllers administered.
+//! Commands one at a time, for the set-up of queues and the administration of controllers.
 
 use std::io::IoSlice;
 
@@ -26,14 +26,15 @@ impl<'a> Executor<'a> {
         Self { link, deadline, next_id: 0 }
     }
 
-    /// Sends a command with data in its capsule, waits for its completion and says how much data came `into` before that.
+    /// Sends a command with data in its capsule, waits for its completion, and also returns the
+    /// number of bytes received `into`.
     pub(super) fn execute(
         &mut self,
         mut command: Command,
         data: &[u8],
         into: &mut [u8],
     ) -> Result<(Completion, usize), Failure> {
-        // Any that no other command in flight has.
+        // Any identifier will do: no other command is in flight.
         self.next_id = self.next_id % 0x7FFF + 1;
         command.id = self.next_id.into();
         let mut head = Head::EMPTY;
@@ -67,14 +68,14 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// The result of a command without data that must succeed.
+    /// Executes a command without data that must succeed, and returns its result.
     fn result(&mut self, command: Command) -> Result<u64, Failure> {
         let (completion, _) = self.execute(command, &[], &mut [])?;
         succeeded(completion.status())?;
         Ok(completion.result.get())
     }
 
-    /// A property of 8 bytes or of 4 (Base, Figure 386 "Property Get Command").
+    /// Reads a property of 8 or 4 bytes (Base, Figure 386 "Property Get Command").
     pub(super) fn property(&mut self, offset: u32, eight_bytes: bool) -> Result<u64, Failure> {
         let command = Command::new(FABRICS, 0, kind::PROPERTY_GET.into(), Sgl::NONE);
         let size = if eight_bytes { PROPERTY_8_BYTES } else { 0 };
@@ -93,12 +94,13 @@ impl<'a> Executor<'a> {
         self.result(command.with(10, feature.into()).with(11, value))
     }
 
-    /// Says that the host is alive (Base, section 5.18 "Keep Alive command").
+    /// Sends a Keep Alive (Base, section 5.18 "Keep Alive command").
     pub(super) fn keep_alive(&mut self) -> Result<(), Failure> {
         self.result(Command::new(admin::KEEP_ALIVE, 0, 0, Sgl::NONE)).map(drop)
     }
 
-    /// A structure of 4096 bytes (Base, section 5.17 "Identify command"); the inner error is the status where there is none.
+    /// Reads a structure of 4096 bytes (Base, section 5.17 "Identify command"); the inner error is
+    /// the command's status.
     pub(super) fn identify<T: FromBytes + IntoBytes>(
         &mut self,
         what: u8,
@@ -117,7 +119,7 @@ impl<'a> Executor<'a> {
     }
 }
 
-/// Nothing, or what a status that is not a success means.
+/// Turns a status other than success into a failure.
 pub(super) fn succeeded(status: Status) -> Result<(), Failure> {
     if status.is_success() { Ok(()) } else { Err(Failure::from_status(status)) }
 }

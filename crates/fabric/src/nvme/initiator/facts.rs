@@ -1,4 +1,4 @@
-//! What a controller tells of itself and of a namespace before it is used.
+//! Properties of a controller and its namespace, read before their use.
 
 use std::thread;
 use std::time::Duration;
@@ -19,55 +19,57 @@ use crate::nvme::proto::identify::{
 };
 use crate::nvme::proto::{Command, Status};
 
-/// The smallest memory page, and the largest block that fits our pages.
+/// The memory page that the controller must accept, and the largest block that fits our pages; in
+/// bytes.
 const PAGE: u64 = aquifer_page::PAGE_SIZE as u64;
-/// The longest read or write that is asked for where the controller would take any.
+/// Limit of a read or write, in bytes, even where the controller accepts more.
 const LONGEST: u64 = 1 << 20;
-/// The most blocks of a command.
+/// The most blocks of one command.
 const MOST_BLOCKS: u64 = 1 << 16;
-/// The I/O queues that are asked for: more than there are workers.
+/// The number of I/O queues requested: more than there are workers.
 const QUEUES: u32 = 128;
-/// Between two looks whether a controller is ready.
+/// Interval between two checks whether the controller is ready.
 const LOOK: Duration = Duration::from_millis(5);
-/// The unit in which capsules are measured.
+/// Unit of capsule sizes in Identify, in bytes.
 const CAPSULE_UNIT: u64 = 16;
 
-/// What the queues of a controller need to know.
+/// The properties of controller and namespace that the queues need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// Bytes of the namespace.
+    /// Size of the namespace in bytes.
     pub(super) size: u64,
-    /// Log 2 of the bytes of a block.
+    /// Log 2 of the block size in bytes.
     pub(super) block_shift: u32,
     /// The longest read or write, in bytes.
     pub(super) max_transfer: u64,
     /// The longest Write Zeroes, in bytes.
     pub(super) max_zeroes: u64,
-    /// The longest data that a command may bring along.
+    /// The longest data in a command capsule, in bytes.
     pub(super) in_capsule: u64,
-    /// The optional commands there are.
+    /// The optional commands supported, as bits.
     pub(super) commands: u16,
     pub(super) write_cache: bool,
     pub(super) read_only: bool,
-    /// Nothing is allocated, and so everything reads as zeroes.
+    /// No block is allocated, so all blocks read as zeroes.
     pub(super) empty: bool,
     /// Entries of an I/O queue.
     pub(super) queue_size: u32,
-    /// I/O queues that there may be.
+    /// The number of I/O queues granted.
     pub(super) queues: u16,
-    /// Whether the controller takes Keep Alive commands.
+    /// Whether the controller supports Keep Alive commands.
     pub(super) keep_alive: bool,
-    /// What names the namespace for as long as its blocks are there, if anything does.
+    /// The UUID or NGUID of the namespace, which lasts as long as its blocks; `None` without
+    /// either.
     pub(super) incarnation: Option<Incarnation>,
 }
 
 impl Facts {
-    /// Whether there is this optional command.
+    /// Returns whether the controller supports this optional command.
     pub(super) fn can(&self, command: u16) -> bool {
         self.commands & command != 0
     }
 
-    /// Whether the data of a write goes along with its command.
+    /// Returns whether the data of a write of this length fits into the command capsule.
     pub(super) fn fit_capsule(&self, length: usize) -> bool {
         length as u64 <= self.in_capsule
     }
@@ -77,8 +79,7 @@ impl Facts {
     }
 }
 
-/// Enables the controller and asks it for all that its queues need to know. Introduces the visitor
-/// to a controller of ours.
+/// Enables the controller and reads its properties. Introduces the visitor to a controller of ours.
 pub(super) fn start(
     executor: &mut Executor<'_>,
     target: &Target,
@@ -99,7 +100,7 @@ pub(super) fn start(
             "this subsystem has no namespaces: it serves discovery".to_owned(),
         ));
     }
-    // First of all: what older connections send may change the rest.
+    // Comes first: until then, commands of older connections may change the properties read below.
     if let Some(visitor) = visitor.filter(|_| about.model.trim_ascii_end() == MODEL.as_bytes()) {
         introduce(executor, visitor)?;
     }
@@ -110,7 +111,7 @@ pub(super) fn start(
         Ok(_) => return Err(missing("it is not active".to_owned())),
         Err(status) => return Err(missing(status.to_string())),
     };
-    // What controllers before version 2.0 do not have.
+    // Controllers before version 2.0 do not have these.
     let of_set: Option<Box<NvmController>> = executor.identify(what::CONTROLLER_OF_SET, 0)?.ok();
     let descriptors = executor.identify::<[u8; LENGTH]>(what::DESCRIPTORS, nsid)?.ok();
     let wanted = (QUEUES - 1) | (QUEUES - 1) << 16;
@@ -122,7 +123,7 @@ pub(super) fn start(
     let max_transfer = longest(about.max_transfer).min(LONGEST).min(MOST_BLOCKS * block);
     let zeroes_shift = of_set.map(|limits| limits.write_zeroes_limit).filter(|shift| *shift != 0);
     let max_zeroes = longest(zeroes_shift.unwrap_or(about.max_transfer)).min(MOST_BLOCKS * block);
-    // Data that would have to start elsewhere in the capsule is never put there.
+    // The initiator places data only directly behind the command.
     let capsule =
         if about.data_offset.get() == 0 { u64::from(about.command_capsule.get()) } else { 0 };
     let in_capsule = (capsule * CAPSULE_UNIT).saturating_sub(size_of::<Command>() as u64);
@@ -151,8 +152,8 @@ pub(super) fn start(
     })
 }
 
-/// The namespace's UUID or NGUID. Our own targets tell the incarnation of the lease's pages by it; other targets give a
-/// namespace that is made anew another one.
+/// Returns the namespace's UUID or NGUID. Our targets derive the identifier from the incarnation of
+/// the lease's pages; other targets assign a new one to a recreated namespace.
 fn incarnation(disk: &Namespace, descriptors: &[u8]) -> Option<Incarnation> {
     let mut rest = descriptors;
     let mut found = [[0; 16], disk.nguid];

@@ -1,3 +1,5 @@
+//! The part of a PDU before its data.
+
 use zerocopy::byteorder::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -5,10 +7,10 @@ use crate::nvme::proto::command::DsmRange;
 use crate::nvme::proto::digest;
 use crate::nvme::proto::pdu::{DIGEST, MAX_ALIGNMENT};
 
-/// The furthest that data can start behind a header: two alignments hold any header with its digest.
+/// The largest data offset, in bytes: two alignments hold any header with its digest.
 const MOST_OFFSET: usize = (MAX_ALIGNMENT as usize + 1) * 4;
 
-/// What a PDU has before its data: the header, its digest, padding; and what comes behind the data, its digest.
+/// The bytes of a PDU before its data (header, its digest, padding) and the digest behind the data.
 pub(super) struct Head {
     bytes: [u8; MOST_OFFSET + size_of::<DsmRange>() + DIGEST],
     length: usize,
@@ -22,7 +24,7 @@ impl Head {
         digest: U32::ZERO,
     };
 
-    /// Starts a PDU with this header, and pads it up to where its data starts, if it has any.
+    /// Starts a PDU with this header, and pads it to `data_offset`, which is 0 without data.
     pub(super) fn start(
         &mut self,
         pdu: &(impl IntoBytes + Immutable),
@@ -39,7 +41,7 @@ impl Head {
         self.length = padded;
     }
 
-    /// Adds a little data.
+    /// Appends a few bytes of data.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
         self.length += bytes.len();

@@ -1,4 +1,4 @@
-//! What the host says of itself to a controller of ours.
+//! The introduction of this host's owner to a controller of ours.
 
 use aquifer_store::Visitor;
 use zerocopy::IntoBytes;
@@ -9,15 +9,15 @@ use crate::nvme::proto::command::{Sgl, admin};
 use crate::nvme::proto::introduction::{Introduction, REFUSAL_LENGTH, from_field};
 use crate::nvme::proto::{Command, Status};
 
-/// Introduces the visitor. Once the controller has accepted it, no command that was sent to
-/// controllers of an earlier epoch is carried out any more.
+/// Introduces the visitor. Once the controller has accepted the introduction, the target carries
+/// out no command sent to controllers of an earlier epoch.
 pub(super) fn introduce(executor: &mut Executor<'_>, visitor: &Visitor) -> Result<(), Failure> {
     let introduction = Introduction::of(visitor);
     let sgl = Sgl::in_capsule(size_of::<Introduction>() as u32);
     let command = Command::new(admin::INTRODUCE, 0, 0, sgl);
     let (completion, _) = executor.execute(command, introduction.as_bytes(), &mut [])?;
     match Status(completion.status().code()) {
-        // An older target of ours does not know the command.
+        // Older targets of ours do not know the command, and do without.
         Status::SUCCESS | Status::INVALID_OPCODE => Ok(()),
         Status::CLAIMED => Err(Failure::Claimed(refusal(executor)?)),
         Status::NOT_NOW => Err(Failure::Refused(refusal(executor)?)),
@@ -25,7 +25,7 @@ pub(super) fn introduce(executor: &mut Executor<'_>, visitor: &Visitor) -> Resul
     }
 }
 
-/// The target's words for why it refuses.
+/// Fetches the target's reason for the refusal, as text.
 fn refusal(executor: &mut Executor<'_>) -> Result<String, Failure> {
     let mut text = [0; REFUSAL_LENGTH];
     let command = Command::new(admin::REFUSAL, 0, 0, Sgl::transport(REFUSAL_LENGTH as u32));

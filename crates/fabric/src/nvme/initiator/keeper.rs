@@ -1,4 +1,5 @@
-//! The thread of an admin queue. It sleeps but for a sign of life now and then, and finds out when the controller ends.
+//! The thread of an admin queue, which sleeps, sends Keep Alives, and notices the end of the
+//! controller.
 
 use std::io;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use super::execute::Executor;
 use super::link::Link;
 use crate::initiating::Deadline;
 
-/// It needs little, and is locked memory where we swap.
+/// Size of its stack in bytes: small, as it is locked memory in processes on the swap path.
 const STACK: usize = 128 << 10;
 
-/// Starts it. Every `interval` it gives a sign of life, if there is one.
+/// Starts the thread, which sends a Keep Alive every `interval`, or never.
 pub(super) fn start(
     link: Link,
     interval: Option<Duration>,
@@ -28,9 +29,9 @@ pub(super) fn start(
     })
 }
 
-/// Keeps the controller alive until it ends, and says why it did.
+/// Keeps the controller alive until it ends, and returns the reason.
 fn keep(link: &mut Link, interval: Option<Duration>) -> Failure {
-    // Where there is nothing to do, it waits for the end, which needs no deadline.
+    // Without Keep Alives the thread only waits for the end, so any long timeout will do.
     let patience = interval.unwrap_or(Duration::from_secs(u32::MAX.into()));
     loop {
         match link.next(Deadline::after(patience)) {

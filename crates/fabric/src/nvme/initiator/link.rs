@@ -1,3 +1,5 @@
+//! A connection as a stream of PDUs.
+
 use std::io::IoSlice;
 
 use zerocopy::byteorder::little_endian::U32;
@@ -13,34 +15,35 @@ use crate::nvme::proto::pdu::{
 };
 use crate::nvme::proto::{Command, Completion, digest};
 
-/// Bytes of the header of every PDU that a controller sends once the form of PDUs is agreed on.
+/// Bytes of the header of every PDU that a controller sends after the handshake.
 const HEADER: usize = size_of::<Data>();
 
-/// What a controller sends.
+/// A PDU from the controller.
 pub(super) enum Pdu {
-    /// The end of a command.
+    /// The completion of a command.
     Completion(Completion),
-    /// Data of a command, to be taken by [`Link::data`] next.
+    /// Data of a command, to be read by [`Link::data`] next.
     Data(Data),
-    /// A part of a command's data is asked for.
+    /// A request for a part of a command's data.
     R2t(R2t),
 }
 
-/// A connection as PDUs. Allocates nothing once it is made.
+/// A connection that sends and receives PDUs, and that allocates only when it is made.
 pub(super) struct Link {
     pub(super) socket: Socket,
     input: Input,
-    /// How PDUs look, in both directions but for the alignment of data, which is that of PDUs that go.
+    /// The form of PDUs, in both directions; its data alignment is that of sent PDUs.
     shape: Shape,
-    /// The most data in an H2CData PDU.
+    /// The most data bytes in an H2CData PDU.
     max_data: usize,
 }
 
 impl Link {
-    /// Connects and agrees on how PDUs look.
+    /// Connects and agrees with the target on the form of PDUs.
     pub(super) fn connect(target: &Target, deadline: Deadline) -> Result<Self, Failure> {
         let socket = Socket::connect(&target.address, deadline.left()).map_err(Failure::Connect)?;
-        // Until the connection ends in peace: nothing of it is to arrive after it is given up, or its process killed.
+        // Until an orderly end, closing resets: no sent data may arrive after this host gives up or
+        // its process dies.
         socket.set_abortive(true).map_err(Failure::Connect)?;
         let (shape, max_data) = (Shape::default(), 0);
         let mut link = Self { socket, input: Input::new(), shape, max_data };
@@ -70,13 +73,13 @@ impl Link {
         Ok(link)
     }
 
-    /// The connection ends in peace.
+    /// Lets the connection close with a FIN, in order.
     pub(super) fn part(&self) {
-        // Should it fail, the target sees a reset in place of the end.
+        // If the call fails, the target sees a reset instead of a FIN.
         let _ = self.socket.set_abortive(false);
     }
 
-    /// Whether something came that was not taken yet.
+    /// Returns whether received bytes are still unread.
     pub(super) fn has_input(&self) -> bool {
         !self.input.is_empty()
     }
@@ -103,7 +106,7 @@ impl Link {
         );
     }
 
-    /// Sends the data that was asked for.
+    /// Sends the requested data.
     pub(super) fn send_data(
         &mut self,
         asked: &R2t,
@@ -135,7 +138,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for the next PDU. What is wrong with it is told as soon as its common header is there.
+    /// Waits for the next PDU. Reports an error in the PDU as soon as its common header is there.
     pub(super) fn next(&mut self, deadline: Deadline) -> Result<Pdu, Failure> {
         let header = self.input.peek::<CommonHeader>(&mut self.socket, deadline)?;
         let most_data = match header.kind {
@@ -177,7 +180,7 @@ impl Link {
         })
     }
 
-    /// Takes the data of the data PDU that came last; `into` has its length.
+    /// Reads the data of the last data PDU; `into` must have its length.
     pub(super) fn data(&mut self, into: &mut [u8], deadline: Deadline) -> Result<(), Failure> {
         self.input.read(&mut self.socket, deadline, into)?;
         if self.shape.data_digest {
@@ -189,7 +192,7 @@ impl Link {
         Ok(())
     }
 
-    /// What a C2HTermReq says.
+    /// Reads a C2HTermReq.
     fn accusation(&mut self, deadline: Deadline) -> Failure {
         match self.input.take::<TermReq>(&mut self.socket, deadline) {
             Ok(term) => {
@@ -200,8 +203,8 @@ impl Link {
     }
 }
 
-/// Checks that a data PDU continues a read of `length` bytes of which `received` have come. True if with it the command is
-/// completed.
+/// Checks that a data PDU continues a read of `length` bytes, `received` of which have come.
+/// Returns whether the PDU also completes the command.
 pub(super) fn completes(data: &Data, received: u32, length: u32) -> Result<bool, Failure> {
     if data.offset.get() != received || data.length.get() > length - received {
         return Err(Failure::protocol("data outside of what was asked for, or out of order"));

@@ -1,19 +1,25 @@
-//! The NVMe/TCP initiator: blocking, one I/O queue used by one thread at a time, many commands in flight on each.
+//! The NVMe/TCP initiator: blocking, each I/O queue used by one thread at a time, with many
+//! commands in flight.
 //!
-//! A [`Session`] stands for one namespace. Its first [`Connection`] makes a controller; each further one, for a thread of its
-//! own, is one more I/O queue of that controller. Its admin queue belongs to a thread that sleeps: it gives a sign of life
-//! every ten seconds, a third of the keep alive time-out, and otherwise wakes up only when the target closes the connection:
-//! traffic on I/O queues is not asked about, as not all controllers take it for a sign of life.
-//! A controller ends as a whole: when its admin queue breaks, or stays without an answer, or any of its I/O queues breaks, all
-//! of its connections are shut down, and whoever connects next makes a new controller.
+//! A [`Session`] stands for one namespace. The session's first [`Connection`] makes a controller.
+//! Each further connection, for a thread of its own, is one more I/O queue of that controller. The
+//! admin queue belongs to a thread that sleeps. That thread sends a Keep Alive every ten seconds, a
+//! third of the default keep alive timeout. Otherwise the thread wakes only when the target closes
+//! the connection. Traffic on I/O queues does not replace the Keep Alive, as not all controllers
+//! count it.
 //!
-//! After [`Connection::connect`] nothing allocates unless it fails: this is on the way of every page that a borrower
-//! swaps.
+//! A controller ends as a whole. If the admin queue breaks or gets no answer, or any I/O queue
+//! breaks, the initiator shuts down all the controller's connections. The next thread that connects
+//! makes a new controller.
 //!
-//! The files follow a connection. `session` finds or makes a `controller`, for which `connect` makes a connection a
-//! queue, with `execute` for its commands and `authenticate` where the target asks for that.
-//! `introduce` names the owner, `facts` is what the controller tells, `keeper` keeps it alive.
-//! `link` sends and receives PDUs, whose beginnings are `head`s, and `transmission` moves blocks.
+//! After [`Connection::connect`] nothing allocates unless it fails: every page that a borrower
+//! swaps passes here.
+//!
+//! The files follow a connection. `session` finds or makes a `controller`; `connect` makes a
+//! connection one of its queues. `execute` carries out single commands for that, and `authenticate`
+//! the authentication that a target demands. `introduce` names the owner, `facts` reads the
+//! controller's properties, `keeper` keeps the controller alive. `link` sends and receives PDUs,
+//! which begin with `head`s, and `transmission` moves blocks.
 
 mod authenticate;
 mod connect;
@@ -50,8 +56,9 @@ use link::Link;
 
 /// An I/O queue of a controller.
 ///
-/// After an error that [`ends the connection`](NvmeError::ends_connection) every further call fails; drop it and connect
-/// anew. Offsets and lengths are in bytes, and those of whole [`blocks`](Self::block).
+/// After an error that [`ends the connection`](NvmeError::ends_connection) every further call
+/// fails; drop the connection and connect anew. Offsets and lengths are in bytes, and multiples of
+/// [`block`](Self::block).
 pub struct Connection {
     link: Link,
     /// One for each command in flight.
@@ -75,7 +82,7 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects a controller of its own, as [`Session::connect`] does.
+    /// Connects with a controller of its own.
     ///
     /// # Errors
     /// As [`Session::connect`].
@@ -94,68 +101,70 @@ impl Connection {
         Self { link, heads, target, controller, number, patience, next_id: 0, broken: false }
     }
 
-    /// What it is connected to.
+    /// Returns the connection's target, with the namespace.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The epoch of the visitor for whom its controller was made.
+    /// Returns the epoch of the visitor for which the controller was made; 0 without a visitor.
     pub fn epoch(&self) -> u64 {
         self.controller.epoch
     }
 
-    /// The life of the namespace's blocks, where the target tells: its UUID or NGUID.
+    /// Returns the UUID or NGUID of the namespace, which identifies the life of its blocks, if it
+    /// has one.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.controller.facts.incarnation
     }
 
-    /// Size of the namespace.
+    /// Returns the size of the namespace.
     pub fn size(&self) -> Bytes {
         Bytes(self.controller.facts.size)
     }
 
-    /// Size of a block: 512 to 4096 bytes.
+    /// Returns the size of a block: 512 to 4096 bytes.
     pub fn block(&self) -> Bytes {
         Bytes(self.controller.facts.block())
     }
 
-    /// Whether the controller can give room back: [`trim`](Self::trim) works.
+    /// Returns whether the controller can deallocate blocks, so that [`trim`](Self::trim) works.
     pub fn can_trim(&self) -> bool {
         let facts = &self.controller.facts;
         facts.can(optional::DATASET_MANAGEMENT) && facts.in_capsule >= size_of::<DsmRange>() as u64
     }
 
-    /// Whether [`write_zeroes`](Self::write_zeroes) works.
+    /// Returns whether [`write_zeroes`](Self::write_zeroes) works.
     pub fn can_write_zeroes(&self) -> bool {
         self.controller.facts.can(optional::WRITE_ZEROES)
     }
 
-    /// Whether [`flush`](Self::flush) does anything: there is a volatile write cache.
+    /// Returns whether [`flush`](Self::flush) has an effect: the target has a volatile write cache.
     pub fn can_flush(&self) -> bool {
         self.controller.facts.write_cache
     }
 
-    /// Whether writes are refused.
+    /// Returns whether the namespace is write protected.
     pub fn is_read_only(&self) -> bool {
         self.controller.facts.read_only
     }
 
-    /// The longest read or write that the controller takes at once.
+    /// Returns the longest read or write of a single command.
     pub fn max_transfer(&self) -> Bytes {
         Bytes(self.controller.facts.max_transfer)
     }
 
-    /// Whether nothing was allocated when the controller was made, and everything read as zeroes.
+    /// Returns whether no block was allocated, and all read as zeroes, when the controller was
+    /// made.
     pub fn was_empty(&self) -> bool {
         self.controller.facts.empty
     }
 
-    /// Changes how long an operation may take, all its commands and their answers together.
+    /// Sets the timeout of an operation, for all its commands and their answers together.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// Reads all of `into`, in as many commands at a time as may be in flight.
+    /// Reads all of `into`, with as many commands in flight as the queue allows.
     ///
     /// # Errors
     /// [`NvmeError`]; the contents of `into` are then unspecified.
@@ -170,10 +179,10 @@ impl Connection {
         self.run_all(&mut pieces)
     }
 
-    /// Writes all of `from`, in as many commands at a time as may be in flight.
+    /// Writes all of `from`, with as many commands in flight as the queue allows.
     ///
     /// # Errors
-    /// [`NvmeError`]; any part may then have been written.
+    /// [`NvmeError`]; any part of the data may then have been written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NvmeError> {
         let longest = self.controller.facts.max_transfer as usize;
         let offsets = (offset..).step_by(longest);
@@ -184,7 +193,7 @@ impl Connection {
         self.run_all(&mut pieces)
     }
 
-    /// Gives the room of a range back. What it reads as afterwards is the target's choice.
+    /// Deallocates a range. The target chooses its content afterwards.
     ///
     /// # Errors
     /// [`NvmeError`].
@@ -192,7 +201,7 @@ impl Connection {
         self.run(&mut [Operation::Trim { offset, length }])
     }
 
-    /// Makes a range read as zeroes, giving its room back where the target can.
+    /// Makes a range read as zeroes, and deallocates it where the target can.
     ///
     /// # Errors
     /// [`NvmeError`].
@@ -200,13 +209,13 @@ impl Connection {
         let longest = self.controller.facts.max_zeroes;
         let end = offset + u64::from(length);
         let mut pieces = (offset..end).step_by(longest as usize).map(|offset| {
-            // No more than the whole.
+            // Fits 32 bits: no longer than `length`.
             Operation::WriteZeroes { offset, length: longest.min(end - offset) as u32 }
         });
         self.run_all(&mut pieces)
     }
 
-    /// Makes what was acknowledged permanent, as far as the target can.
+    /// Makes acknowledged writes permanent, as far as the target can.
     ///
     /// # Errors
     /// [`NvmeError`].
@@ -214,8 +223,8 @@ impl Connection {
         self.run(&mut [Operation::Flush])
     }
 
-    /// Carries out as many operations as come, as many at a time as may be in flight. Kept short where there is but one:
-    /// that is a page's way.
+    /// Carries out all operations, up to `WINDOW` of them in flight. A single operation takes a
+    /// short path, as every page comes this way.
     fn run_all<'a>(
         &mut self,
         pieces: &mut dyn Iterator<Item = Operation<'a>>,
@@ -237,7 +246,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The error, after which the connection may be of no further use, and then the whole controller is not.
+    /// Turns the failure into an error. Ends the whole controller if the failure ends the
+    /// connection.
     fn fail(&mut self, failure: Failure) -> NvmeError {
         if failure.ends_connection() && !self.broken {
             self.broken = true;

@@ -1,3 +1,5 @@
+//! The connections of a host to a namespace.
+
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -7,20 +9,20 @@ use super::controller::Controller;
 use super::{Connection, Failure, NvmeError, Target};
 use crate::initiating::Deadline;
 
-/// What the connections of one host to one namespace have in common: a controller, made when the first connects and made
-/// anew when one connects after it has ended.
+/// The connections of one host to one namespace, which share a controller. The first connection
+/// makes the controller; a connection after the controller's end makes a new one.
 #[derive(Debug)]
 pub struct Session {
     target: Arc<Target>,
     slot: Mutex<Slot>,
-    /// Rung when somebody is done connecting.
+    /// Notified when a thread has finished connecting.
     done: Condvar,
 }
 
 enum Slot {
-    /// There is one, as long as it has connections.
+    /// The controller, alive as long as it has connections.
     There(Weak<Controller>),
-    /// Somebody is making one.
+    /// A thread is making a controller.
     Connecting,
 }
 
@@ -34,20 +36,22 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Session {
-    /// One without a controller: nothing is connected yet.
+    /// Makes a session without a controller; connects nothing.
     pub fn new(target: Arc<Target>) -> Self {
         Self { target, slot: Mutex::new(Slot::There(Weak::new())), done: Condvar::new() }
     }
 
-    /// What it is about.
+    /// Returns the target of the session's connections.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }
 
-    /// Connects another I/O queue within `patience`, which is from then on the longest that an operation takes.
+    /// Connects another I/O queue within `patience`, which is also the timeout of each later
+    /// operation.
     ///
     /// # Errors
-    /// When the target cannot be reached, does not let this host use the namespace, or cannot serve it in pages.
+    /// If the target cannot be reached, does not let this host use the namespace, or cannot serve
+    /// it in blocks that fit a page.
     pub fn connect(&self, patience: Duration) -> Result<Connection, NvmeError> {
         self.connect_as(None, patience)
     }
@@ -57,7 +61,7 @@ impl Session {
     /// visitor, it carries out no command of an earlier epoch.
     ///
     /// # Errors
-    /// As `connect`, and [`Failure::Claimed`] where the namespace is another owner's.
+    /// As `connect`, and [`Failure::Claimed`] if the namespace belongs to another owner.
     pub fn connect_as(
         &self,
         visitor: Option<&Visitor>,
@@ -82,7 +86,8 @@ impl Session {
         Ok(Connection::new(Arc::clone(&self.target), controller, link, number, patience))
     }
 
-    /// The controller there is, or a new one. One of the callers makes it, and the others wait for that.
+    /// Returns the live controller or a new one. One caller makes the new one while the others
+    /// wait.
     fn controller(
         &self,
         visitor: Option<&Visitor>,
@@ -95,7 +100,7 @@ impl Session {
                 Slot::There(controller) => {
                     match controller.upgrade().filter(|one| one.is_alive()) {
                         Some(controller) if controller.epoch >= epoch => return Ok(controller),
-                        // A connection of its epoch has broken.
+                        // A connection of the controller's epoch has broken.
                         Some(controller) => {
                             controller.end();
                             break;
@@ -120,7 +125,7 @@ impl Session {
     }
 
     fn locked(&self) -> MutexGuard<'_, Slot> {
-        // It is only ever assigned whole.
+        // The slot is only assigned as a whole, so a panic leaves no partial change.
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

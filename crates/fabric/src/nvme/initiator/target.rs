@@ -1,3 +1,5 @@
+//! The address of a namespace, and the way to connect to it.
+
 use std::fmt;
 use std::time::Duration;
 
@@ -6,36 +8,37 @@ use crate::nvme::proto::Nqn;
 use crate::nvme::proto::pdu::digests;
 use crate::{Address, NvmeUri};
 
-/// A namespace somewhere, who asks for it, and how.
+/// A namespace to connect to, the host's name, and the options of the connection.
 #[derive(Clone)]
 pub struct Target {
-    /// The target.
+    /// The target's address.
     pub address: Address,
-    /// The subsystem.
+    /// The subsystem's name.
     pub subsystem: Nqn,
-    /// The namespace's identifier in it.
+    /// The namespace's identifier in the subsystem, from 1 on.
     pub namespace: u32,
-    /// The name of this host: what the target knows it by.
+    /// The name by which the target knows this host.
     pub host: Nqn,
-    /// This host's identifier. Targets want one name to have one identifier, see [`Nqn::host_id`].
+    /// This host's identifier. Targets expect a name to keep its identifier, see [`Nqn::host_id`].
     pub host_id: [u8; 16],
-    /// What this host proves its name by if the target asks for that; with a secret of the controller, it must ask, and
-    /// prove who it is too.
+    /// Secrets for authentication, if the target demands it. With a controller's secret, the target
+    /// must demand authentication and prove its own name too.
     pub secrets: Option<Secrets>,
-    /// How long the controller waits for a sign of life, of which there are three in that time. A host that is gone keeps its
-    /// controller for as long as this.
+    /// Keep alive timeout: after this long without a Keep Alive, the controller may end. The host
+    /// sends three in that time. The controller of a dead host exists for this long.
     pub keep_alive: Duration,
-    /// Have a digest over every header.
+    /// Whether every header carries a digest.
     pub header_digest: bool,
-    /// Have a digest over all data.
+    /// Whether all data carries a digest.
     pub data_digest: bool,
 }
 
 impl Target {
-    /// A host that swaps may be stuck for a while, and is not to lose its controller by that.
+    /// Default keep alive timeout: long enough that a host that stalls while it swaps keeps its
+    /// controller.
     pub const DEFAULT_KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-    /// The first namespace of a subsystem, without secrets and digests.
+    /// Names the first namespace of a subsystem, without secrets and digests.
     pub fn new(address: Address, subsystem: Nqn, host: Nqn) -> Self {
         let host_id = host.host_id();
         Self {
@@ -51,7 +54,7 @@ impl Target {
         }
     }
 
-    /// The digests wanted, as ICReq has them.
+    /// Returns the digests wanted, as bits of ICReq.
     pub(super) fn digests(&self) -> u8 {
         let header = if self.header_digest { digests::HEADER } else { 0 };
         header | if self.data_digest { digests::DATA } else { 0 }
@@ -65,7 +68,7 @@ impl fmt::Debug for Target {
 }
 
 impl fmt::Display for Target {
-    /// As a URI.
+    /// Writes the target's URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         NvmeUri { address: self.address.clone(), subsystem: self.subsystem.clone() }.fmt(f)
     }

@@ -1,4 +1,4 @@
-//! Rounds of commands, sent together, and what comes back, in whatever order.
+//! Rounds of commands: sent together, completed in any order.
 
 use std::io::IoSlice;
 
@@ -12,10 +12,11 @@ use crate::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, Sgl, control, io};
 use crate::nvme::proto::pdu::{Data, R2t};
 use crate::nvme::proto::{Command, Completion, digest};
 
-/// The commands in flight. Their numbers are their identifiers.
+/// The commands in flight, with their identifiers as numbers.
 type Round = crate::initiating::Round<Failure>;
 
-/// Identifiers are used up to here: 65535 is not to be used (Base, Figure 86 "Command Dword 0").
+/// Identifiers stay below this, so that a round never uses 65535 (Base, Figure 86 "Command Dword
+/// 0").
 const IDS: u16 = u16::MAX - (WINDOW as u16 - 1);
 
 fn index(round: &Round, id: U16) -> Result<usize, Failure> {
@@ -33,12 +34,13 @@ fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
 }
 
 impl Connection {
-    /// Carries out all operations, up to 64 in flight at a time; they may be done in any order.
+    /// Carries out all operations in any order, up to 64 in flight at a time.
     ///
     /// # Errors
-    /// The first one found. Which of the others were done is then unspecified. An operation that is longer than the
-    /// controller takes is an error: [`read`](Self::read), [`write`](Self::write) and [`write_zeroes`](Self::write_zeroes)
-    /// split, this does not.
+    /// The first error found; which of the other operations took effect is then unspecified. An
+    /// operation that is longer than the controller accepts is an error. [`read`](Self::read),
+    /// [`write`](Self::write) and [`write_zeroes`](Self::write_zeroes) split long operations, this
+    /// function does not.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NvmeError> {
         self.run_by(Deadline::after(self.patience), operations)
     }
@@ -60,7 +62,7 @@ impl Connection {
             return Err(Failure::Broken);
         }
         operations.iter().try_for_each(|operation| self.check(operation))?;
-        // A queue of so many entries is full with one less.
+        // A queue of N entries is full with N - 1 commands.
         let most = WINDOW.min(self.controller.facts.queue_size as usize - 1);
         in_rounds(operations, most, |round| self.round(deadline, round))
     }
@@ -94,7 +96,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the commands and takes in all that comes back, also after a failure, so that the connection stays usable.
+    /// Sends the commands and receives all their answers, even after a failure, so that the
+    /// connection stays usable.
     fn round(
         &mut self,
         deadline: Deadline,
@@ -103,7 +106,7 @@ impl Connection {
         let mut round = Round::new(self.next_id.into(), operations);
         self.next_id = (self.next_id + WINDOW as u16) % IDS;
         if self.link.has_input() {
-            // If it is the reason why the connection ends, that is the failure.
+            // If this input ends the connection, `next` returns the reason.
             self.link.next(deadline)?;
             return Err(Failure::protocol("an answer to no command"));
         }
@@ -181,7 +184,7 @@ impl Connection {
         let nsid = self.target.namespace;
         let shift = self.controller.facts.block_shift;
         let (offset, length) = operation.range();
-        // Checked before: all of it fits the namespace and is no longer than a command may be.
+        // `check` has ensured that the range fits the namespace and the limits of a command.
         let (start, blocks, length) = (offset >> shift, (length >> shift) as u32, length as u32);
         match operation {
             Operation::Read { .. } => {
@@ -199,7 +202,7 @@ impl Connection {
             }
             Operation::Trim { .. } => {
                 let sgl = Sgl::in_capsule(size_of::<DsmRange>() as u32);
-                // One range, as its number minus one in dword 10.
+                // Dword 10 is the number of ranges minus one: 0.
                 Command::new(io::DATASET_MANAGEMENT, id, nsid, sgl).with(11, DSM_DEALLOCATE)
             }
             Operation::Flush | Operation::BlockStatus { .. } => {
@@ -208,7 +211,7 @@ impl Connection {
         }
     }
 
-    /// Takes in one PDU.
+    /// Receives one PDU.
     fn receive_one(
         &mut self,
         operations: &mut [Operation<'_>],
@@ -248,7 +251,7 @@ impl Connection {
         if done { close(round, index) } else { Ok(()) }
     }
 
-    /// Sends what is asked for.
+    /// Sends the part of a write's data that the controller requests.
     fn give(
         &mut self,
         asked: &R2t,

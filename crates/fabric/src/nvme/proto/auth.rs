@@ -1,147 +1,151 @@
-//! Messages of in-band authentication by DH-HMAC-CHAP (Base, section 8.13.5 "DH-HMAC-CHAP Protocol").
+//! Messages of in-band authentication by DH-HMAC-CHAP (Base, section 8.13.5 "DH-HMAC-CHAP
+//! Protocol").
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Types of message, in two bytes: the kind of protocol, and the message (Base, section 8.13.4, "Authentication Type",
-/// "Authentication Identifier").
+/// Message types in two bytes: the authentication type and the message identifier (Base,
+/// section 8.13.4, "Authentication Type", "Authentication Identifier").
 pub mod message {
-    /// Host: what it can do.
+    /// From the host: the protocols, hashes and groups that it offers.
     pub const NEGOTIATE: [u8; 2] = [0x00, 0x00];
-    /// Controller: prove who you are.
+    /// From the controller: the demand for the host's proof.
     pub const CHALLENGE: [u8; 2] = [0x01, 0x01];
-    /// Host: the proof; maybe prove who you are.
+    /// From the host: its proof, and possibly a challenge to the controller.
     pub const REPLY: [u8; 2] = [0x01, 0x02];
-    /// Controller: it is right; maybe the proof.
+    /// From the controller: the host's proof is right; possibly with the controller's proof.
     pub const SUCCESS1: [u8; 2] = [0x01, 0x03];
-    /// Host: that is right too.
+    /// From the host: the controller's proof is right.
     pub const SUCCESS2: [u8; 2] = [0x01, 0x04];
-    /// Controller: it failed.
+    /// From the controller: the authentication failed.
     pub const FAILURE1: [u8; 2] = [0x00, 0xF0];
-    /// Host: it failed.
+    /// From the host: the authentication failed.
     pub const FAILURE2: [u8; 2] = [0x00, 0xF1];
 }
 
-/// Why an authentication failed (Base, section 8.13.4, "Failure Reason Code Explanation").
+/// Reasons of a failed authentication (Base, section 8.13.4, "Failure Reason Code Explanation").
 pub mod failure {
-    /// The code of them all.
+    /// The reason code; all others here are its explanations.
     pub const AUTHENTICATION: u8 = 0x01;
     /// The proof is wrong.
     pub const FAILED: u8 = 0x01;
-    /// No common protocol.
+    /// No protocol in common.
     pub const NO_PROTOCOL: u8 = 0x02;
-    /// A secure channel is wanted, of which there is none.
+    /// A secure channel is demanded, and there is none.
     pub const NO_SECURE_CHANNEL: u8 = 0x03;
-    /// No common hash.
+    /// No hash in common.
     pub const NO_HASH: u8 = 0x04;
-    /// No common Diffie-Hellman group.
+    /// No Diffie-Hellman group in common.
     pub const NO_GROUP: u8 = 0x05;
     /// The message is malformed.
     pub const PAYLOAD: u8 = 0x06;
-    /// The message must not come now.
+    /// The message does not fit the state of the protocol.
     pub const MESSAGE: u8 = 0x07;
 }
 
-/// The protocol's identifier in [`Protocol`].
+/// The identifier of DH-HMAC-CHAP in [`Protocol`].
 pub const DH_HMAC_CHAP: u8 = 0x01;
-/// Places for hashes and for groups in [`Protocol`].
+/// The size of the list of hashes, and of groups, in [`Protocol`].
 pub const NAMES: usize = 30;
 
 layout!(
-    /// Start of a negotiation; [`Protocol`]s follow (Base, section 8.13.4, "AUTH_Negotiate message").
+    /// Start of a negotiation; [`Protocol`]s follow (Base, section 8.13.4, "AUTH_Negotiate
+    /// message").
     Negotiate, 8 {
         /// [`message::NEGOTIATE`].
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
-        /// The transaction, chosen by the host.
+        /// The transaction identifier, chosen by the host.
         transaction: U16,
-        /// The secure channel that is wanted: 0 is none.
+        /// The secure channel wanted; 0 is none.
         secure_channel: u8,
-        /// Protocols that follow.
+        /// The number of protocols that follow.
         protocols: u8,
     }
 );
 layout!(
-    /// A protocol that the host can use (Base, section 8.13.5, "Authentication protocol descriptor").
+    /// A protocol that the host offers (Base, section 8.13.5, "Authentication protocol
+    /// descriptor").
     Protocol, 64 {
         /// [`DH_HMAC_CHAP`].
         id: u8,
         /// Zero.
         reserved: u8,
-        /// Hashes.
+        /// The number of hashes.
         hash_count: u8,
-        /// Groups.
+        /// The number of groups.
         group_count: u8,
-        /// The hashes' identifiers, the best first.
+        /// Identifiers of the hashes, the most wanted first.
         hashes: [u8; NAMES],
-        /// The groups' identifiers, the best first.
+        /// Identifiers of the groups, the most wanted first.
         groups: [u8; NAMES],
     }
 );
 layout!(
-    /// A challenge: the challenge value and the controller's exponential follow (Base, section 8.13.5,
-    /// "DH-HMAC-CHAP_Challenge message").
+    /// A challenge. The challenge value and the controller's exponential follow (Base,
+    /// section 8.13.5, "DH-HMAC-CHAP_Challenge message").
     Challenge, 16 {
         /// [`message::CHALLENGE`].
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
-        /// The transaction.
+        /// The transaction identifier.
         transaction: U16,
-        /// Bytes of the hash and of the challenge value.
+        /// Length of the hash and of the challenge value, in bytes.
         hash_length: u8,
         /// Zero.
         reserved_7: u8,
-        /// The hash.
+        /// The hash's identifier.
         hash: u8,
-        /// The group.
+        /// The group's identifier.
         group: u8,
-        /// Bytes of the exponential.
+        /// Length of the exponential, in bytes.
         exponential: U16,
-        /// The sequence number.
+        /// The controller's sequence number.
         sequence: U32,
     }
 );
 layout!(
-    /// The proof: response value, the host's challenge value and its exponential follow (Base, section 8.13.5,
-    /// "DH-HMAC-CHAP_Reply message").
+    /// The host's proof. The response value, the host's challenge value and its exponential follow
+    /// (Base, section 8.13.5, "DH-HMAC-CHAP_Reply message").
     Reply, 16 {
         /// [`message::REPLY`].
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
-        /// The transaction.
+        /// The transaction identifier.
         transaction: U16,
-        /// Bytes of the hash, the response value and the challenge value.
+        /// Length of the hash, the response value and the challenge value, in bytes.
         hash_length: u8,
         /// Zero.
         reserved_7: u8,
-        /// 1 if the controller is to prove who it is; else the challenge value is zero.
+        /// 1 demands the controller's proof; 0 goes with a challenge value of zeroes.
         challenged: u8,
         /// Zero.
         reserved_9: u8,
-        /// Bytes of the exponential.
+        /// Length of the exponential, in bytes.
         exponential: U16,
-        /// The host's sequence number.
+        /// The host's sequence number; not 0 with a challenge.
         sequence: U32,
     }
 );
 layout!(
-    /// The controller's success, its response value follows (Base, section 8.13.5, "DH-HMAC-CHAP_Success1 message"). The
-    /// host's ("DH-HMAC-CHAP_Success2 message") looks alike.
+    /// The controller's success; its response value follows (Base, section 8.13.5,
+    /// "DH-HMAC-CHAP_Success1 message"). The host's has the same form ("DH-HMAC-CHAP_Success2
+    /// message").
     Success, 16 {
         /// [`message::SUCCESS1`] or [`message::SUCCESS2`].
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
-        /// The transaction.
+        /// The transaction identifier.
         transaction: U16,
-        /// Bytes of the hash; of the host zero.
+        /// Length of the hash, in bytes; 0 from the host.
         hash_length: u8,
         /// Zero.
         reserved_7: u8,
-        /// 1 if a response value follows.
+        /// 1 if a response value follows, else 0.
         responded: u8,
         /// Zero.
         reserved_9: [u8; 7],
@@ -154,11 +158,11 @@ layout!(
         message: [u8; 2],
         /// Zero.
         reserved: [u8; 2],
-        /// The transaction.
+        /// The transaction identifier.
         transaction: U16,
         /// [`failure::AUTHENTICATION`].
         code: u8,
-        /// See [`failure`].
+        /// The explanation, see [`failure`].
         explanation: u8,
     }
 );

@@ -5,30 +5,32 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Opcodes of admin commands (Base, Figure 138 "Opcodes for Admin Commands").
 pub mod admin {
-    /// Tells a log page.
+    /// Reads a log page.
     pub const GET_LOG_PAGE: u8 = 0x02;
-    /// Tells what there is.
+    /// Reads properties of the controller or of a namespace.
     pub const IDENTIFY: u8 = 0x06;
-    /// Ends another command.
+    /// Aborts another command.
     pub const ABORT: u8 = 0x08;
     /// Changes a feature.
     pub const SET_FEATURES: u8 = 0x09;
-    /// Tells a feature.
+    /// Reads a feature.
     pub const GET_FEATURES: u8 = 0x0A;
-    /// Completes when something happens.
+    /// Completes when an event occurs.
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
-    /// Says that the host is alive.
+    /// Resets the keep alive timer.
     pub const KEEP_ALIVE: u8 = 0x18;
-    /// Ours: says whose pages the namespace holds (see [`Introduction`](super::super::introduction::Introduction)).
-    // Vendor specific commands have opcodes from C0h on; the low bits say which way data goes.
+    /// Ours: names the owner of the pages in the namespace (see
+    /// [`Introduction`](super::super::introduction::Introduction)).
+    // Vendor specific opcodes start at C0h; the two low bits give the direction of the data.
     pub const INTRODUCE: u8 = 0xC1;
-    /// Ours: tells in words why the last introduction was refused.
+    /// Ours: reads the reason, as text, why the last introduction was refused.
     pub const REFUSAL: u8 = 0xC2;
 }
 
-/// Opcodes of I/O commands (NVM, Figure 18 "Opcodes for NVM Commands"; Base, Figure 390 "Opcodes for I/O Commands").
+/// Opcodes of I/O commands (NVM, Figure 18 "Opcodes for NVM Commands"; Base, Figure 390 "Opcodes
+/// for I/O Commands").
 pub mod io {
-    /// What was written is to be permanent.
+    /// Makes completed writes permanent.
     pub const FLUSH: u8 = 0x00;
     /// Writes blocks.
     pub const WRITE: u8 = 0x01;
@@ -38,36 +40,36 @@ pub mod io {
     pub const COMPARE: u8 = 0x05;
     /// Makes blocks zero.
     pub const WRITE_ZEROES: u8 = 0x08;
-    /// Says what will happen to blocks; with it they are deallocated.
+    /// Announces the use of blocks, or deallocates blocks.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
 }
 
-/// The opcode of fabrics commands, on every queue; [`Command::fabrics_type`] says which.
+/// The opcode of fabrics commands, on every queue; [`Command::fabrics_type`] returns the type.
 pub const FABRICS: u8 = 0x7F;
 
 /// Bits of [`Command::flags`] (Base, Figure 86 "Command Dword 0").
 pub mod flag {
     /// The command is half of a fused operation.
     pub const FUSED: u8 = 0b11;
-    /// The data is described by an SGL, as it always is on fabrics.
+    /// An SGL describes the data, as always on fabrics.
     pub const SGL: u8 = 1 << 6;
 }
 
 /// Bits of dword 12 of Read, Write, Compare and Write Zeroes (NVM, Figures 48, 63, 23, 73).
 pub mod control {
-    /// Deallocate: of Write Zeroes.
+    /// For Write Zeroes: the controller should deallocate the blocks.
     pub const DEALLOCATE: u32 = 1 << 25;
-    /// Protection information, which our namespaces have not.
+    /// Protection information, which our namespaces lack.
     pub const PROTECTION: u32 = 0b1111 << 26;
-    /// Force unit access.
+    /// Force unit access: the data must be permanent at completion.
     pub const FUA: u32 = 1 << 30;
-    /// Few retries.
+    /// The controller should limit its retries.
     pub const LIMITED_RETRY: u32 = 1 << 31;
 }
 
 /// Dword 11 of Dataset Management: deallocate the ranges (NVM, Figure 40).
 pub const DSM_DEALLOCATE: u32 = 1 << 2;
-/// The most ranges of a Dataset Management command.
+/// The most ranges of one Dataset Management command.
 pub const DSM_RANGES: usize = 256;
 
 /// SGL descriptor types with their subtypes (Base, section 4.1.2 "Scatter Gather List").
@@ -79,45 +81,46 @@ pub mod sgl {
 }
 
 layout!(
-    /// Where a command's data is (Base, section 4.1.2 "Scatter Gather List"; TCP, Figure 14).
+    /// The place of a command's data (Base, section 4.1.2 "Scatter Gather List"; TCP, Figure 14).
     Sgl, 16 {
-        /// In the capsule: the offset behind the command, always 0 here. Else 0.
+        /// For data in the capsule: the offset behind the command, always 0 here. Else 0.
         address: U64,
-        /// Bytes of data.
+        /// Length of the data, in bytes.
         length: U32,
         /// Zero.
         reserved: [u8; 3],
-        /// See [`sgl`].
+        /// The descriptor type, see [`sgl`].
         kind: u8,
     }
 );
 layout!(
-    /// A command (Base, Figure 87 "Common Command Format"; of fabrics commands Figure 80).
+    /// A command (Base, Figure 87 "Common Command Format"; fabrics commands: Figure 80).
     Command, 64 {
-        /// See [`admin`], [`io`] and [`FABRICS`].
+        /// The opcode, see [`admin`], [`io`] and [`FABRICS`].
         opcode: u8,
-        /// See [`flag`].
+        /// Flags, see [`flag`].
         flags: u8,
-        /// Chosen by the host, in its queue unique among what is not completed; copied into the completion.
+        /// Chosen by the host, unique among the queue's commands in flight; copied into the
+        /// completion.
         id: U16,
-        /// The namespace. Of fabrics commands: the first byte is the type.
+        /// The namespace. In fabrics commands, the first byte is the type.
         nsid: U32,
         /// Dwords 2 and 3.
         dword2: [U32; 2],
         /// Not used: there is no metadata.
         metadata: U64,
-        /// The data.
+        /// The place of the data.
         sgl: Sgl,
-        /// Dwords 10 to 15, as the command defines them.
+        /// Dwords 10 to 15, which depend on the opcode.
         dword10: [U32; 6],
     }
 );
 layout!(
     /// One range of a Dataset Management command (NVM, Figure 41 "Range Definition").
     DsmRange, 16 {
-        /// Hints.
+        /// Context attributes: hints on the use of the blocks.
         attributes: U32,
-        /// Blocks.
+        /// The number of blocks.
         blocks: U32,
         /// The first block.
         start: U64,
@@ -125,10 +128,10 @@ layout!(
 );
 
 impl Sgl {
-    /// No data.
+    /// Describes no data.
     pub const NONE: Self = Self::transport(0);
 
-    /// So many bytes in the same capsule.
+    /// Describes `length` bytes in the same capsule.
     pub const fn in_capsule(length: u32) -> Self {
         Self {
             address: U64::ZERO,
@@ -138,7 +141,7 @@ impl Sgl {
         }
     }
 
-    /// So many bytes to be sent or received apart.
+    /// Describes `length` bytes that are sent or received in data PDUs.
     pub const fn transport(length: u32) -> Self {
         Self {
             address: U64::ZERO,
@@ -150,7 +153,7 @@ impl Sgl {
 }
 
 impl Command {
-    /// A command whose dwords are zero.
+    /// Makes a command with dwords 10 to 15 zero.
     pub fn new(opcode: u8, id: u16, nsid: u32, sgl: Sgl) -> Self {
         Self {
             opcode,
@@ -164,35 +167,36 @@ impl Command {
         }
     }
 
-    /// With dword `number`, 10 to 15, set.
+    /// Sets dword `number`, which must be 10 to 15.
     #[must_use]
     pub fn with(mut self, number: usize, value: u32) -> Self {
         self.dword10[number - 10] = value.into();
         self
     }
 
-    /// With a range of `blocks`, 1 to 65536, from `start` on: of Read, Write, Compare and Write Zeroes.
+    /// Sets a range of `blocks`, 1 to 65536, from `start` on: for Read, Write, Compare and Write
+    /// Zeroes.
     #[must_use]
     pub fn with_blocks(self, start: u64, blocks: u32) -> Self {
         self.with(10, start as u32).with(11, (start >> 32) as u32).with(12, blocks - 1)
     }
 
-    /// Dword `number`, 10 to 15.
+    /// Returns dword `number`, which must be 10 to 15.
     pub fn dword(&self, number: usize) -> u32 {
         self.dword10[number - 10].get()
     }
 
-    /// The first block of Read, Write, Compare and Write Zeroes.
+    /// Returns the first block of Read, Write, Compare or Write Zeroes.
     pub fn start_block(&self) -> u64 {
         u64::from(self.dword(10)) | u64::from(self.dword(11)) << 32
     }
 
-    /// The number of blocks of Read, Write, Compare and Write Zeroes, 1 to 65536.
+    /// Returns the number of blocks of Read, Write, Compare or Write Zeroes, 1 to 65536.
     pub fn blocks(&self) -> u32 {
         (self.dword(12) & 0xFFFF) + 1
     }
 
-    /// What fabrics command this is, see [`fabrics::kind`](super::fabrics::kind).
+    /// Returns the type of a fabrics command, see [`fabrics::kind`](super::fabrics::kind).
     pub fn fabrics_type(&self) -> u8 {
         self.nsid.get() as u8
     }

@@ -6,16 +6,16 @@ use zerocopy::byteorder::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 layout!(
-    /// A completion (Base, Figure 89 "Common Completion Queue Entry Layout"; on fabrics dwords 0 and 1 are one value,
-    /// Figure 82).
+    /// A completion (Base, Figure 89 "Common Completion Queue Entry Layout"). On fabrics, dwords 0
+    /// and 1 are one value (Figure 82).
     Completion, 16 {
-        /// What the command returns besides its data.
+        /// The command's result, besides its data.
         result: U64,
-        /// How far the controller has got in the submission queue; meaningless without its flow control.
+        /// The controller's position in the submission queue; meaningless without flow control.
         queue_head: U16,
         /// Reserved on fabrics.
         queue_id: U16,
-        /// The command's.
+        /// The identifier of the completed command.
         command_id: U16,
         /// The status, above a bit that is 0 on fabrics.
         status: U16,
@@ -23,13 +23,14 @@ layout!(
 );
 
 impl Completion {
-    /// The status.
+    /// Returns the status.
     pub fn status(&self) -> Status {
         Status(self.status.get() >> 1)
     }
 }
 
-/// How a command ended (Base, Figure 92 "Status Field"): a code in the low byte, its type above, and flags.
+/// Result of a command (Base, Figure 92 "Status Field"): a code in the low byte, its type above,
+/// then flags.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(pub u16);
 
@@ -38,7 +39,7 @@ macro_rules! codes {
         impl Status {
             $($(#[$doc])* pub const $name: Self = Self($code);)*
 
-            /// Its name here, if it is a code that is used here.
+            /// Returns the name of the code, if it is one of the codes listed here.
             pub fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $($code => Some(stringify!($name)),)*
@@ -49,92 +50,93 @@ macro_rules! codes {
     };
 }
 
-// Base, Figure 94 "Generic Command Status Values" (type 0), Figures 95 to 97 "Command Specific Status Values" (type 1),
-// Figure 98 "Media and Data Integrity Error Values" (type 2).
+// Base, Figure 94 "Generic Command Status Values" (type 0).
+// Base, Figures 95 to 97 "Command Specific Status Values" (type 1).
+// Base, Figure 98 "Media and Data Integrity Error Values" (type 2).
 codes! {
-    /// Done.
+    /// The command succeeded.
     SUCCESS = 0x000,
-    /// No such command.
+    /// The command is unknown.
     INVALID_OPCODE = 0x001,
-    /// A field has a value that is not supported.
+    /// A field has an unsupported value.
     INVALID_FIELD = 0x002,
-    /// A command with this identifier is under way.
+    /// Another command in flight has the same identifier.
     COMMAND_ID_CONFLICT = 0x003,
     /// The controller failed.
     INTERNAL_ERROR = 0x006,
-    /// An Abort command ended it.
+    /// An Abort command ended the command.
     ABORT_REQUESTED = 0x007,
-    /// The namespace does not exist, or must not be named.
+    /// The namespace does not exist, or the command must not name one.
     INVALID_NAMESPACE = 0x00B,
-    /// The command must not come here.
+    /// The controller's state does not allow the command.
     COMMAND_SEQUENCE = 0x00C,
-    /// The data has another length than the command needs.
+    /// The data does not have the length that the command needs.
     DATA_LENGTH_INVALID = 0x00F,
-    /// The data is described in a way that is not supported.
+    /// The SGL's type is not supported.
     SGL_TYPE_INVALID = 0x011,
-    /// The data in the capsule starts at an offset that is not supported.
+    /// The offset of data in the capsule is not supported.
     SGL_OFFSET_INVALID = 0x016,
     /// The host's identifier has the wrong length.
     HOST_ID_FORMAT = 0x018,
-    /// The keep alive time is too long or must not be zero.
+    /// The keep alive timeout is too long, or must not be 0.
     KEEP_ALIVE_INVALID = 0x01A,
-    /// The data was damaged on its way: try again.
+    /// The data was damaged in transit; a retry may succeed.
     TRANSIENT_TRANSPORT = 0x022,
-    /// Blocks beyond the namespace's end.
+    /// Blocks beyond the end of the namespace.
     LBA_OUT_OF_RANGE = 0x080,
-    /// No room for what is written.
+    /// No room for the data.
     CAPACITY_EXCEEDED = 0x081,
-    /// No such queue, or it exists already.
+    /// The queue does not exist, or exists already.
     INVALID_QUEUE = 0x101,
-    /// There are as many asynchronous event requests as the controller takes.
+    /// The controller holds as many asynchronous event requests as it accepts.
     ASYNC_LIMIT = 0x105,
-    /// No such log page.
+    /// The log page does not exist.
     INVALID_LOG_PAGE = 0x109,
     /// The feature cannot be saved.
     FEATURE_NOT_SAVEABLE = 0x10D,
     /// The feature cannot be changed.
     FEATURE_NOT_CHANGEABLE = 0x10E,
-    /// Connect: its format is not supported.
+    /// Connect: the format is not supported.
     CONNECT_FORMAT = 0x180,
-    /// Connect: the controller has as many hosts as it takes.
+    /// Connect: the controller accepts no more connections.
     CONNECT_BUSY = 0x181,
-    /// Connect: a parameter is wrong; the result says which.
+    /// Connect: a parameter is invalid; the result says which one.
     CONNECT_INVALID = 0x182,
-    /// Connect: this host may not.
+    /// Connect: this host is not allowed.
     CONNECT_INVALID_HOST = 0x184,
-    /// The queue has not been authenticated.
+    /// The queue is not authenticated.
     AUTHENTICATION_REQUIRED = 0x191,
-    /// More at once than the controller takes (NVM, Figure 16).
+    /// The command exceeds a limit of the controller (NVM, Figure 16).
     SIZE_LIMIT = 0x183,
-    /// Ours, vendor specific: the namespace is another owner's.
+    /// Ours, vendor specific: the namespace belongs to another owner.
     CLAIMED = 0x1C0,
-    /// Ours, vendor specific: the namespace is not to be had now.
+    /// Ours, vendor specific: the namespace is unavailable for the moment.
     NOT_NOW = 0x1C1,
     /// The blocks differ from the data.
     COMPARE_FAILURE = 0x285,
 }
 
 impl Status {
-    /// Flag: to try again is no use.
+    /// Flag: a retry will fail as well.
     pub const DO_NOT_RETRY: u16 = 1 << 14;
 
-    /// Type and code, without flags.
+    /// Returns type and code, without flags.
     pub fn code(self) -> u16 {
         self.0 & 0x7FF
     }
 
-    /// Whether the command did what it should.
+    /// Returns whether the command succeeded.
     pub fn is_success(self) -> bool {
         self.code() == 0
     }
 
-    /// The same, with the advice not to try again.
+    /// Returns the status with [`DO_NOT_RETRY`](Self::DO_NOT_RETRY) set.
     #[must_use]
     pub const fn final_(self) -> Self {
         Self(self.0 | Self::DO_NOT_RETRY)
     }
 
-    /// The status as it is in a completion.
+    /// Returns the status as the field of a completion.
     pub fn to_field(self) -> U16 {
         (self.0 << 1).into()
     }

@@ -1,13 +1,13 @@
-//! CRC32C over headers and data (TCP, section 3.3.1.1).
+//! Digests: CRC32C over headers and data (TCP, section 3.3.1.1).
 
 use zerocopy::byteorder::little_endian::U32;
 
-/// The digest of `bytes`, as it is on the wire.
+/// Returns the digest of `bytes`, in wire format.
 pub fn of(bytes: &[u8]) -> U32 {
     crc32c::crc32c(bytes).into()
 }
 
-/// The digest of bytes that come in pieces.
+/// The digest of data that comes in pieces.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Running(u32);
 
@@ -17,7 +17,7 @@ impl Running {
         self.0 = crc32c::crc32c_append(self.0, bytes);
     }
 
-    /// The digest of all pieces.
+    /// Returns the digest of all pieces, in wire format.
     pub fn value(self) -> U32 {
         self.0.into()
     }

@@ -12,23 +12,24 @@ pub mod id {
     pub const ERROR_RECOVERY: u8 = 0x05;
     /// The volatile write cache.
     pub const WRITE_CACHE: u8 = 0x06;
-    /// The number of I/O queues: submission queues below, completion queues above, both minus one.
+    /// The number of I/O queues: submission queues in the low half, completion queues in the high
+    /// one, both minus one.
     pub const QUEUES: u8 = 0x07;
-    /// Whether writes are atomic beyond what power failures need.
+    /// Whether writes are atomic only as far as power failures demand.
     pub const WRITE_ATOMICITY: u8 = 0x0A;
-    /// Which asynchronous events are wanted.
+    /// The enabled asynchronous events.
     pub const ASYNC_EVENTS: u8 = 0x0B;
-    /// The keep alive time-out, in milliseconds.
+    /// The keep alive timeout, in milliseconds.
     pub const KEEP_ALIVE: u8 = 0x0F;
     /// The host's identifier.
     pub const HOST_ID: u8 = 0x81;
 }
 
-/// Bit 31 of dword 10 of Set Features: save.
+/// Bit 31 of dword 10 of Set Features: save the value.
 pub const SAVE: u32 = 1 << 31;
 
-/// Asynchronous events (Base, section 5.2 "Asynchronous Event Request command", Figures 142 to 148): type below,
-/// information above, then the log page to read.
+/// Asynchronous events (Base, section 5.2 "Asynchronous Event Request command", Figures 142 to
+/// 148). From the low byte up: type, information, the log page to read.
 pub mod event {
     /// The attributes of a namespace changed.
     pub const NAMESPACE_CHANGED: u32 =

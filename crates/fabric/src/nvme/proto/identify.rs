@@ -1,17 +1,17 @@
-//! What Identify tells.
+//! Structures that Identify returns.
 
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::NQN_FIELD;
 
-/// Bytes of every structure that Identify returns.
+/// Size of every structure that Identify returns, in bytes.
 pub const LENGTH: usize = 4096;
 
 /// The model number of our controllers that serve I/O.
 pub const MODEL: &str = "Aquifer lease";
 
-/// What is wanted, in dword 10 (Base, Figure 273 "CNS Values").
+/// Structures that Identify can return, by dword 10 (Base, Figure 273 "CNS Values").
 pub mod what {
     /// [`Namespace`](super::Namespace) of a namespace.
     pub const NAMESPACE: u8 = 0x00;
@@ -21,19 +21,20 @@ pub mod what {
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// [`Descriptor`](super::Descriptor)s of a namespace.
     pub const DESCRIPTORS: u8 = 0x03;
-    /// What the command set adds to a namespace.
+    /// The command set's properties of a namespace.
     pub const NAMESPACE_OF_SET: u8 = 0x05;
-    /// What the command set adds to the controller: [`NvmController`](super::NvmController).
+    /// The command set's properties of the controller: [`NvmController`](super::NvmController).
     pub const CONTROLLER_OF_SET: u8 = 0x06;
     /// The identifiers of active namespaces of the command set.
     pub const ACTIVE_NAMESPACES_OF_SET: u8 = 0x07;
     /// [`IndependentNamespace`](super::IndependentNamespace).
     pub const NAMESPACE_INDEPENDENT: u8 = 0x08;
-    /// The combinations of command sets, as bits in qwords.
+    /// The supported combinations of command sets, as bits in qwords.
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
-/// Command sets (Base, Figure 274 "Command Set Identifiers"), in the top byte of Identify's dword 11.
+/// The NVM command set, in the top byte of Identify's dword 11 (Base, Figure 274 "Command Set
+/// Identifiers").
 pub const CSI_NVM: u8 = 0;
 /// All namespaces, in a command's namespace field.
 pub const ALL_NAMESPACES: u32 = 0xFFFF_FFFF;
@@ -42,17 +43,17 @@ pub const ALL_NAMESPACES: u32 = 0xFFFF_FFFF;
 pub mod controller {
     /// [`multipath`](super::Controller::multipath): the subsystem can have several controllers.
     pub const MULTIPLE: u8 = 1 << 1;
-    /// [`async_events`](super::Controller::async_events): namespace attributes.
+    /// [`async_events`](super::Controller::async_events): changed namespace attributes.
     pub const NAMESPACE_ATTRIBUTE_NOTICES: u32 = 1 << 8;
-    /// [`async_events`](super::Controller::async_events): the discovery log.
+    /// [`async_events`](super::Controller::async_events): a changed discovery log.
     pub const DISCOVERY_LOG_NOTICES: u32 = 1 << 31;
     /// [`attributes`](super::Controller::attributes): host identifiers of 16 bytes.
     pub const LONG_HOST_ID: u32 = 1 << 0;
-    /// [`attributes`](super::Controller::attributes): any command keeps alive.
+    /// [`attributes`](super::Controller::attributes): any command resets the keep alive timer.
     pub const TRAFFIC_KEEPS_ALIVE: u32 = 1 << 6;
-    /// [`kind`](super::Controller::kind): serves I/O.
+    /// [`kind`](super::Controller::kind): the controller serves I/O.
     pub const IO: u8 = 1;
-    /// [`kind`](super::Controller::kind): serves discovery.
+    /// [`kind`](super::Controller::kind): the controller serves discovery.
     pub const DISCOVERY: u8 = 2;
     /// [`firmware`](super::Controller::firmware): one slot, read only.
     pub const ONE_FIXED_FIRMWARE: u8 = 0b011;
@@ -66,9 +67,9 @@ pub mod controller {
     pub const DATASET_MANAGEMENT: u16 = 1 << 2;
     /// [`commands`](super::Controller::commands): Write Zeroes.
     pub const WRITE_ZEROES: u16 = 1 << 3;
-    /// [`write_cache`](super::Controller::write_cache): there is none that could lose anything.
+    /// [`write_cache`](super::Controller::write_cache): there is no volatile cache.
     pub const NO_WRITE_CACHE: u8 = 0;
-    /// [`write_cache`](super::Controller::write_cache): there is one.
+    /// [`write_cache`](super::Controller::write_cache): there is a volatile cache.
     pub const WRITE_CACHE: u8 = 1 << 0;
     /// [`write_cache`](super::Controller::write_cache): Flush may name all namespaces.
     pub const FLUSH_ALL: u8 = 0b11 << 1;
@@ -82,50 +83,51 @@ pub mod controller {
 
 /// Bits and values in [`Namespace`].
 pub mod namespace {
-    /// [`features`](super::Namespace::features): thin.
+    /// [`features`](super::Namespace::features): thin provisioning.
     pub const THIN: u8 = 1 << 0;
-    /// [`sharing`](super::Namespace::sharing): several controllers may have it.
+    /// [`sharing`](super::Namespace::sharing): several controllers may attach it.
     pub const SHARED: u8 = 1 << 0;
-    /// [`deallocated`](super::Namespace::deallocated): reads as zeroes.
+    /// [`deallocated`](super::Namespace::deallocated): deallocated blocks read as zeroes.
     pub const READS_ZEROES: u8 = 1;
     /// [`deallocated`](super::Namespace::deallocated): Write Zeroes can deallocate.
     pub const WRITE_ZEROES_DEALLOCATES: u8 = 1 << 3;
-    /// [`deallocated`](super::Namespace::deallocated): what deallocated blocks read as.
+    /// [`deallocated`](super::Namespace::deallocated): mask of the content of deallocated blocks.
     pub const READS: u8 = 0b111;
     /// [`attributes`](super::Namespace::attributes): write protected.
     pub const WRITE_PROTECTED: u8 = 1 << 0;
-    /// [`format`](super::Namespace::format): the number of the format, its low bits and its high ones, the latter at bit 5.
+    /// [`format`](super::Namespace::format): the low bits of the format's number.
     pub const FORMAT: u8 = 0b1111;
-    /// See [`FORMAT`].
+    /// [`format`](super::Namespace::format): the high bits of the format's number, at bit 5.
     pub const FORMAT_HIGH: u8 = 0b11 << 5;
-    /// [`status`](super::IndependentNamespace::status): ready.
+    /// [`status`](super::IndependentNamespace::status): the namespace is ready.
     pub const READY: u8 = 1 << 0;
 }
 
 layout!(
-    /// A controller (Base, Figure 275 "Identify Controller data structure"). What we never use is reserved here.
+    /// A controller (Base, Figure 275 "Identify Controller data structure"). Fields that we never
+    /// use are reserved here.
     Controller, 4096 {
-        /// PCI vendor.
+        /// PCI vendor identifier.
         vendor: U16,
-        /// PCI subsystem vendor.
+        /// PCI subsystem vendor identifier.
         subsystem_vendor: U16,
-        /// Serial number: text, filled up with spaces.
+        /// Serial number: text, padded with spaces.
         serial: [u8; 20],
-        /// Model number: text, filled up with spaces.
+        /// Model number: text, padded with spaces.
         model: [u8; 40],
-        /// Firmware revision: text, filled up with spaces.
+        /// Firmware revision: text, padded with spaces.
         revision: [u8; 8],
         /// Recommended arbitration burst.
         arbitration_burst: u8,
         /// The vendor's OUI.
         ieee: [u8; 3],
-        /// Sharing of the subsystem (CMIC).
+        /// Multi-path capabilities (CMIC).
         multipath: u8,
-        /// The longest data of a command, as a power of two of 4096 bytes; 0 is any (MDTS).
+        /// The longest data of a command: 2^n units of 4096 bytes; 0 is no limit (MDTS).
         max_transfer: u8,
-        /// The controller's identifier.
+        /// The controller's identifier (CNTLID).
         id: U16,
-        /// As the version property.
+        /// Version, as in the version property.
         version: U32,
         /// Zero.
         reserved_84: [u8; 8],
@@ -135,15 +137,15 @@ layout!(
         attributes: U32,
         /// Zero.
         reserved_100: [u8; 11],
-        /// I/O or discovery (CNTRLTYPE).
+        /// The controller's type, I/O or discovery (CNTRLTYPE).
         kind: u8,
         /// Zero.
         reserved_112: [u8; 144],
         /// Optional admin commands (OACS).
         admin_commands: U16,
-        /// Abort commands at a time, minus one (ACL).
+        /// Abort commands in flight at a time, minus one (ACL).
         abort_limit: u8,
-        /// Asynchronous event requests at a time, minus one (AERL).
+        /// Asynchronous event requests in flight at a time, minus one (AERL).
         async_limit: u8,
         /// Firmware slots (FRMW).
         firmware: u8,
@@ -151,33 +153,34 @@ layout!(
         log_pages: u8,
         /// Entries of the error log, minus one (ELPE).
         error_entries: u8,
-        /// Power states, minus one.
+        /// Power states, minus one (NPSS).
         power_states: u8,
         /// Zero.
         reserved_264: [u8; 56],
-        /// The unit of the keep alive time-out, in 100 ms (KAS).
+        /// The unit of the keep alive timeout, in 100 ms; 0 is no support (KAS).
         keep_alive: U16,
         /// Zero.
         reserved_322: [u8; 190],
-        /// Log 2 of the sizes of commands: required below, largest above (SQES).
+        /// Log 2 of command sizes in bytes: the required one in the low half, the largest in the
+        /// high half (SQES).
         command_size: u8,
-        /// Log 2 of the sizes of completions (CQES).
+        /// Log 2 of completion sizes in bytes, likewise (CQES).
         completion_size: u8,
-        /// Commands at a time on an I/O queue (MAXCMD).
+        /// The most commands in flight on an I/O queue (MAXCMD).
         max_commands: U16,
         /// The largest namespace identifier (NN).
         namespaces: U32,
         /// Optional I/O commands (ONCS).
         commands: U16,
-        /// Fused operations.
+        /// Fused operations (FUSES).
         fused: U16,
-        /// Attributes of Format.
+        /// Attributes of Format NVM (FNA).
         format: u8,
         /// The volatile write cache (VWC).
         write_cache: u8,
-        /// Blocks that are written atomically, minus one (AWUN).
+        /// Blocks written atomically, minus one (AWUN).
         atomic_write: U16,
-        /// The same at a power failure (AWUPF).
+        /// Blocks written atomically even at a power failure, minus one (AWUPF).
         atomic_write_power: U16,
         /// Zero.
         reserved_530: [u8; 6],
@@ -187,19 +190,19 @@ layout!(
         max_namespaces: U32,
         /// Zero.
         reserved_544: [u8; 224],
-        /// The subsystem.
+        /// The subsystem's name (SUBNQN).
         subsystem: [u8; NQN_FIELD],
         /// Zero.
         reserved_1024: [u8; 768],
-        /// The largest command capsule on an I/O queue, in 16 bytes (IOCCSZ).
+        /// The largest command capsule on an I/O queue, in units of 16 bytes (IOCCSZ).
         command_capsule: U32,
-        /// The largest response capsule on an I/O queue, in 16 bytes (IORCSZ).
+        /// The largest response capsule on an I/O queue, in units of 16 bytes (IORCSZ).
         response_capsule: U32,
-        /// Where data in a capsule starts behind the command, in 16 bytes (ICDOFF).
+        /// Offset of the data behind the command in a capsule, in units of 16 bytes (ICDOFF).
         data_offset: U16,
         /// Fabrics attributes; bit 0: static controllers (FCATT).
         fabrics_attributes: u8,
-        /// SGL descriptors in a capsule (MSDBD).
+        /// The most SGL descriptors in a capsule (MSDBD).
         max_descriptors: u8,
         /// Optional fabrics commands (OFCS).
         fabrics_commands: U16,
@@ -208,44 +211,45 @@ layout!(
     }
 );
 layout!(
-    /// A format of blocks (NVM, Figure 98 "LBA Format Data Structure").
+    /// A block format (NVM, Figure 98 "LBA Format Data Structure").
     BlockFormat, 4 {
-        /// Bytes of metadata.
+        /// Bytes of metadata for each block.
         metadata: U16,
-        /// Log 2 of the bytes of data.
+        /// Log 2 of the bytes of a block.
         data: u8,
         /// Relative performance.
         performance: u8,
     }
 );
 layout!(
-    /// A namespace (NVM, Figure 97 "Identify Namespace Data Structure"). What we never use is reserved here.
+    /// A namespace (NVM, Figure 97 "Identify Namespace Data Structure"). Fields that we never use
+    /// are reserved here.
     Namespace, 4096 {
-        /// Blocks (NSZE).
+        /// Size in blocks (NSZE).
         size: U64,
-        /// Blocks that may be allocated at a time (NCAP).
+        /// The most blocks that may be allocated at a time (NCAP).
         capacity: U64,
-        /// Blocks that are allocated (NUSE).
+        /// Allocated blocks (NUSE).
         used: U64,
         /// Features (NSFEAT).
         features: u8,
-        /// Formats of blocks, minus one (NLBAF).
+        /// The number of block formats, minus one (NLBAF).
         formats: u8,
-        /// The format in use (FLBAS).
+        /// The block format in use (FLBAS).
         format: u8,
-        /// Metadata capabilities.
+        /// Metadata capabilities (MC).
         metadata: u8,
-        /// Protection capabilities.
+        /// Protection capabilities (DPC).
         protection: u8,
-        /// Protection settings.
+        /// Protection settings (DPS).
         protection_settings: u8,
-        /// Sharing (NMIC).
+        /// Multi-path and sharing capabilities (NMIC).
         sharing: u8,
-        /// Reservations.
+        /// Reservation capabilities (RESCAP).
         reservations: u8,
-        /// Progress of formatting.
+        /// Progress of Format NVM (FPI).
         format_progress: u8,
-        /// Deallocated blocks (DLFEAT).
+        /// Features of deallocated blocks (DLFEAT).
         deallocated: u8,
         /// Zero.
         reserved_34: [u8; 65],
@@ -253,22 +257,23 @@ layout!(
         attributes: u8,
         /// Zero.
         reserved_100: [u8; 4],
-        /// Globally unique identifier, or zero.
+        /// Globally unique identifier, or zero (NGUID).
         nguid: [u8; 16],
-        /// Extended unique identifier, or zero.
+        /// Extended unique identifier, or zero (EUI64).
         eui64: [u8; 8],
-        /// Formats of blocks.
+        /// Block formats.
         block_formats: [BlockFormat; 64],
         /// Vendor specific.
         vendor: [u8; 3712],
     }
 );
 layout!(
-    /// A namespace of any command set (Base, Figure 280 "I/O Command Set Independent Identify Namespace data structure").
+    /// A namespace of any command set (Base, Figure 280 "I/O Command Set Independent Identify
+    /// Namespace data structure").
     IndependentNamespace, 4096 {
         /// Features (NSFEAT).
         features: u8,
-        /// Sharing (NMIC).
+        /// Multi-path and sharing capabilities (NMIC).
         sharing: u8,
         /// Zero.
         reserved_2: [u8; 12],
@@ -279,30 +284,32 @@ layout!(
     }
 );
 layout!(
-    /// The NVM command set of a controller (NVM, Figure 102 "Identify Controller Data Structure").
+    /// The NVM command set's limits of a controller (NVM, Figure 102 "Identify Controller Data
+    /// Structure").
     NvmController, 4096 {
-        /// The largest Verify, as a power of two of 4096 bytes.
+        /// The largest Verify: 2^n units of 4096 bytes; 0 is no limit (VSL).
         verify_limit: u8,
-        /// The largest Write Zeroes, as a power of two of 4096 bytes; 0 is any (WZSL).
+        /// The largest Write Zeroes: 2^n units of 4096 bytes; 0 is no limit (WZSL).
         write_zeroes_limit: u8,
-        /// The largest Write Uncorrectable, likewise.
+        /// The largest Write Uncorrectable, likewise (WUSL).
         write_uncorrectable_limit: u8,
-        /// The most ranges of a Dataset Management; 0 is 256 (DMRL).
+        /// The most ranges of a Dataset Management command; 0 is 256 (DMRL).
         ranges_limit: u8,
-        /// The most blocks of one range; 0 is any (DMRSL).
+        /// The most blocks of one range; 0 is no limit (DMRSL).
         range_limit: U32,
-        /// The most blocks of all ranges of one command; 0 is any (DMSL).
+        /// The most blocks in all ranges of one command; 0 is no limit (DMSL).
         blocks_limit: U64,
         /// Zero.
         reserved_16: [u8; 4080],
     }
 );
 layout!(
-    /// One identifier of a namespace; the identifier follows (Base, Figure 277 "Namespace Identification Descriptor").
+    /// Header of a namespace identifier, which follows (Base, Figure 277 "Namespace Identification
+    /// Descriptor").
     Descriptor, 4 {
-        /// See [`descriptor`].
+        /// The kind, see [`descriptor`].
         kind: u8,
-        /// Bytes of the identifier.
+        /// Length of the identifier, in bytes.
         length: u8,
         /// Zero.
         reserved: [u8; 2],
@@ -311,11 +318,11 @@ layout!(
 
 /// Kinds of namespace identifier.
 pub mod descriptor {
-    /// 8 bytes.
+    /// Extended unique identifier: 8 bytes.
     pub const EUI64: u8 = 1;
-    /// 16 bytes.
+    /// Globally unique identifier: 16 bytes.
     pub const NGUID: u8 = 2;
-    /// 16 bytes.
+    /// UUID: 16 bytes.
     pub const UUID: u8 = 3;
     /// The command set: 1 byte.
     pub const COMMAND_SET: u8 = 4;

@@ -1,48 +1,50 @@
-//! How a host of ours says whose pages a namespace holds, by two vendor specific commands.
+//! Two vendor specific commands by which a host of ours names the owner of the pages in a
+//! namespace.
 //!
-//! Only controllers of our [`MODEL`](super::identify::MODEL) are sent them. No queue of an older epoch of the same owner
-//! carries out anything once the introduction is completed.
+//! Only controllers of our [`MODEL`](super::identify::MODEL) receive these commands. Once an
+//! introduction has completed, no queue of an older epoch of the same client carries out a command.
 
 use aquifer_page::{ClientId, OwnerId};
 use aquifer_store::Visitor;
 use zerocopy::byteorder::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of the owner's name.
+/// Size of the owner's name, in bytes.
 const NAME: usize = 208;
-/// Bytes of the answer to [`REFUSAL`](super::command::admin::REFUSAL): text, filled up with zeroes.
+/// Size of the answer to [`REFUSAL`](super::command::admin::REFUSAL): text, padded with zeroes.
 pub const REFUSAL_LENGTH: usize = 512;
 
 /// Flags of an [`Introduction`].
 pub mod flag {
     /// The claim outlives the controller for as long as the namespace stores anything.
     pub const KEEPS: u32 = 1 << 0;
-    /// The namespace is to be taken from its present owner.
+    /// The namespace is to be taken from its present owner, which loses its pages.
     pub const TAKES_OVER: u32 = 1 << 1;
-    /// The owner has moved for good: clients of earlier generations are ended, and let in no more.
+    /// The owner has moved for good: the target ends clients of earlier generations, and refuses
+    /// them from then on.
     pub const ENDS_OLDER: u32 = 1 << 2;
 }
 
 layout!(
     /// The data of [`INTRODUCE`](super::command::admin::INTRODUCE).
     Introduction, 256 {
-        /// Whose pages the namespace holds.
+        /// The owner of the pages in the namespace.
         owner: U128,
         /// The process that connects.
         client: U128,
-        /// Counts the client's reconnections: the controllers of it that have a smaller one end.
+        /// Number of the client's reconnections; controllers of the client with a smaller one end.
         epoch: U64,
-        /// How often the owner has moved to another host.
+        /// Number of the owner's moves to other hosts.
         generation: U32,
-        /// See [`flag`].
+        /// Flags, see [`flag`].
         flags: U32,
-        /// What operators call the owner: text, filled up with zeroes.
+        /// The operators' name for the owner: text, padded with zeroes.
         name: [u8; NAME],
     }
 );
 
 impl Introduction {
-    /// That of a visitor. A name that is too long is cut.
+    /// Makes the introduction of a visitor. Cuts a name that is too long.
     pub fn of(visitor: &Visitor) -> Self {
         let keeps = if visitor.keeps { flag::KEEPS } else { 0 };
         let takes_over = if visitor.takes_over { flag::TAKES_OVER } else { 0 };
@@ -57,7 +59,7 @@ impl Introduction {
         }
     }
 
-    /// The visitor that it introduces.
+    /// Returns the visitor that it introduces.
     pub fn visitor(&self) -> Visitor {
         let has = |flag| self.flags.get() & flag != 0;
         Visitor {
@@ -73,7 +75,7 @@ impl Introduction {
     }
 }
 
-/// Text as a field that is filled up with zeroes, cut between characters where it is too long.
+/// Returns text as a field padded with zeroes; cuts text that is too long, between characters.
 pub fn to_field<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
     let mut field = [0; LENGTH];
     let fits = |at: &usize| text.is_char_boundary(*at);
@@ -82,7 +84,7 @@ pub fn to_field<const LENGTH: usize>(text: &str) -> [u8; LENGTH] {
     field
 }
 
-/// Text of the other end as it can go to a log: no control characters.
+/// Returns text of the peer without control characters, fit for a log.
 pub fn from_field(field: &[u8]) -> String {
     String::from_utf8_lossy(field).chars().filter(|c| !c.is_control()).collect()
 }

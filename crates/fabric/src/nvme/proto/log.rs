@@ -7,7 +7,7 @@ use super::NQN_FIELD;
 
 /// Log page identifiers (Base, Figure 202 "Log Page Identifiers").
 pub mod page {
-    /// The log pages there are: 256 dwords, bit 0 set for those.
+    /// The supported log pages: 256 dwords, each with bit 0 set if its page is supported.
     pub const SUPPORTED: u8 = 0x00;
     /// [`ErrorEntry`](super::ErrorEntry)s, the newest first.
     pub const ERROR: u8 = 0x01;
@@ -19,30 +19,31 @@ pub mod page {
     pub const CHANGED_NAMESPACES: u8 = 0x04;
     /// [`Effects`](super::Effects).
     pub const EFFECTS: u8 = 0x05;
-    /// A [`DiscoveryHeader`](super::DiscoveryHeader) and [`DiscoveryEntry`](super::DiscoveryEntry)s.
+    /// A [`DiscoveryHeader`](super::DiscoveryHeader) and
+    /// [`DiscoveryEntry`](super::DiscoveryEntry)s.
     pub const DISCOVERY: u8 = 0x70;
 }
 
-/// Bit 15 of Get Log Page's dword 10: the event that told of the page stays.
+/// Bit 15 of Get Log Page's dword 10: reading does not clear the event that announced the page.
 pub const RETAIN_EVENT: u32 = 1 << 15;
-/// Identifiers in the log of changed namespaces; the first is 0xFFFFFFFF if there were more.
+/// The most identifiers in the log of changed namespaces; the first is 0xFFFFFFFF on overflow.
 pub const CHANGED_NAMESPACES: usize = 1024;
 
-/// What Get Log Page asks for (Base, Figures 197 to 201).
+/// The fields of Get Log Page (Base, Figures 197 to 201).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// See [`page`].
+    /// The page, see [`page`].
     pub page: u8,
-    /// Bytes wanted.
+    /// Length wanted, in bytes.
     pub length: u64,
-    /// First byte wanted.
+    /// The first byte wanted.
     pub offset: u64,
-    /// The event that told of the page stays.
+    /// Whether the event that announced the page stays.
     pub retain: bool,
 }
 
 impl Request {
-    /// Reads it.
+    /// Reads the fields from a command.
     pub fn of(command: &super::Command) -> Self {
         let dword = |number| u64::from(command.dword(number));
         let dwords = (dword(10) >> 16 | (dword(11) & 0xFFFF) << 16) + 1;
@@ -54,7 +55,7 @@ impl Request {
         }
     }
 
-    /// Writes it. The length must be a multiple of 4, and not 0.
+    /// Writes the fields into a command. The length must be a positive multiple of 4.
     pub fn put(self, command: super::Command) -> super::Command {
         let dwords = self.length / 4 - 1;
         let retain = if self.retain { RETAIN_EVENT } else { 0 };
@@ -69,65 +70,66 @@ impl Request {
 layout!(
     /// An error (Base, Figure 206 "Error Information Log Entry").
     ErrorEntry, 64 {
-        /// Counts errors; 0 in an entry that is not used.
+        /// The error's number; 0 in an unused entry.
         count: U64,
-        /// The queue.
+        /// The submission queue's number.
         queue: U16,
-        /// The command.
+        /// The command's identifier.
         command_id: U16,
-        /// The completion's status field.
+        /// The status field of the completion.
         status: U16,
-        /// Where in the command.
+        /// Position of the wrong field in the command.
         location: U16,
         /// The first block with the error.
         block: U64,
-        /// The namespace.
+        /// The namespace's identifier.
         nsid: U32,
         /// Zero.
         reserved: [u8; 36],
     }
 );
 layout!(
-    /// Health (Base, Figure 207 "SMART / Health Information Log Page").
+    /// Health of the controller (Base, Figure 207 "SMART / Health Information Log Page").
     Smart, 512 {
         /// Bits of critical warnings.
         warning: u8,
-        /// In Kelvin.
+        /// Temperature in Kelvin.
         temperature: U16,
-        /// Percent.
+        /// Available spare capacity, in percent.
         spare: u8,
-        /// Percent below which there is a warning.
+        /// Spare capacity below which there is a warning, in percent.
         spare_threshold: u8,
-        /// Percent.
+        /// Used part of the lifetime, in percent.
         used: u8,
         /// Zero.
         reserved_6: [u8; 26],
-        /// In 1000 times 512 bytes, rounded up; this and the next are numbers of 16 bytes.
+        /// Data read, in units of 512,000 bytes, rounded up. All fields from here on are integers
+        /// of 16 bytes.
         data_read: [U64; 2],
-        /// In 1000 times 512 bytes, rounded up.
+        /// Data written, in units of 512,000 bytes, rounded up.
         data_written: [U64; 2],
-        /// Commands.
+        /// Completed read commands.
         reads: [U64; 2],
-        /// Commands.
+        /// Completed write commands.
         writes: [U64; 2],
-        /// Minutes.
+        /// Time busy with I/O, in minutes.
         busy: [U64; 2],
-        /// Times.
+        /// Power cycles.
         power_cycles: [U64; 2],
-        /// Hours.
+        /// Time powered on, in hours.
         power_on: [U64; 2],
-        /// Times.
+        /// Unsafe shutdowns.
         unsafe_shutdowns: [U64; 2],
-        /// Times.
+        /// Media and data integrity errors.
         media_errors: [U64; 2],
-        /// Entries in the error log, ever.
+        /// Entries ever made in the error log.
         error_entries: [U64; 2],
         /// Zero.
         reserved_192: [u8; 320],
     }
 );
 layout!(
-    /// Firmware (Base, Figure 209 "Firmware Slot Information Log Page").
+    /// Firmware slots (Base, Figure 209 "Firmware Slot Information Log Page").
     FirmwareSlots, 512 {
         /// The active slot.
         active: u8,
@@ -140,68 +142,70 @@ layout!(
     }
 );
 layout!(
-    /// Commands and what they do (Base, Figure 210 "Commands Supported and Effects Log Page").
+    /// The supported commands and their effects (Base, Figure 210 "Commands Supported and Effects
+    /// Log Page").
     Effects, 4096 {
-        /// By opcode, see [`effect`].
+        /// Effects of admin commands by opcode, see [`effect`].
         admin: [U32; 256],
-        /// By opcode, see [`effect`].
+        /// Effects of I/O commands by opcode, see [`effect`].
         io: [U32; 256],
         /// Zero.
         reserved: [u8; 2048],
     }
 );
 
-/// What commands do (Base, Figure 211 "Commands Supported and Effects Data Structure").
+/// Effects of commands (Base, Figure 211 "Commands Supported and Effects Data Structure").
 pub mod effect {
     /// The command is supported.
     pub const SUPPORTED: u32 = 1 << 0;
-    /// It may change the content of blocks.
+    /// The command may change the content of blocks.
     pub const CHANGES_CONTENT: u32 = 1 << 1;
 }
 
 layout!(
     /// Start of the discovery log (Base, Figure 264 "Discovery Log Page").
     DiscoveryHeader, 1024 {
-        /// Changes with every change of the log.
+        /// Number that changes with every change of the log.
         generation: U64,
-        /// Entries that follow.
+        /// The number of entries that follow.
         records: U64,
-        /// 0.
+        /// The format: 0.
         format: U16,
         /// Zero.
         reserved: [u8; 1006],
     }
 );
 layout!(
-    /// A way to a subsystem (Base, Figure 265 "Discovery Log Page Entry Data Structure").
+    /// A path to a subsystem (Base, Figure 265 "Discovery Log Page Entry Data Structure").
     DiscoveryEntry, 1024 {
-        /// [`discovery::TCP`].
+        /// The transport: [`discovery::TCP`].
         transport: u8,
-        /// See [`discovery`].
+        /// The address family, see [`discovery`].
         family: u8,
-        /// What subsystem it is.
+        /// The type of subsystem, see [`discovery`].
         subsystem_kind: u8,
-        /// Requirements of the transport; see [`discovery::FLOW_CONTROL_OPTIONAL`].
+        /// Requirements of the transport, see [`discovery::FLOW_CONTROL_OPTIONAL`].
         requirements: u8,
-        /// The port's number.
+        /// The port's identifier in the subsystem.
         port: U16,
-        /// 0xFFFF: controllers are made as hosts come.
+        /// 0xFFFF: the target makes a controller for each host that connects.
         controller_id: U16,
-        /// The largest admin queue.
+        /// The largest admin queue, in entries.
         admin_queue: U16,
         /// Flags.
         flags: U16,
         /// Zero.
         reserved_12: [u8; 20],
-        /// The port's name in the transport: text, ended by zero or space.
+        /// The transport service (the TCP port): text, ended by a zero or a space.
         service: [u8; 32],
         /// Zero.
         reserved_64: [u8; 192],
-        /// The subsystem.
+        /// The subsystem's name.
         subsystem: [u8; NQN_FIELD],
-        /// The address in the transport: text.
+        /// The transport address: text.
         address: [u8; 256],
-        /// The first byte is the kind of transport security: 0 is none (TCP, Figure 17).
+        /// Transport specific; the first byte is the kind of transport security, 0 is none (TCP,
+        /// Figure 17).
         specific: [u8; 256],
     }
 );
@@ -214,12 +218,12 @@ pub mod discovery {
     pub const IPV4: u8 = 1;
     /// IPv6.
     pub const IPV6: u8 = 2;
-    /// Another discovery subsystem.
+    /// Subsystem type: another discovery subsystem.
     pub const REFERRAL: u8 = 1;
-    /// A subsystem with namespaces.
+    /// Subsystem type: one with namespaces.
     pub const NVM: u8 = 2;
-    /// The discovery subsystem that tells.
+    /// Subsystem type: the discovery subsystem that returns the log.
     pub const CURRENT_DISCOVERY: u8 = 3;
-    /// Requirement: queues may go without flow control, and nothing is said of a secure channel.
+    /// Requirement: flow control is optional, and a secure channel is not specified.
     pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
 }

@@ -1,10 +1,12 @@
-//! Numbers and layouts of the protocol, for hosts and controllers alike.
+//! Numbers and layouts of the protocol, for hosts and controllers.
 //!
-//! Everything on the wire is little-endian; the layouts are checked at compile time. `pdu` is what travels, with `digest`
-//! over it; `command` and `completion` are what it carries; `fabrics` makes a connection a queue of a controller, with `auth`;
-//! `identify`, `log` and `feature` are what a controller tells of itself, `introduction` what a host of ours tells.
+//! All fields on the wire are little-endian; the compiler checks the sizes of the layouts. `pdu`
+//! holds the units on the wire, `digest` their checksums, and `command` and `completion` their
+//! contents. `fabrics` makes a connection a queue of a controller, `auth` authenticates it. By
+//! `identify`, `log` and `feature` a controller describes itself, by `introduction` a host of ours
+//! names itself.
 
-// The derives of zerocopy make hidden types of their own without Debug; ours all have it.
+// The derives of zerocopy generate hidden types without Debug; all types of ours have it.
 #![allow(missing_debug_implementations)]
 
 macro_rules! layout {
@@ -39,5 +41,6 @@ pub use nqn::{DISCOVERY_NQN, Nqn, NqnError};
 pub const DEFAULT_PORT: u16 = 4420;
 /// The port registered for discovery (IANA, "nvme-disc").
 pub const DISCOVERY_PORT: u16 = 8009;
-/// Bytes of a field that holds an NQN, which ends with a zero byte (Base, section 4.5 "NVMe Qualified Names").
+/// Size of a field that holds an NQN and its final zero byte (Base, section 4.5 "NVMe Qualified
+/// Names").
 pub const NQN_FIELD: usize = 256;

@@ -1,3 +1,5 @@
+//! NVMe Qualified Names.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,15 +10,15 @@ use super::NQN_FIELD;
 
 /// The name of every discovery subsystem (Base, section 4.5 "NVMe Qualified Names").
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// What the names start with that need no domain: a UUID follows.
+/// The prefix of names that need no domain: a UUID follows.
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// An NVMe Qualified Name: of a host or a subsystem.
+/// An NVMe Qualified Name of a host or a subsystem; at most 223 bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Nqn(String);
 
-/// Why a text is not an NQN.
+/// The reason why a text is not an NQN.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not an NQN: {1}; write nqn.YYYY-MM.DOMAIN:NAME or {UUID_PREFIX}UUID, as in /etc/nvme/hostnqn"
@@ -24,7 +26,7 @@ pub struct Nqn(String);
 pub struct NqnError(String, &'static str);
 
 impl Nqn {
-    /// The name of the subsystem of a lease: its id in the form of a UUID.
+    /// Returns the name of a lease's subsystem: the lease's id in the form of a UUID.
     pub fn of_lease(lease: LeaseId) -> Self {
         let id = lease.to_string();
         Self(format!(
@@ -37,22 +39,23 @@ impl Nqn {
         ))
     }
 
-    /// The name of every discovery subsystem.
+    /// Returns the name of every discovery subsystem.
     pub fn discovery() -> Self {
         Self(DISCOVERY_NQN.to_owned())
     }
 
-    /// Whether this is the name of every discovery subsystem.
+    /// Returns whether this is the name of every discovery subsystem.
     pub fn is_discovery(&self) -> bool {
         self.0 == DISCOVERY_NQN
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// An identifier for the host of this name, the same every time: the UUID in the name, or else one made from all of it.
+    /// Returns a stable identifier for the host of this name: the UUID in the name, else a hash of
+    /// the name.
     pub fn host_id(&self) -> [u8; 16] {
         let uuid = self.0.strip_prefix(UUID_PREFIX).map(|uuid| uuid.replace('-', ""));
         let number = uuid.filter(|digits| digits.len() == 32);
@@ -65,18 +68,18 @@ impl Nqn {
         }
     }
 
-    /// The name in a field of a structure: ended and filled up with zero bytes.
+    /// Returns the name as a field of a structure, padded with zero bytes.
     pub fn to_field(&self) -> [u8; NQN_FIELD] {
         let mut field = [0; NQN_FIELD];
-        // Never longer than 223 bytes: that was checked when it was made.
+        // Names have at most 223 bytes: `try_from` has checked that.
         field[..self.0.len()].copy_from_slice(self.0.as_bytes());
         field
     }
 
-    /// Reads such a field.
+    /// Reads a field that holds a name.
     ///
     /// # Errors
-    /// If it is not text, not ended, or no NQN.
+    /// If the field is not UTF-8, not ended by a zero byte, or not an NQN.
     pub fn from_field(field: &[u8; NQN_FIELD]) -> Result<Self, NqnError> {
         let text = field.split(|&byte| byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(text).into_owned().try_into()
@@ -91,7 +94,7 @@ impl TryFrom<String> for Nqn {
         if text.len() > 223 {
             return error("it has more than 223 bytes");
         }
-        // "nqn." year "-" month "." and a name: what follows is the naming authority's affair.
+        // "nqn." year "-" month "." and a name; the rest is up to the naming authority.
         let mut date = text.bytes().skip(4).take(8).zip(*b"dddd-dd.");
         let well_formed = |(byte, form): (u8, u8)| {
             if form == b'd' { byte.is_ascii_digit() } else { byte == form }

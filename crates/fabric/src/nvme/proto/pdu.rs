@@ -1,6 +1,7 @@
-//! What travels on a connection: protocol data units.
+//! Protocol data units, of which a connection's byte streams consist.
 //!
-//! A PDU is a header of fixed length, its digest if agreed on, padding, data, and the data's digest if agreed on.
+//! A PDU is a header of fixed length, its digest if negotiated, padding, data, and the data's
+//! digest if negotiated.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,21 +10,21 @@ use super::{Command, Completion};
 
 /// Types of PDU (TCP, Figure 10 "PDU Types").
 pub mod kind {
-    /// Host to controller: the first of a connection.
+    /// Host to controller: the first PDU of a connection.
     pub const IC_REQ: u8 = 0x00;
-    /// Controller to host: the answer to it.
+    /// Controller to host: the answer to an ICReq.
     pub const IC_RESP: u8 = 0x01;
-    /// Host to controller: the connection is over, for this reason.
+    /// Host to controller: the connection ends because of a protocol error.
     pub const H2C_TERM_REQ: u8 = 0x02;
-    /// Controller to host: the connection is over, for this reason.
+    /// Controller to host: the connection ends because of a protocol error.
     pub const C2H_TERM_REQ: u8 = 0x03;
-    /// A command, maybe with its data.
+    /// A command, possibly with its data.
     pub const CAPSULE_CMD: u8 = 0x04;
     /// A completion.
     pub const CAPSULE_RESP: u8 = 0x05;
-    /// Data of a command, asked for by an R2T.
+    /// Data of a command, requested by an R2T.
     pub const H2C_DATA: u8 = 0x06;
-    /// Data that a command asked for.
+    /// Data requested by a command.
     pub const C2H_DATA: u8 = 0x07;
     /// Ready to transfer: the host may send this part of a command's data.
     pub const R2T: u8 = 0x09;
@@ -31,63 +32,63 @@ pub mod kind {
 
 /// Flags of PDUs (TCP, Figures 24 to 28).
 pub mod flag {
-    /// The header's digest follows it.
+    /// The header's digest follows the header.
     pub const HEADER_DIGEST: u8 = 1 << 0;
-    /// The data's digest follows it.
+    /// The data's digest follows the data.
     pub const DATA_DIGEST: u8 = 1 << 1;
     /// The last data of its command, or of its R2T.
     pub const LAST: u8 = 1 << 2;
-    /// The command succeeded and there will be no completion.
+    /// The command has succeeded, and no completion follows.
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-/// Digests to be used, in ICReq and ICResp (TCP, Figures 20 and 21, "DGST").
+/// The negotiated digests, in ICReq and ICResp (TCP, Figures 20 and 21, "DGST").
 pub mod digests {
-    /// Every header has one.
+    /// Every header has a digest.
     pub const HEADER: u8 = 1 << 0;
-    /// All data has one.
+    /// All data has a digest.
     pub const DATA: u8 = 1 << 1;
 }
 
-/// Why a connection is terminated (TCP, Figures 22 and 23, "Fatal Error Status").
+/// Reasons to terminate a connection (TCP, Figures 22 and 23, "Fatal Error Status").
 pub mod fatal {
-    /// A field of the header is wrong; the information is its offset.
+    /// A field of the header is invalid; the information is its offset.
     pub const INVALID_HEADER: u16 = 0x01;
-    /// The PDU must not come here.
+    /// The PDU is out of sequence.
     pub const SEQUENCE: u16 = 0x02;
-    /// The header's digest is wrong; the information is the digest that came.
+    /// The header's digest is wrong; the information is the received digest.
     pub const HEADER_DIGEST: u16 = 0x03;
-    /// The data is outside of what was asked for.
+    /// The data is outside the requested range.
     pub const DATA_OUT_OF_RANGE: u16 = 0x04;
-    /// More data than may come at once, or more R2Ts.
+    /// More data than allowed in a PDU, or more R2Ts than allowed.
     pub const LIMIT_EXCEEDED: u16 = 0x05;
     /// A parameter is not supported; the information is its offset.
     pub const UNSUPPORTED: u16 = 0x06;
 }
 
-/// Bytes of a digest.
+/// Size of a digest, in bytes.
 pub const DIGEST: usize = 4;
-/// Bytes of ICReq and of ICResp.
+/// Size of ICReq and of ICResp, in bytes.
 pub const IC_LENGTH: usize = 128;
-/// The most bytes of an offending PDU that a termination carries.
+/// The most bytes of an offending PDU that a termination repeats.
 pub const TERM_DATA: usize = 128;
-/// The largest value of the alignments [`IcReq::alignment`] and [`IcResp::alignment`].
+/// The largest value of [`IcReq::alignment`] and [`IcResp::alignment`].
 pub const MAX_ALIGNMENT: u8 = 31;
-/// The least a controller may set as [`IcResp::max_data`].
+/// The smallest allowed value of [`IcResp::max_data`], in bytes.
 pub const MIN_MAX_DATA: u32 = 4096;
 
 layout!(
-    /// What all PDUs start with (TCP, Figure 19 "PDU Common Header").
+    /// The start of every PDU (TCP, Figure 19 "PDU Common Header").
     CommonHeader, 8 {
-        /// See [`kind`].
+        /// The PDU's type, see [`kind`].
         kind: u8,
-        /// See [`flag`].
+        /// Flags, see [`flag`].
         flags: u8,
-        /// Bytes of the header, without its digest.
+        /// Length of the header without its digest, in bytes.
         header_length: u8,
-        /// Where the data starts, from the PDU's start; 0 without data.
+        /// Offset of the data from the PDU's start, in bytes; 0 without data.
         data_offset: u8,
-        /// Bytes of the PDU with digests and padding.
+        /// Length of the PDU with digests and padding, in bytes.
         length: U32,
     }
 );
@@ -98,11 +99,11 @@ layout!(
         header: CommonHeader,
         /// PDU format: 0.
         format: U16,
-        /// Data sent to the host starts at a multiple of this number of dwords, plus one.
+        /// Alignment of data sent to the host, in dwords, minus one.
         alignment: u8,
-        /// See [`digests`]: what the host wants.
+        /// The digests that the host wants, see [`digests`].
         digests: u8,
-        /// The number of R2Ts that the host takes at a time for a command, minus one.
+        /// The most R2Ts that the host accepts at a time for a command, minus one.
         max_r2t: U32,
         /// Zero.
         reserved: [u8; 112],
@@ -115,32 +116,32 @@ layout!(
         header: CommonHeader,
         /// PDU format: 0.
         format: U16,
-        /// Data sent to the controller starts at a multiple of this number of dwords, plus one.
+        /// Alignment of data sent to the controller, in dwords, minus one.
         alignment: u8,
-        /// See [`digests`]: what will be used.
+        /// The digests that both ends use, see [`digests`].
         digests: u8,
-        /// The most bytes of data in an H2CData PDU; a multiple of 4, [`MIN_MAX_DATA`] and up.
+        /// The most data in an H2CData PDU, in bytes: a multiple of 4, at least [`MIN_MAX_DATA`].
         max_data: U32,
         /// Zero.
         reserved: [u8; 112],
     }
 );
 layout!(
-    /// Termination of the connection; up to [`TERM_DATA`] bytes of the offending PDU follow (TCP, Figure 22
-    /// "H2CTermReq" and Figure 23 "C2HTermReq").
+    /// Termination of the connection; up to [`TERM_DATA`] bytes of the offending PDU follow (TCP,
+    /// Figure 22 "H2CTermReq" and Figure 23 "C2HTermReq").
     TermReq, 24 {
         /// [`kind::H2C_TERM_REQ`] or [`kind::C2H_TERM_REQ`].
         header: CommonHeader,
-        /// See [`fatal`].
+        /// The fatal error status, see [`fatal`].
         status: U16,
-        /// More about it.
+        /// Details of the error; their meaning depends on the status.
         information: U32,
         /// Zero.
         reserved: [u8; 10],
     }
 );
 layout!(
-    /// A command, its data may follow (TCP, Figure 24 "CapsuleCmd").
+    /// A command; its data may follow (TCP, Figure 24 "CapsuleCmd").
     CapsuleCmd, 72 {
         /// [`kind::CAPSULE_CMD`].
         header: CommonHeader,
@@ -164,11 +165,11 @@ layout!(
         header: CommonHeader,
         /// The command's identifier.
         command_id: U16,
-        /// To the controller: the R2T's tag. To the host: zero.
+        /// To the controller: the R2T's tag. To the host: 0.
         tag: U16,
-        /// Where in the command's data this belongs.
+        /// Offset of this data in the command's data, in bytes.
         offset: U32,
-        /// Bytes of data.
+        /// Length of the data, in bytes.
         length: U32,
         /// Zero.
         reserved: [u8; 4],
@@ -181,11 +182,11 @@ layout!(
         header: CommonHeader,
         /// The command's identifier.
         command_id: U16,
-        /// Chosen by the controller, copied into the data's PDUs.
+        /// Chosen by the controller; the PDUs of the data repeat it.
         tag: U16,
-        /// Where in the command's data the part that is asked for starts.
+        /// Offset of the requested part in the command's data, in bytes.
         offset: U32,
-        /// Bytes asked for.
+        /// Length of the requested part, in bytes.
         length: U32,
         /// Zero.
         reserved: [u8; 4],
@@ -193,7 +194,7 @@ layout!(
 );
 
 impl CommonHeader {
-    /// The header of a PDU of `header_length` bytes without digests and data.
+    /// Makes the header of a PDU of `header_length` bytes without digests and data.
     pub fn bare(kind: u8, header_length: usize) -> Self {
         Self {
             kind,
@@ -205,19 +206,19 @@ impl CommonHeader {
     }
 }
 
-/// How PDUs with data look on one connection in one direction.
+/// The form of PDUs with data, on one connection and in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Every header has a digest.
+    /// Whether every header has a digest.
     pub header_digest: bool,
-    /// All data has a digest.
+    /// Whether all data has a digest.
     pub data_digest: bool,
-    /// Data starts at a multiple of so many dwords, plus one: the receiver's wish.
+    /// Alignment of data in dwords, minus one, as the receiver wants it.
     pub alignment: u8,
 }
 
 impl Shape {
-    /// From what ICResp says of digests and the receiver of alignment.
+    /// Makes the form from the digests of ICResp and the receiver's alignment.
     pub fn new(digests: u8, alignment: u8) -> Self {
         Self {
             header_digest: digests & digests::HEADER != 0,
@@ -226,7 +227,7 @@ impl Shape {
         }
     }
 
-    /// The common header of a PDU of this kind and header length with `data` bytes of data.
+    /// Returns the common header of a PDU of this kind and header length with `data` bytes of data.
     pub fn header(self, kind: u8, flags: u8, header_length: usize, data: usize) -> CommonHeader {
         let mut header = CommonHeader::bare(kind, header_length);
         let mut length = header_length;
@@ -248,17 +249,18 @@ impl Shape {
         header
     }
 
-    /// Where the data starts in a PDU with a header of this length.
+    /// Returns the offset of the data in a PDU with a header of this length.
     pub fn data_offset(self, header_length: usize) -> usize {
         let digest = if self.header_digest { DIGEST } else { 0 };
         (header_length + digest).next_multiple_of((usize::from(self.alignment) + 1) * 4)
     }
 
-    /// Where the data is in a PDU with this common header, whose header is `header_length` bytes long and which carries at
-    /// most `most_data`. For all PDUs but those before anything is agreed on and terminations.
+    /// Returns the place of the data in a PDU with this common header. The PDU's own header must
+    /// have `header_length` bytes, and the data at most `most_data`. Valid for all PDUs but ICReq,
+    /// ICResp and terminations.
     ///
     /// # Errors
-    /// What the common header contradicts.
+    /// If the common header contradicts the negotiated form or these lengths.
     pub fn payload(
         self,
         header: &CommonHeader,
@@ -296,29 +298,30 @@ impl Shape {
     }
 }
 
-/// The data of a PDU, as a place in it.
+/// The place of the data in a PDU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Payload {
-    /// Where it starts, from the PDU's start.
+    /// Offset of the data from the PDU's start, in bytes.
     pub start: usize,
-    /// Bytes; 0 without data.
+    /// Length of the data, in bytes; 0 without data.
     pub length: usize,
 }
 
-/// What is wrong with a PDU.
+/// An error in a PDU's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct Malformed {
-    /// See [`fatal`].
+    /// The status to report, see [`fatal`].
     pub status: u16,
-    /// The offset of the field that is wrong.
+    /// The offset of the invalid field.
     pub field: u32,
-    /// In words.
+    /// Description of the error.
     pub what: &'static str,
 }
 
 impl IcReq {
-    /// A request by a host that takes data without alignment and one R2T at a time for a command; see [`digests`].
+    /// Makes the request of a host that needs no alignment and accepts one R2T at a time for a
+    /// command; see [`digests`].
     pub fn new(digests: u8) -> Self {
         Self {
             header: CommonHeader::bare(kind::IC_REQ, IC_LENGTH),

@@ -1,4 +1,4 @@
-//! The controller's end of DH-HMAC-CHAP: a queue is of no use before its host has proved who it is.
+//! The controller's end of DH-HMAC-CHAP: a queue is usable only after its host has proved its name.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use crate::nvme::proto::fabrics::{AUTHENTICATION_PROTOCOL, kind};
 use crate::nvme::proto::{Command, Status};
 use crate::serving::Origin;
 
-/// The longest message of either end: with exponentials of 8192 bits and all else there is room to spare.
+/// The longest message of either end, in bytes: ample for exponentials of 8192 bits.
 const MAX_MESSAGE: u32 = 8192;
 
-/// One authentication.
+/// One authentication in progress.
 struct Authentication<'a> {
     core: &'a Core,
     controller: &'a Controller,
@@ -30,31 +30,31 @@ struct Authentication<'a> {
     transaction: u16,
     secure_channel: u8,
     state: State,
-    /// The host has failed too often just now: it is refused before it costs anything.
+    /// The host has failed too often recently: this end refuses it before any costly step.
     is_barred: bool,
-    /// If it ends now, it counts as a failure of the host's.
+    /// Whether an end at this point counts as a failure of the host.
     counts: bool,
 }
 
-/// What comes next.
+/// The next step of the protocol.
 enum State {
-    /// The host's negotiation.
+    /// The host sends its negotiation.
     Negotiation,
     /// The host fetches the challenge.
     Challenge(Asked),
-    /// The host's proof.
+    /// The host sends its proof.
     Reply(Asked),
-    /// The host fetches this message, the last of ours. Then it has succeeded, or says itself that it has, or not.
+    /// The host fetches `message`, the last one from this end, and then `then` follows.
     Last { message: Vec<u8>, then: Then },
-    /// The host's word that it has succeeded.
+    /// The host confirms the controller's proof.
     Success2,
     /// The host has authenticated.
     Done,
-    /// Nothing does.
+    /// No further message is valid.
     Failed,
 }
 
-/// What follows the last message of ours.
+/// The step after the last message from this end.
 #[derive(Clone, Copy)]
 enum Then {
     Success,
@@ -62,7 +62,7 @@ enum Then {
     Failure,
 }
 
-/// What a host was asked.
+/// The challenge to a host, with its parameters.
 struct Asked {
     hash: Hash,
     group: Group,
@@ -71,7 +71,8 @@ struct Asked {
     exchange: Option<Exchange>,
 }
 
-/// Lets the host prove who it is, by the connection's deadline. False if it has closed the connection.
+/// Authenticates the host before the connection's deadline. Returns false if the host closes the
+/// connection.
 pub(super) fn run(
     link: &mut Link,
     core: &Core,
@@ -153,7 +154,7 @@ impl Authentication<'_> {
         Ok(link.complete(id, status, 0)?)
     }
 
-    /// Takes a message of the host's. What is wrong with it, if anything is.
+    /// Handles a message from the host. Returns the failure's explanation if the message is wrong.
     fn take(&mut self, bytes: &[u8]) -> Option<u8> {
         let head = bytes.first_chunk::<2>().copied().unwrap_or_default();
         match std::mem::replace(&mut self.state, State::Failed) {
@@ -167,7 +168,7 @@ impl Authentication<'_> {
         }
     }
 
-    /// Has the host told of a failure when it asks.
+    /// Prepares the failure message that the host fetches next.
     fn fail(&mut self, explanation: u8) {
         tracing::warn!(
             "{} failed to authenticate: explanation {explanation:#x}",
@@ -204,7 +205,8 @@ impl Authentication<'_> {
             |names: &[u8; NAMES], count: u8| names[..usize::from(count).min(NAMES)].to_vec();
         let hashes = names(&protocol.hashes, protocol.hash_count);
         let groups = names(&protocol.groups, protocol.group_count);
-        // The hash is the host's choice. Of the groups the smallest that is one: it keeps secrets from who listens.
+        // The host's first known hash; the smallest group other than null, which hides the secret
+        // from an eavesdropper.
         let hash = hashes.into_iter().find_map(Hash::with_id).ok_or(failure::NO_HASH)?;
         let groups = groups.into_iter().filter_map(Group::with_id);
         let groups = groups.filter(|group| *group <= self.core.limits.largest_group);
@@ -216,14 +218,14 @@ impl Authentication<'_> {
         let mut random = [0; 64 + size_of::<u32>()];
         SystemRandom::new().fill(&mut random).map_err(|_| failure::FAILED)?;
         let (challenge, sequence) = random.split_at(64);
-        // 0 would say that there is no challenge.
+        // 0 would mean that there is no challenge.
         let sequence = u32::from_le_bytes(sequence.try_into().unwrap_or([1; 4])) | 1;
         let (challenge, exchange) = (challenge[..hash.length()].to_vec(), Exchange::begin(group));
         self.state = State::Challenge(Asked { hash, group, challenge, sequence, exchange });
         Ok(())
     }
 
-    /// Gives the host the message that it asks for.
+    /// Sends the message that the host fetches.
     fn give(&mut self, link: &mut Link, id: u16, length: usize) -> Result<(), Broken> {
         let (mut bytes, next) = match std::mem::replace(&mut self.state, State::Failed) {
             State::Challenge(asked) => (self.challenge(&asked)?, State::Reply(asked)),
@@ -249,9 +251,9 @@ impl Authentication<'_> {
         Ok(())
     }
 
-    /// Does the costly part of an exchange.
+    /// Runs the costly part of an exchange in one of the few slots for that.
     fn calculate<T>(&mut self, work: impl FnOnce() -> T) -> Result<T, Broken> {
-        // A host that had to wait for others so long has not failed.
+        // A host that waits for a slot until its deadline has not failed.
         self.counts = false;
         let result = self.core.slots.work(self.core.limits.handshake, work).ok_or(Broken::Late)?;
         self.counts = true;
@@ -277,7 +279,7 @@ impl Authentication<'_> {
         Ok([challenge.as_bytes(), &asked.challenge, &exponential].concat())
     }
 
-    /// Checks the host's proof, and proves who we are if it asks for that.
+    /// Checks the host's proof, and answers the host's challenge if there is one.
     fn check(&mut self, asked: &Asked, bytes: &[u8]) -> Result<(), u8> {
         let length = asked.hash.length();
         let (reply, rest) = Reply::read_from_prefix(bytes).map_err(|_| failure::PAYLOAD)?;
@@ -325,7 +327,7 @@ impl Authentication<'_> {
         let mut then = Then::Success;
         if reply.challenged != 0 {
             let Some(secret) = &self.secrets.controller else { return Err(failure::FAILED) };
-            // A host that was sent its own challenge back would prove itself to us by our proof to it.
+            // Without this check, a host could present our own proof as its proof to us.
             if challenge == asked.challenge {
                 return Err(failure::FAILED);
             }
@@ -342,7 +344,7 @@ impl Authentication<'_> {
     }
 }
 
-/// The message in an Authentication Send.
+/// Returns the place of the message in an Authentication Send.
 fn incoming(command: &Command, payload: Payload) -> Result<Payload, Status> {
     let length = command.dword(11);
     if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {
@@ -354,7 +356,7 @@ fn incoming(command: &Command, payload: Payload) -> Result<Payload, Status> {
     }
 }
 
-/// The room for a message that an Authentication Receive has.
+/// Returns the room for a message in an Authentication Receive, in bytes.
 fn outgoing(command: &Command) -> Result<usize, Status> {
     let length = command.dword(11);
     if command.dword(10) != AUTHENTICATION_PROTOCOL || length == 0 || length > MAX_MESSAGE {

@@ -1,9 +1,11 @@
+//! The bell that wakes an admin queue's thread.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 
-/// Wakes a thread that polls.
+/// An eventfd that wakes a thread out of poll(2).
 #[derive(Debug)]
 pub(super) struct Bell(OwnedFd);
 
@@ -13,13 +15,13 @@ impl Bell {
     }
 
     pub(super) fn ring(&self) {
-        // It can only fail if it was rung 2^64 times and nobody looked.
+        // The write fails only if the counter is at its maximum, and then the thread wakes anyway.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it silent again.
+    /// Resets the bell, so that poll(2) waits again.
     pub(super) fn still(&self) {
-        // It fails if it was silent.
+        // The read fails if the bell has not rung.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

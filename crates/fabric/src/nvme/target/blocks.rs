@@ -1,4 +1,4 @@
-//! What commands do to blocks, without how they came.
+//! Effects of commands on blocks, apart from their transport.
 
 use aquifer_page::{PAGE_SIZE, is_zero};
 use aquifer_store::{Segment, StoreError};
@@ -7,7 +7,7 @@ use super::Namespace;
 use crate::nvme::proto::Status;
 use crate::nvme::proto::command::io;
 
-/// The bytes of so many blocks, if the namespace has them.
+/// Returns offset and length in bytes of a range of blocks, if it is inside the namespace.
 pub(super) fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<(u64, u64), Status> {
     let block = PAGE_SIZE as u64;
     let there = namespace.size().0 / block;
@@ -17,7 +17,7 @@ pub(super) fn range(namespace: &Namespace, start: u64, blocks: u64) -> Result<(u
     }
 }
 
-/// Writes the data, or compares it with what is there.
+/// Writes the data, or compares it with the stored data.
 pub(super) fn apply(namespace: &Namespace, opcode: u8, offset: u64, data: &[u8]) -> Status {
     let result = match opcode {
         io::WRITE => namespace.lease().write(offset, data).map(|()| true),
@@ -44,7 +44,7 @@ fn take<'a>(data: &mut &'a [u8], length: usize) -> &'a [u8] {
     now
 }
 
-/// Makes the bytes zero and gives their RAM back.
+/// Makes a range zero and frees its RAM.
 pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> Status {
     namespace
         .lease()
@@ -52,7 +52,7 @@ pub(super) fn discard(namespace: &Namespace, offset: u64, length: u64) -> Status
         .map_or_else(|error| status_of(&error), |()| Status::SUCCESS)
 }
 
-/// What a host is told when the store fails.
+/// Translates an error of the store into a status.
 pub(super) fn status_of(error: &StoreError) -> Status {
     let status = match error {
         StoreError::Range { .. } => Status::LBA_OUT_OF_RANGE,

@@ -1,13 +1,15 @@
+//! Reasons for the end of a connection.
+
 use std::io;
 
 use crate::nvme::proto::pdu::{Malformed, TermReq, fatal};
 
-/// Why a connection ends other than by the host's wish.
+/// The reason for the end of a connection, other than a close by the host.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The host broke the protocol, and is told so.
+    /// The host broke the protocol; the connection ends with a C2HTermReq.
     #[error("the host broke the protocol: {0}")]
     Fatal(Fatal),
     #[error("the host says that we broke the protocol: fatal error status {:#x}, information {:#x}", .0.status, .0.information)]
@@ -22,11 +24,11 @@ pub(super) enum Broken {
     Unauthenticated,
 }
 
-/// What a C2HTermReq tells.
+/// The contents of a C2HTermReq, and a description for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub(super) struct Fatal {
-    /// See [`fatal`].
+    /// The fatal error status, see [`fatal`].
     pub(super) status: u16,
     pub(super) information: u32,
     pub(super) what: &'static str,
@@ -37,12 +39,12 @@ impl Fatal {
         Self { status, information, what }
     }
 
-    /// The field at this offset of the header is wrong.
+    /// Makes the error of an invalid field at this offset of the header.
     pub(super) fn header(offset: u32, what: &'static str) -> Self {
         Self::new(fatal::INVALID_HEADER, offset, what)
     }
 
-    /// The PDU must not come now.
+    /// Makes the error of a PDU out of sequence.
     pub(super) fn sequence(what: &'static str) -> Self {
         Self::new(fatal::SEQUENCE, 0, what)
     }

@@ -1,3 +1,5 @@
+//! Connect commands.
+
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +15,18 @@ use crate::nvme::proto::fabrics::{ANY_CONTROLLER, Connect, ConnectData, connect}
 use crate::nvme::proto::{Command, Nqn, Status};
 use crate::serving::Origin;
 
-/// A queue whose Connect is accepted, but not completed yet.
+/// A queue with an accepted Connect that is not completed yet.
 pub(super) struct Connected {
     pub(super) seat: Seat,
-    /// Entries.
+    /// Entries of the queue.
     pub(super) size: u32,
     pub(super) flow_control: bool,
-    /// None if the host gives no signs of life.
+    /// The keep alive timeout; `None` if the host sends no Keep Alives.
     pub(super) keep_alive: Option<Duration>,
 }
 
-/// A queue's place at its controller, given up when dropped; with the admin queue's, the controller ends.
+/// A queue's membership in its controller, left on drop; the admin queue's drop ends the
+/// controller.
 pub(super) struct Seat {
     core: Arc<Core>,
     pub(super) controller: Arc<Controller>,
@@ -41,7 +44,7 @@ impl Drop for Seat {
     }
 }
 
-/// Why a Connect is not accepted, and the completion's result.
+/// The status and the result of a refused Connect.
 pub(super) struct Rejected(pub(super) Status, pub(super) u32);
 
 impl From<Status> for Rejected {
@@ -50,21 +53,21 @@ impl From<Status> for Rejected {
     }
 }
 
-/// Where in a Connect something is wrong.
+/// Refuses a Connect because of the field at this offset of the command.
 fn wrong_in_command(offset: usize) -> Rejected {
     Rejected(Status::CONNECT_INVALID.final_(), offset as u32)
 }
 
-/// Where in a Connect's data something is wrong.
+/// Refuses a Connect because of the field at this offset of its data.
 fn wrong_in_data(offset: usize) -> Rejected {
     Rejected(Status::CONNECT_INVALID.final_(), offset as u32 | connect::IN_DATA)
 }
 
-/// Offsets in the command.
+/// Offsets of fields in the command, in bytes.
 const QUEUE: usize = 42;
 const SIZE: usize = 44;
 
-/// Looks at a Connect command, and makes the controller if it is an admin queue's.
+/// Checks a Connect command, and makes the controller if the queue is an admin queue.
 pub(super) fn accept(
     core: &Arc<Core>,
     link: &Link,
@@ -145,7 +148,7 @@ fn make_controller(core: &Core, subsystem: Nqn, host: Host) -> Result<Arc<Contro
     }
 }
 
-/// An I/O queue must come from the host that made the controller.
+/// Checks that an I/O queue comes from the host that made the controller.
 fn check_association(
     controller: &Controller,
     subsystem: &Nqn,

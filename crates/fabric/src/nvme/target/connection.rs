@@ -1,3 +1,5 @@
+//! The life of a connection: handshake, Connect, authentication, commands.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,10 +21,10 @@ use crate::nvme::proto::command::FABRICS;
 use crate::nvme::proto::{Completion, Status, fabrics};
 use crate::serving::{Origin, Place, Service};
 
-/// What every connection of a listener needs.
+/// The state that all connections of a listener share.
 pub(super) struct Nvme {
     pub(super) core: Arc<Core>,
-    /// Where hosts find this listener, if that is not where it listens.
+    /// The address at which hosts find this listener, if it differs from the listening address.
     pub(super) announced: Option<Address>,
 }
 
@@ -35,7 +37,7 @@ impl Service for Nvme {
         let Err(broken) = self.talk(&mut link, &origin, place) else { return };
         tracing::info!("connection from {from} ended: {broken}");
         if let Broken::Fatal(fatal) = broken {
-            // Whoever breaks the protocol may well not want to hear of it.
+            // A host that breaks the protocol may not read the reason.
             let _ = link.terminate(&fatal);
         }
     }
@@ -85,15 +87,15 @@ impl Nvme {
         Ok(())
     }
 
-    /// A host to a lease counts from now on, and need not make room for others. One that discovers proves nothing, and
-    /// so makes room for as long as it is there.
+    /// Settles the host at its lease: its connection counts, and need not make room for others. A
+    /// host that only discovers proves nothing, so its connection makes room at any time.
     fn let_in(&self, place: &Place<Self>, lease: Option<LeaseId>) -> Option<Told<'_>> {
         let lease = lease?;
         place.settle(Some(lease));
         Some(Told::new(&*self.core.subsystems, lease))
     }
 
-    /// Waits for a Connect that can be accepted, and says its identifier too.
+    /// Waits for an acceptable Connect, and returns its command identifier too.
     fn wait_connect(
         &self,
         link: &mut Link,
@@ -142,7 +144,7 @@ fn complete_connect(
     link.flush()
 }
 
-/// Tells the subsystems of a queue's beginning and, when dropped, of its end.
+/// Tells the subsystems of a queue's start and, on drop, of its end.
 struct Told<'a> {
     subsystems: &'a dyn Subsystems,
     lease: LeaseId,

@@ -1,3 +1,5 @@
+//! Controllers of the target.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,31 +13,31 @@ use crate::channel::{Channel, Socket};
 use crate::nvme::proto::fabrics::{VERSION_2_0, capabilities, configuration, property, status};
 use crate::nvme::proto::{Nqn, Status};
 
-/// The admin queue.
+/// The number of the admin queue.
 pub(super) const ADMIN: u16 = 0;
-/// How long a reset may take, in half seconds: it waits for the I/O queues' threads.
+/// The longest reset, in units of 500 ms: a reset waits for the threads of the I/O queues.
 const READY_TIMEOUT: u64 = 20;
 
-/// Things to tell the host, as bits.
+/// Notices for the host, as bits.
 pub(super) mod notice {
     pub(in super::super) const NAMESPACE: u32 = 1 << 0;
     pub(in super::super) const DISCOVERY: u32 = 1 << 1;
 }
 
-/// What a host's queues have in common: it is there from the admin queue's Connect to the end of its connection.
+/// A controller: the state that a host's queues share, from the admin queue's Connect to its end.
 #[derive(Debug)]
 pub(super) struct Controller {
     pub(super) id: u16,
     pub(super) subsystem: Nqn,
     pub(super) host: Host,
-    /// None: it serves discovery.
+    /// The namespace; `None` for discovery.
     pub(super) namespace: Option<Arc<Namespace>>,
     pub(super) bell: Bell,
-    /// See [`notice`].
+    /// Notices not yet reported, see [`notice`].
     pub(super) notices: AtomicU32,
     traffic: AtomicBool,
     state: Mutex<State>,
-    /// Rung when an I/O queue has left.
+    /// Notified when an I/O queue leaves.
     left: Condvar,
 }
 
@@ -43,11 +45,11 @@ pub(super) struct Controller {
 struct State {
     configuration: u32,
     status: u32,
-    /// The I/O queues' connections, by queue.
+    /// The connections of the I/O queues, by queue number.
     queues: BTreeMap<u16, Socket>,
-    /// Its admin queue is gone.
+    /// Whether the admin queue has ended.
     ended: bool,
-    /// The host's time with the lease, once it has introduced itself.
+    /// The host's admission to the lease, once it has introduced itself.
     stay: Option<Stay>,
 }
 
@@ -77,20 +79,20 @@ impl Controller {
         self.namespace.is_none()
     }
 
-    /// The host has given a sign of life.
+    /// Records traffic of the host, for its keep alive timeout.
     pub(super) fn touch(&self) {
-        // Not written where it is set already: many threads read it.
+        // Skips the store if the flag is set: threads of many queues share its cache line.
         if !self.traffic.load(Ordering::Relaxed) {
             self.traffic.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether the host has given a sign of life since this was asked last.
+    /// Returns whether the host has sent anything since the last call.
     pub(super) fn take_traffic(&self) -> bool {
         self.traffic.swap(false, Ordering::Relaxed)
     }
 
-    /// Lets the host know that its namespace has changed; true.
+    /// Tells the host that its namespace has changed. Returns true.
     pub(super) fn tell_namespace_changed(&self) -> bool {
         self.tell(notice::NAMESPACE);
         true
@@ -101,12 +103,12 @@ impl Controller {
         self.bell.ring();
     }
 
-    /// Whether commands other than those of fabrics may be used.
+    /// Returns whether the controller accepts commands other than fabrics commands.
     pub(super) fn is_ready(&self) -> bool {
         self.locked().status & status::READY != 0
     }
 
-    /// A property of this size.
+    /// Returns a property, which must have this size.
     pub(super) fn property(&self, offset: u32, eight_bytes: bool) -> Result<u64, Status> {
         let state = self.locked();
         Ok(match (offset, eight_bytes) {
@@ -128,7 +130,7 @@ impl Controller {
             | capabilities::READY_WITH_MEDIA
     }
 
-    /// Sets a property of 4 bytes. Comes back when what that means has happened. True if it was a reset.
+    /// Sets a property of 4 bytes, and returns once that has taken effect. Returns true on a reset.
     pub(super) fn set_property(&self, offset: u32, value: u32) -> Result<bool, Status> {
         if offset != property::CONFIGURATION {
             return Err(Status::INVALID_FIELD.final_());
@@ -156,11 +158,11 @@ impl Controller {
         let sizes = configuration::COMMAND_SIZE | configuration::COMPLETION_SIZE;
         let wanted = configuration::START & sizes;
         let other = configuration::COMMAND_SET | configuration::PAGE_SIZE;
-        // A discovery controller has no I/O queues whose entries could have a size.
+        // A discovery controller has no I/O queues, so entry sizes do not matter.
         self.is_discovery() || (configuration & sizes == wanted && configuration & other == 0)
     }
 
-    /// Takes an I/O queue in. The caller MUST call [`leave`](Self::leave) at its end.
+    /// Adds an I/O queue. The caller MUST call [`leave`](Self::leave) when the queue ends.
     pub(super) fn join(&self, queue: u16, socket: Socket) -> Result<(), Status> {
         let mut state = self.locked();
         if state.ended || state.status & status::READY == 0 || state.queues.contains_key(&queue) {
@@ -170,39 +172,40 @@ impl Controller {
         Ok(())
     }
 
-    /// An I/O queue is gone.
+    /// Removes an I/O queue that has ended.
     pub(super) fn leave(&self, queue: u16) {
         self.locked().queues.remove(&queue);
         self.left.notify_all();
     }
 
-    /// Whether the host has introduced itself.
+    /// Returns whether the host has introduced itself.
     pub(super) fn is_introduced(&self) -> bool {
         self.locked().stay.is_some()
     }
 
-    /// The host has introduced itself, and has the lease until the controller ends. Only the admin
-    /// queue calls this.
+    /// Keeps the host's admission to the lease until the controller ends. Only the admin queue
+    /// calls this.
     pub(super) fn keep(&self, stay: Stay) {
         self.locked().stay = Some(stay);
     }
 
-    /// The admin queue is gone: ends the I/O queues and waits until they are gone too.
+    /// Ends the I/O queues and waits for them, after the end of the admin queue.
     pub(super) fn end(&self) {
         let mut state = self.locked();
         state.ended = true;
         let mut state = self.end_queues(state);
-        // Only now: a newer controller that waits for the end of this one must not go on before.
+        // Only after the I/O queues have ended: dropping it lets a waiting newer controller
+        // proceed.
         let stay = state.stay.take();
         drop(state);
         drop(stay);
     }
 
-    /// Ends all I/O queues and waits for their threads: nothing that came over them is carried out any more when the host
-    /// is told that they are gone, and takes other ways.
+    /// Ends all I/O queues and waits for their threads. Once the host learns that they are gone,
+    /// the target carries out none of their commands.
     fn end_queues<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         for socket in state.queues.values() {
-            // One that is shut down already is on its way out.
+            // A socket that is shut down already is about to leave.
             let _ = socket.shutdown();
         }
         while !state.queues.is_empty() {
@@ -212,7 +215,8 @@ impl Controller {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        // Every change is a single assignment, insertion or removal, so a panic elsewhere cannot have left half of one.
+        // Every change is a single assignment, insertion or removal, so a panic leaves no partial
+        // change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,18 +1,20 @@
+//! The place of a command's data.
+
 use super::parse::Payload;
 use crate::nvme::proto::command::{flag, sgl};
 use crate::nvme::proto::{Command, Status};
 
-/// Where the data of a command that brings data is.
+/// The place of the data that a command brings.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// In its capsule.
+    /// In the command's capsule.
     Here(Payload),
-    /// With the host, to be asked for.
+    /// At the host, to be requested by an R2T.
     There,
 }
 
-/// Finds the data of a command that brings `length` bytes, or more that do not matter: Linux describes room for 256 ranges
-/// in every Dataset Management.
+/// Finds the data of a command that needs `length` bytes. The command may describe more: Linux
+/// describes room for 256 ranges in every Dataset Management.
 pub(super) fn source(command: &Command, payload: Payload, length: usize) -> Result<Source, Status> {
     check_flags(command)?;
     let described = command.sgl.length.get() as usize;
@@ -22,7 +24,7 @@ pub(super) fn source(command: &Command, payload: Payload, length: usize) -> Resu
         }
         _ if described < length => Err(Status::DATA_LENGTH_INVALID.final_()),
         sgl::IN_CAPSULE if payload.length != described => Err(Status::DATA_LENGTH_INVALID.final_()),
-        // To be tried again.
+        // Without "do not retry": the host retries.
         sgl::IN_CAPSULE if !payload.intact => Err(Status::TRANSIENT_TRANSPORT),
         sgl::IN_CAPSULE => Ok(Source::Here(Payload { length, ..payload })),
         sgl::TRANSPORT => Ok(Source::There),
@@ -30,7 +32,7 @@ pub(super) fn source(command: &Command, payload: Payload, length: usize) -> Resu
     }
 }
 
-/// Checks that there is room for the `length` bytes that a command wants.
+/// Checks that the host has room for the `length` bytes that a command returns.
 pub(super) fn sink(command: &Command, length: usize) -> Result<(), Status> {
     check_flags(command)?;
     match command.sgl.kind {
@@ -42,7 +44,7 @@ pub(super) fn sink(command: &Command, length: usize) -> Result<(), Status> {
     }
 }
 
-/// No command is fused, and data is described by SGLs.
+/// Checks that a command is not fused and describes its data by an SGL.
 pub(super) fn check_flags(command: &Command) -> Result<(), Status> {
     let good = command.flags & flag::FUSED == 0 && command.flags & flag::SGL != 0;
     if good { Ok(()) } else { Err(Status::INVALID_FIELD.final_()) }

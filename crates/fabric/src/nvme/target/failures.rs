@@ -1,20 +1,20 @@
-//! Which hosts have failed to authenticate, and how long they must pause before they may try again.
+//! Record of hosts that failed to authenticate, and of the pause before their next attempt.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Failures in a row after which a host must pause: a controller with all its queues may well be refused once.
+/// Failures in a row before a host must pause: all queues of a controller may well fail once.
 const FREE: u32 = 16;
-/// The first pause. Each further failure doubles it.
+/// The first pause; each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Without a failure for so long, a host has a clean record.
+/// Time without a failure after which the record of a host is cleared.
 const MEMORY: Duration = Duration::from_secs(600);
-/// The most hosts that are remembered.
+/// The most hosts recorded.
 const MAX_HOSTS: usize = 1024;
 
-/// The failures of each address.
+/// The failures of each host address.
 #[derive(Debug, Default)]
 pub(super) struct Failures(BTreeMap<IpAddr, Record>);
 
@@ -32,12 +32,12 @@ impl Record {
 }
 
 impl Failures {
-    /// Whether the host must not try yet.
+    /// Returns whether the host must still pause.
     pub(super) fn must_pause(&self, host: IpAddr, now: Instant) -> bool {
         self.0.get(&host).is_some_and(|record| now < record.last + record.pause())
     }
 
-    /// The host has failed, in an attempt that it was allowed to make.
+    /// Records a failure in an attempt that the host was allowed to make.
     pub(super) fn failed(&mut self, host: IpAddr, now: Instant) {
         self.0.retain(|_, record| now < record.last + MEMORY);
         if self.0.len() >= MAX_HOSTS && !self.0.contains_key(&host) {
@@ -48,7 +48,7 @@ impl Failures {
         *record = Record { in_a_row: record.in_a_row.saturating_add(1), last: now };
     }
 
-    /// The host has authenticated.
+    /// Clears the record of a host that has authenticated.
     pub(super) fn succeeded(&mut self, host: IpAddr) {
         self.0.remove(&host);
     }

@@ -1,3 +1,5 @@
+//! The handshake: ICReq and ICResp.
+
 use super::link::Link;
 use super::parse::Pdu;
 use super::{Broken, Fatal, MAX_DATA};
@@ -5,7 +7,8 @@ use crate::nvme::proto::pdu::{
     CommonHeader, IC_LENGTH, IcResp, MAX_ALIGNMENT, Shape, digests, fatal, kind,
 };
 
-/// Agrees with the host on how PDUs look. False if it went away without a word.
+/// Agrees with the host on the form of PDUs. Returns false if it closes the connection before an
+/// ICReq.
 pub(super) fn agree(link: &mut Link) -> Result<bool, Broken> {
     let request = match link.wait_next()? {
         None => return Ok(false),

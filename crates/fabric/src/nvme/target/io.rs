@@ -1,3 +1,5 @@
+//! I/O queues.
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,8 +18,8 @@ use crate::nvme::proto::command::{DSM_DEALLOCATE, DsmRange, FABRICS, control, io
 use crate::nvme::proto::pdu::Data;
 use crate::nvme::proto::{Command, Status, fabrics};
 
-/// An I/O queue. Between a command and its completion it allocates nothing, except for a Dataset Management whose ranges
-/// do not come with it.
+/// An I/O queue. Between a command and its completion the queue allocates nothing, except for a
+/// Dataset Management with its ranges outside the capsule.
 pub(super) struct IoQueue<'a> {
     link: &'a mut Link,
     controller: Arc<Controller>,
@@ -27,7 +29,7 @@ pub(super) struct IoQueue<'a> {
     tally: Tally,
 }
 
-/// What was done and is not told yet.
+/// Work done and not yet added to the namespace's tally.
 #[derive(Default)]
 struct Tally {
     reads: u64,
@@ -36,7 +38,7 @@ struct Tally {
     blocks_written: u64,
 }
 
-/// Whether a queue goes on.
+/// Whether the queue continues.
 #[derive(PartialEq, Eq)]
 enum Step {
     Next,
@@ -54,7 +56,8 @@ impl<'a> IoQueue<'a> {
         Self { link, controller, namespace, transfers, large_read, tally: Tally::default() }
     }
 
-    /// Carries out commands until the host has had enough. Answers are sent when there is nothing left to do but wait.
+    /// Executes commands until the host ends the queue. Sends the answers when no received command
+    /// is left.
     pub(super) fn run(&mut self) -> Result<(), Broken> {
         loop {
             while let Some(pdu) = self.link.next()? {
@@ -92,7 +95,7 @@ impl<'a> IoQueue<'a> {
                 Some(status) => status,
                 None => return Ok(Step::Next),
             },
-            // What was written is in RAM, and nowhere more permanent.
+            // Acknowledged writes are in RAM, the most permanent place here.
             io::FLUSH => self.flush(command),
             FABRICS if command.fabrics_type() == fabrics::kind::DISCONNECT => {
                 let good = command.dword(10) as u16 == 0;
@@ -129,12 +132,12 @@ impl<'a> IoQueue<'a> {
                 self.link.end_data(id);
                 Ok(())
             }
-            // The last data, which would say that all went well, has not been sent.
+            // The data PDU that would signal success has not been sent.
             Err(error) => Ok(self.link.complete(id, status_of(&error), 0)?),
         }
     }
 
-    /// `None` if the data must be asked for.
+    /// Returns `None` if the data must be requested first.
     fn write_or_compare(
         &mut self,
         command: &Command,
@@ -164,14 +167,14 @@ impl<'a> IoQueue<'a> {
         }
     }
 
-    /// Data that was asked for.
+    /// Handles requested data.
     fn receive(&mut self, data: &Data, payload: Payload) -> Result<Step, Broken> {
         let transfer = self.transfers.expect(data)?;
         let bytes = self.link.data(payload);
         if !payload.intact {
             transfer.status = Status::TRANSIENT_TRANSPORT;
         } else if let Some(gathered) = &mut transfer.gathered {
-            // Room for all of it was made.
+            // `begin` has reserved room for all of it.
             gathered.extend_from_slice(bytes);
         } else if transfer.status.is_success() {
             let offset =
@@ -190,7 +193,7 @@ impl<'a> IoQueue<'a> {
         Ok(Step::Next)
     }
 
-    /// Blocks that are written with zeroes take no RAM, whether the host asks for that or not.
+    /// Makes blocks zero and frees their RAM, whether the host asks for deallocation or not.
     fn write_zeroes(&self, command: &Command) -> Status {
         let checked = check_flags(command).and_then(|()| {
             self.check_namespace(command)?;
@@ -205,7 +208,7 @@ impl<'a> IoQueue<'a> {
         }
     }
 
-    /// `None` if the ranges must be asked for.
+    /// Returns `None` if the ranges must be requested first.
     fn dataset_management(
         &mut self,
         command: &Command,
@@ -216,7 +219,7 @@ impl<'a> IoQueue<'a> {
         let source = self.check_namespace(command).and_then(|()| source(command, payload, length));
         match source {
             Err(status) => Ok(Some(status)),
-            // Other attributes are hints, to which there is nothing to do.
+            // The other attributes are hints, which this target ignores.
             Ok(_) if command.dword(11) & DSM_DEALLOCATE == 0 => Ok(Some(Status::SUCCESS)),
             Ok(Source::Here(payload)) => Ok(Some(self.deallocate(self.link.data(payload)))),
             Ok(Source::There) => {
@@ -228,13 +231,13 @@ impl<'a> IoQueue<'a> {
     }
 
     fn deallocate(&self, ranges: &[u8]) -> Status {
-        // Their length is a multiple of a range's, and they need no alignment.
+        // The length is a multiple of a range's size, and ranges need no alignment.
         let Ok(ranges) = <[DsmRange]>::ref_from_bytes(ranges) else {
             return Status::DATA_LENGTH_INVALID.final_();
         };
         let found =
             |one: &DsmRange| range(&self.namespace, one.start.get(), one.blocks.get().into());
-        // All of them at first, lest some be deallocated and the command fail.
+        // Checks all ranges first, so that a failed command deallocates none.
         if let Some(status) = ranges.iter().find_map(|one| found(one).err()) {
             return status;
         }
@@ -255,7 +258,7 @@ impl<'a> IoQueue<'a> {
         }
     }
 
-    /// The bytes of a Read, Write or Compare.
+    /// Returns offset and length in bytes of a Read, Write or Compare.
     fn checked_range(&self, command: &Command) -> Result<(u64, usize), Status> {
         self.check_namespace(command)?;
         if command.dword(12) & control::PROTECTION != 0 {
@@ -280,7 +283,7 @@ impl<'a> IoQueue<'a> {
         }
     }
 
-    /// Adds what was done to what all queues have done.
+    /// Adds the work done to the namespace's tally.
     fn tell_tally(&mut self) {
         let Tally { reads, blocks_read, writes, blocks_written } = std::mem::take(&mut self.tally);
         let all = &self.namespace.tally;

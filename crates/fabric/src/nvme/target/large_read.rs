@@ -1,3 +1,5 @@
+//! Long reads, sent straight from the store.
+
 use std::io::IoSlice;
 
 use aquifer_page::PAGE_SIZE;
@@ -11,30 +13,31 @@ use crate::channel::Channel;
 use crate::nvme::proto::digest::Running;
 use crate::serving::{Gather, OUTBOX, ZEROES, zeroes};
 
-/// How much of the store is held at once, and sent in one PDU.
+/// The most bytes of the store held at once, and sent in one PDU.
 const PIECE: usize = 256 << 10;
 /// The most segments in a piece: every other page stored.
 const SEGMENTS: usize = PIECE / PAGE_SIZE;
-/// The outbox, a slice for each segment, where a hole takes several only if it is the smaller part of the piece, and the
-/// digest.
+/// The most slices of a piece: the outbox, its segments, further slices of large holes, the digest.
 const SLICES: usize = 1 + SEGMENTS + PIECE / ZEROES + 1;
 
 /// Sends long reads straight from the store's memory.
 ///
-/// The pages are held while the kernel copies them, but never while waiting for the host: what the socket does not take
-/// at once is copied aside, and the pages are let go before the rest is sent.
+/// The sender holds the pages while the kernel copies them, but never while it waits for the host.
+/// The sender copies the bytes that the socket does not take at once, and releases the pages before
+/// it sends the copy.
 pub(super) struct LargeRead {
     aside: Box<[u8]>,
 }
 
 impl LargeRead {
     pub(super) fn new() -> Self {
-        // Not touched, and so no memory, until a host is slow. What the outbox holds, a piece, and its digest.
+        // Holds an outbox, a piece and its digest. The kernel allocates the memory only when a host
+        // is slow.
         Self { aside: vec![0; OUTBOX + PIECE + size_of::<U32>()].into_boxed_slice() }
     }
 
-    /// Answers a read of `length` bytes at `offset` but for its completion. `Ok(Err)` if the store fails, with any part
-    /// of the data sent.
+    /// Answers a read of `length` bytes at `offset`, without its completion. Returns `Ok(Err)` if
+    /// the store fails, possibly after a part of the data is sent.
     pub(super) fn send(
         &mut self,
         link: &mut Link,

@@ -1,3 +1,5 @@
+//! A connection as a stream of PDUs.
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -13,40 +15,40 @@ use crate::nvme::proto::pdu::{
 use crate::nvme::proto::{Completion, Status, digest};
 use crate::serving::{Inbox, Outbox};
 
-/// Room for a header with its digest and padding, and again for a completion: what comes beside data.
+/// Room beside data, in bytes: a header with its digest and padding, and a completion.
 pub(super) const AROUND_DATA: usize = 256;
-/// The longest data that is copied into the outbox at once.
+/// The most data copied into the outbox at once, in bytes.
 pub(super) const PIECE: usize = 32 << 10;
-/// How long a host that broke the protocol has to read why.
+/// Time for a host that broke the protocol to read the reason.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A connection as PDUs. Allocates nothing once it is made.
+/// A connection that sends and receives PDUs, and that allocates only when it is made.
 pub(super) struct Link {
     pub(super) socket: Socket,
     inbox: Inbox,
     pub(super) outbox: Outbox,
-    /// How PDUs look that come.
+    /// The form of received PDUs.
     incoming: Shape,
-    /// How PDUs look that go.
+    /// The form of sent PDUs.
     pub(super) outgoing: Shape,
-    /// Bytes of the PDU at hand.
+    /// Length of the current PDU, in bytes.
     current: usize,
     ring: Ring,
 }
 
-/// The submission queue that the host sees.
+/// The submission queue, as the host counts it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
-    /// Entries.
+    /// Entries of the queue.
     pub(super) size: u32,
-    /// How many commands were taken from it, modulo the size.
+    /// The number of commands taken from the queue, modulo its size.
     head: u32,
-    /// Whether the host wants to know that.
+    /// Whether completions report the head.
     flow_control: bool,
 }
 
 impl Ring {
-    /// Of a queue from which Connect was taken.
+    /// Makes the state of a queue from which the Connect has been taken.
     pub(super) fn new(size: u32, flow_control: bool) -> Self {
         Self { size, head: 1, flow_control }
     }
@@ -66,22 +68,23 @@ impl Link {
         }
     }
 
-    /// From now on PDUs look so.
+    /// Sets the form of all further PDUs.
     pub(super) fn agree(&mut self, incoming: Shape, outgoing: Shape) {
         (self.incoming, self.outgoing) = (incoming, outgoing);
     }
 
-    /// The connection is a queue from now on.
+    /// Makes the connection a queue.
     pub(super) fn become_queue(&mut self, ring: Ring) {
         self.ring = ring;
     }
 
-    /// The host may take its time from now on.
+    /// Removes the deadline of the handshake.
     pub(super) fn take_time(&self) {
         self.socket.set_deadline(None);
     }
 
-    /// The next PDU, if all of it is there; the one before is gone then.
+    /// Returns the next PDU if it has arrived completely. The data of the previous PDU becomes
+    /// invalid.
     pub(super) fn next(&mut self) -> Result<Option<Pdu>, Broken> {
         self.inbox.consume(std::mem::take(&mut self.current));
         let Some((pdu, length)) = parse::first(self.inbox.bytes(), self.incoming)? else {
@@ -95,7 +98,7 @@ impl Link {
         Ok(Some(pdu))
     }
 
-    /// The next PDU, waited for until the deadline; `None` if the host has closed the connection.
+    /// Waits for the next PDU until the deadline; `None` if the host has closed the connection.
     pub(super) fn wait_next(&mut self) -> Result<Option<Pdu>, Broken> {
         loop {
             if let Some(pdu) = self.next()? {
@@ -108,12 +111,13 @@ impl Link {
         }
     }
 
-    /// The data of the PDU at hand.
+    /// Returns the data of the current PDU.
     pub(super) fn data(&self, payload: Payload) -> &[u8] {
         &self.inbox.bytes()[payload.start..][..payload.length]
     }
 
-    /// Waits for more bytes, when there is no PDU at hand; false if the host has closed the connection.
+    /// Waits for more bytes, without a current PDU. Returns false if the host has closed the
+    /// connection.
     pub(super) fn fill(&mut self) -> Result<bool, Broken> {
         match self.inbox.fill(&mut self.socket) {
             Ok(true) => Ok(true),
@@ -124,7 +128,7 @@ impl Link {
         }
     }
 
-    /// Sends all there is.
+    /// Sends all buffered answers.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.outbox.flush(&mut self.socket)
     }
@@ -134,7 +138,7 @@ impl Link {
         self.outbox.reserve(count, &mut self.socket)
     }
 
-    /// Sends a PDU that is alone on the connection, before anything is agreed on.
+    /// Sends a PDU of the handshake, before the form of PDUs is agreed.
     pub(super) fn send(&mut self, pdu: &(impl IntoBytes + Immutable)) -> io::Result<()> {
         self.reserve(size_of_val(pdu))?;
         self.outbox.push(pdu);
@@ -148,7 +152,7 @@ impl Link {
         Ok(())
     }
 
-    /// As [`complete`](Self::complete), with room reserved.
+    /// As [`complete`](Self::complete); the caller has reserved room.
     fn push_completion(&mut self, id: u16, status: Status, result: u64) {
         let completion = Completion {
             result: result.into(),
@@ -164,14 +168,14 @@ impl Link {
         self.push_capsule(completion);
     }
 
-    /// Completes a command with all that the host gets to see. Room was reserved.
+    /// Adds a completion with all its fields; the caller has reserved room.
     pub(super) fn push_capsule(&mut self, completion: Completion) {
         let length = size_of::<CapsuleResp>();
         let header = self.outgoing.header(kind::CAPSULE_RESP, 0, length, 0);
         self.push_header(&CapsuleResp { header, completion });
     }
 
-    /// Asks for all data of a command.
+    /// Requests all data of a command by an R2T.
     pub(super) fn ask(&mut self, id: u16, tag: u16, length: u32) -> io::Result<()> {
         self.reserve(AROUND_DATA)?;
         let header = self.outgoing.header(kind::R2T, 0, size_of::<R2t>(), 0);
@@ -187,7 +191,8 @@ impl Link {
         Ok(())
     }
 
-    /// Starts data for the host: what follows are `length` bytes and [`end_data`](Self::end_data). Room was reserved.
+    /// Starts a data PDU; `length` bytes and [`end_data`](Self::end_data) must follow. The caller
+    /// has reserved room.
     pub(super) fn push_data_head(&mut self, id: u16, offset: usize, length: usize, last: bool) {
         let success = if self.ring.flow_control { 0 } else { flag::SUCCESS };
         let flags = if last { flag::LAST | success } else { 0 };
@@ -206,14 +211,15 @@ impl Link {
         self.outbox.space(padding).fill(0);
     }
 
-    /// Ends a command that succeeded, whose data was sent. Room was reserved.
+    /// Ends a successful command after its data. The caller has reserved room.
     pub(super) fn end_data(&mut self, id: u16) {
         if self.ring.flow_control {
             self.push_completion(id, Status::SUCCESS, 0);
         }
     }
 
-    /// Answers a command with at most [`PIECE`] bytes of data that `fill` fills in, or with the status that it fails with.
+    /// Answers a command with at most [`PIECE`] bytes of data, which `fill` writes, or with the
+    /// status that `fill` returns.
     pub(super) fn answer(
         &mut self,
         id: u16,
@@ -250,7 +256,7 @@ impl Link {
         Ok(())
     }
 
-    /// The digest of the last `length` bytes, if there are digests.
+    /// Adds the digest of the last `length` bytes, if data digests are in use.
     fn push_data_digest(&mut self, length: usize) {
         if self.outgoing.data_digest {
             let there = self.outbox.bytes();
@@ -266,8 +272,9 @@ impl Link {
         }
     }
 
-    /// Tells the host how it broke the protocol, with the PDU's header, and gives it a moment to read that: to close a
-    /// connection with bytes unread takes back what was sent.
+    /// Sends the host the protocol error and the start of its PDU, then reads until the host closes
+    /// or [`LAST_WORDS`] pass. A close with unread bytes would reset the connection and discard the
+    /// message.
     pub(super) fn terminate(&mut self, fatal: &Fatal) -> io::Result<()> {
         let offending = self.inbox.bytes();
         let offending = &offending[..offending.len().min(TERM_DATA)];

@@ -1,14 +1,18 @@
 //! The NVMe/TCP target: leases of a store as subsystems with one namespace each.
 //!
-//! One thread a connection, which is one queue, and blocking calls: at the sizes of pages it is waking up that costs, so
-//! a command that arrives alone takes one receive and one send on a thread that was waiting for it, and commands that
-//! arrive together share both. A host can break its own connection and nothing else.
+//! Each connection is one queue, with a thread and blocking calls. At page sizes, waking a thread
+//! costs most. So a command that arrives alone takes one receive and one send on a thread that
+//! waits for it. Commands that arrive together share both. A host can break only its own
+//! connection.
 //!
-//! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on the form of PDUs, which
-//! `link` sends and receives with `parse`; `connect` makes it a queue of a `controller` in the `registry`, and
-//! `authenticate` keeps out a host that cannot prove its name: `failures` and `slots` bound what it can cost. Then `admin`
-//! tells what there is, and `io` moves blocks: `data` finds what comes with a command, `transfers` remembers what was
-//! asked for, `blocks` does what is wanted, `large_read` sends straight from the store.
+//! The files follow a connection. `connection` takes it from the listener and `handshake` agrees on
+//! the form of PDUs, which `link` sends and receives with `parse`. `connect` makes it a queue of a
+//! `controller` in the `registry`. `authenticate` keeps out a host that cannot prove its name;
+//! `failures` and `slots` bound its cost.
+//!
+//! Then `admin` describes the controller, and `io` moves blocks. For `io`, `data` finds the data of
+//! a command, `transfers` records requested data, and `blocks` applies commands to the store.
+//! `large_read` sends straight from the store.
 
 mod admin;
 mod authenticate;
@@ -51,63 +55,66 @@ use failures::Failures;
 use registry::Registry;
 use slots::Slots;
 
-/// The namespace's identifier: there is one in a subsystem.
+/// The identifier of a subsystem's only namespace.
 const NSID: u32 = 1;
-/// The most data in a command capsule: writes up to here need no round trip more.
+/// The most data in a command capsule, in bytes: longer writes cost another round trip.
 const MAX_IN_CAPSULE: usize = 64 << 10;
-/// The most data in an H2CData PDU.
+/// The most data in an H2CData PDU, in bytes.
 const MAX_DATA: usize = 128 << 10;
-/// Log 2 of the longest data of a command in pages.
+/// Log 2 of the longest data of a command, in pages.
 const MAX_TRANSFER_SHIFT: u8 = 8;
-/// The longest data of a command.
+/// The longest data of a command, in bytes.
 const MAX_TRANSFER: usize = aquifer_page::PAGE_SIZE << MAX_TRANSFER_SHIFT;
-/// As long as with Linux's target (`NVMET_DISC_KATO_MS`).
+/// Default of [`Limits::discovery`], as in Linux's target (`NVMET_DISC_KATO_MS`).
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The most entries of a queue.
 const MAX_QUEUE: u32 = 1024;
 
-/// Which subsystems a target shows to whom.
+/// The subsystems that a target offers, and the hosts that may use them.
 ///
-/// Called from the threads of connections, at their beginning and end and for discovery. [`Target::close_lease`] waits for
-/// those threads: whoever calls it MUST NOT hold a lock that these functions take.
+/// The threads of connections call these functions, at their start and end and for discovery.
+/// [`Target::close_lease`] waits for those threads, so its caller MUST NOT hold a lock that these
+/// functions take.
 pub trait Subsystems: Send + Sync {
-    /// The namespace of a subsystem, if `host` may use it. MUST be the same one every time.
+    /// Returns the namespace of a subsystem, if `host` may use it. MUST always return the same one.
     ///
     /// # Errors
-    /// Why not.
+    /// If the subsystem does not exist, or `host` may not use it.
     fn open(&self, subsystem: &Nqn, host: &Host) -> Result<Arc<Namespace>, Refused>;
 
-    /// The subsystems that `host` may open.
+    /// Returns the subsystems that `host` may open.
     fn list(&self, host: &Host) -> Vec<Nqn>;
 
-    /// What the host must prove that it knows before it may use the subsystem; `None` lets it in by its name alone.
-    /// Discovery is open to all: it tells each host only what [`list`](Self::list) says.
+    /// Returns the secrets that the host must prove to know before it may use the subsystem. `None`
+    /// admits it by its name alone. Discovery needs no authentication: it shows each host only the
+    /// subsystems of [`list`](Self::list).
     fn secrets(&self, subsystem: &Nqn, host: &Host) -> Option<Secrets> {
         let _ = (subsystem, host);
         None
     }
 
-    /// A queue of a host to the lease begins. Calls of this and the next match in number.
+    /// Is called when a queue of a host to the lease starts. One call of
+    /// [`disconnected`](Self::disconnected) follows.
     fn connected(&self, lease: LeaseId) {
         let _ = lease;
     }
 
-    /// A queue of a host to the lease has ended.
+    /// Is called when such a queue has ended.
     fn disconnected(&self, lease: LeaseId) {
         let _ = lease;
     }
 }
 
-/// Who is at the other end of a connection, as it says itself.
+/// The host at the other end of a connection, by its own account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its name.
+    /// The host's name.
     pub nqn: Nqn,
-    /// Its identifier.
+    /// The host's identifier.
     pub id: [u8; 16],
-    /// Whether it is on this machine: a unix socket or a loopback address.
+    /// Whether the host is on this machine: it uses a unix socket or a loopback address.
     pub local: bool,
-    /// Where it comes from, for messages.
+    /// The address of the host, for messages.
     pub from: String,
 }
 
@@ -117,59 +124,60 @@ impl fmt::Display for Host {
     }
 }
 
-/// Why a subsystem is not opened.
+/// The reason why a subsystem is not opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is none of that name.
+    /// The subsystem does not exist.
     #[error("there is no subsystem '{0}'")]
     Unknown(Nqn),
-    /// It is not for this host.
+    /// The host may not use the subsystem; the text is the reason.
     #[error("{0}")]
     Forbidden(String),
 }
 
-/// What a target spends on hosts at most.
+/// Limits on the resources that hosts can take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How long a host may take to make a connection a queue.
+    /// The longest time from accepting a connection to a usable queue.
     pub handshake: Duration,
-    /// Connections at the same time, for each address on which it listens.
+    /// Simultaneous connections, for each address on which the target listens.
     pub connections: ConnectionLimits,
     /// I/O queues of a controller.
     pub queues: u16,
-    /// The largest Diffie-Hellman group by which hosts may authenticate: they choose it before they have proved anything.
+    /// The largest Diffie-Hellman group accepted: hosts propose groups before they have proved
+    /// their name.
     pub largest_group: Group,
-    /// How long a host may be silent that discovers without a keep alive time-out.
+    /// The longest silence of a discovering host that sets no keep alive timeout.
     pub discovery: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // Linux and the initiator here offer all groups, of which the target takes the smallest.
+        // Linux and our initiator offer all groups, and the target picks the smallest.
         let largest_group = Group::Ffdhe4096;
         let (handshake, connections) = (Duration::from_secs(10), ConnectionLimits::default());
         Self { handshake, connections, queues: 64, largest_group, discovery: DISCOVERY_TIMEOUT }
     }
 }
 
-/// What all connections have in common.
+/// The state that all connections share.
 struct Core {
     subsystems: Arc<dyn Subsystems>,
     limits: Limits,
     registry: Registry,
     failures: Mutex<Failures>,
-    /// For modular exponentiations.
+    /// Bounds concurrent modular exponentiations.
     slots: Slots,
 }
 
 impl Core {
     fn failures(&self) -> MutexGuard<'_, Failures> {
-        // Records come and go whole, so a panic elsewhere cannot have left one half written.
+        // Records are inserted and removed whole, so a panic leaves no partial change.
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A target, on any number of addresses. Dropping it is shutting it down.
+/// A target that listens on any number of addresses. Dropping the target shuts it down.
 pub struct Target {
     core: Arc<Core>,
     listeners: Mutex<Vec<Listener<Nvme>>>,
@@ -185,21 +193,21 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// A target that does not listen yet.
+    /// Makes a target that does not listen yet.
     pub fn new(subsystems: Arc<dyn Subsystems>, limits: Limits) -> Self {
         let (registry, failures, slots) = (Registry::new(), Mutex::default(), Slots::new());
         let core = Core { subsystems, limits, registry, failures, slots };
         Self { core: Arc::new(core), listeners: Mutex::default() }
     }
 
-    /// Listens on `address` too, and says where that is: as asked for, with the port that the kernel chose for port 0.
+    /// Listens on a further `address`, and returns it with the actual port in place of port 0.
     ///
-    /// A unix socket can be used by its owner only; one that a dead process left behind is replaced. Discovery tells hosts
-    /// that came over a TCP port of that port; on a unix socket it has nothing to tell, unless hosts find it at
-    /// `announced`.
+    /// Only the owner can use a unix socket; the socket of a dead process is replaced. Discovery
+    /// over a TCP port announces that port. Discovery over a unix socket announces nothing, unless
+    /// `announced` gives the address of this listener.
     ///
     /// # Errors
-    /// [`ListenError`], naming the address.
+    /// [`ListenError`], with the address.
     pub fn listen(
         &self,
         address: &Address,
@@ -214,10 +222,10 @@ impl Target {
         Ok(address)
     }
 
-    /// Serves one host that is connected already, on this thread, until it has had enough. As for
-    /// [`listen`](Self::listen), discovery tells it of `announced`.
+    /// Serves one connected host on this thread until it closes the connection. Discovery announces
+    /// `announced`, as with [`listen`](Self::listen).
     ///
-    /// For fuzzing, where a listener's threads would cost most of the time.
+    /// Meant for fuzzing, where a listener's threads would take most of the time.
     #[doc(hidden)]
     pub fn serve(&self, host: UnixStream, announced: &Address) {
         serve_alone(
@@ -226,14 +234,15 @@ impl Target {
         );
     }
 
-    /// Ends all connections to a lease and waits until they are gone. [`Subsystems::open`] must refuse new ones before.
+    /// Ends all connections to a lease and waits until they are gone. [`Subsystems::open`] must
+    /// already refuse new ones.
     pub fn close_lease(&self, lease: LeaseId) {
         for listener in &*self.locked() {
             listener.close_lease(lease);
         }
     }
 
-    /// What [`Subsystems::list`] answers has changed: tells the hosts that wait for that.
+    /// Tells discovering hosts that the answer of [`Subsystems::list`] has changed.
     pub fn subsystems_changed(&self) {
         self.core.registry.changed();
     }
@@ -244,7 +253,7 @@ impl Target {
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<Listener<Nvme>>> {
-        // Listeners are only added, so a panic elsewhere cannot have left the list half written.
+        // The list only grows, so a panic leaves no partial change.
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,3 +1,5 @@
+//! Namespaces of the target.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -6,19 +8,20 @@ use aquifer_store::{Lease, StoreError};
 
 use super::controller::Controller;
 
-/// A lease as the namespace of a subsystem: blocks of 4096 bytes, thin.
+/// A lease as the namespace of a subsystem, with thin provisioning and blocks of 4096 bytes.
 ///
-/// It can be smaller than the lease, and be resized while hosts use it: they are told.
+/// The namespace can be smaller than the lease. On a resize, the hosts that use the namespace get
+/// an event.
 #[derive(Debug)]
 pub struct Namespace {
     lease: Arc<Lease>,
-    /// In bytes, a multiple of the page size.
+    /// Size in bytes, a multiple of the page size.
     size: AtomicU64,
     watchers: Mutex<Vec<Weak<Controller>>>,
     pub(super) tally: Tally,
 }
 
-/// What hosts have done with a namespace, for its SMART log.
+/// The hosts' use of a namespace, for its SMART log.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) reads: AtomicU64,
@@ -27,44 +30,45 @@ pub(super) struct Tally {
     pub(super) blocks_written: AtomicU64,
 }
 
-/// Why a namespace is not resized.
+/// The reason why a namespace is not resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// Not a size that the lease can give.
+    /// The lease cannot provide this size.
     #[error("a namespace of lease {lease} cannot have {size}: it must be a multiple of {PAGE_SIZE} bytes, more than none and at most {most}", lease = .lease.id(), most = .lease.capacity())]
     Size {
         /// The lease.
         lease: Arc<Lease>,
-        /// What was asked for.
+        /// The requested size.
         size: Bytes,
     },
-    /// What is cut off could not be given back.
+    /// The store could not free the pages beyond the new end.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Namespace {
-    /// All of a lease.
+    /// Makes a namespace of a whole lease.
     pub fn new(lease: Arc<Lease>) -> Self {
         let size = lease.capacity().0.into();
         Self { lease, size, watchers: Mutex::default(), tally: Tally::default() }
     }
 
-    /// The lease.
+    /// Returns the lease.
     pub fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// Its size now.
+    /// Returns the current size.
     pub fn size(&self) -> Bytes {
         Bytes(self.size.load(Ordering::Relaxed))
     }
 
-    /// Changes its size and tells the hosts that use it. What is beyond the new end is gone, and its RAM is given back.
+    /// Changes the size, frees the RAM beyond the new end and its content, and sends an event to
+    /// the hosts that use it.
     ///
     /// # Errors
-    /// [`ResizeError::Size`], with nothing changed. [`ResizeError::Store`]: it has its new size, but takes more RAM than it
-    /// should.
+    /// [`ResizeError::Size`], without any change. [`ResizeError::Store`], with the new size, but
+    /// with RAM beyond it still in use.
     pub fn resize(&self, size: Bytes) -> Result<(), ResizeError> {
         let capacity = self.lease.capacity();
         if size == Bytes::ZERO || size > capacity || !size.0.is_multiple_of(PAGE_SIZE as u64) {
@@ -79,7 +83,7 @@ impl Namespace {
         Ok(discarded?)
     }
 
-    /// Tells this controller of changes, as long as it lives.
+    /// Reports later changes to this controller, as long as it exists.
     pub(super) fn watch(&self, controller: &Arc<Controller>) {
         let mut watchers = self.locked();
         watchers.retain(|watcher| watcher.strong_count() > 0);
@@ -87,7 +91,7 @@ impl Namespace {
     }
 
     fn locked(&self) -> MutexGuard<'_, Vec<Weak<Controller>>> {
-        // Watchers come and go whole, so a panic elsewhere cannot have left the list half written.
+        // Watchers are added and removed whole, so a panic leaves no partial change.
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

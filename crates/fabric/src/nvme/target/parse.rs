@@ -1,3 +1,5 @@
+//! The parser of received PDUs.
+
 use zerocopy::FromBytes;
 use zerocopy::byteorder::little_endian::U32;
 
@@ -8,7 +10,7 @@ use crate::nvme::proto::pdu::{
 };
 use crate::nvme::proto::{Command, digest};
 
-/// A PDU of the host's.
+/// A PDU from the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pdu {
     Request(IcReq),
@@ -16,17 +18,17 @@ pub(super) enum Pdu {
     Data(Data, Payload),
 }
 
-/// The data of a PDU, as a place in it.
+/// The place of the data in a PDU.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Payload {
     pub(super) start: usize,
     pub(super) length: usize,
-    /// Its digest is right, or there is none.
+    /// Whether the digest is right or absent.
     pub(super) intact: bool,
 }
 
-/// The first PDU of `bytes` and its length, if all of it is there. What is wrong with it is told as soon as its common
-/// header is there: nobody waits for the rest of nonsense.
+/// Returns the first PDU of `bytes` and its length, if it has arrived completely. Reports an error
+/// in its common header without waiting for the rest.
 pub(super) fn first(bytes: &[u8], shape: Shape) -> Result<Option<(Pdu, usize)>, Broken> {
     let Ok((header, _)) = CommonHeader::read_from_prefix(bytes) else { return Ok(None) };
     let payload = check(&header, shape)?;
@@ -59,7 +61,7 @@ pub(super) fn first(bytes: &[u8], shape: Shape) -> Result<Option<(Pdu, usize)>, 
     Ok(Some((pdu, length)))
 }
 
-/// Checks all that the common header says, and finds the data.
+/// Checks the common header and finds the data.
 fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
     let (header_length, most_data) = match header.kind {
         kind::IC_REQ => (IC_LENGTH, 0),
@@ -76,7 +78,7 @@ fn check(header: &CommonHeader, shape: Shape) -> Result<Payload, Fatal> {
         if usize::from(header.header_length) != header_length {
             return Err(Fatal::header(2, "a PDU with a wrong length of its header"));
         }
-        // Neither has digests, and the data of a termination is for people.
+        // Neither PDU has digests, and a termination's data is for debugging only.
         let allowed = header_length..=header_length + most_data;
         return match allowed.contains(&length) {
             true => Ok(Payload::default()),
@@ -104,7 +106,7 @@ fn is_intact(bytes: &[u8], payload: Payload, shape: Shape) -> bool {
     U32::read_from_prefix(rest).is_ok_and(|(there, _)| there == digest::of(data))
 }
 
-/// A structure at the start of a PDU, whose length was checked.
+/// Reads a structure at the start of a PDU.
 fn read<T: FromBytes>(bytes: &[u8]) -> Result<T, Fatal> {
     match T::read_from_prefix(bytes) {
         Ok((value, _)) => Ok(value),

@@ -1,3 +1,5 @@
+//! The registry of a target's controllers.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +10,7 @@ use super::controller::{Controller, notice};
 use super::{Host, Namespace};
 use crate::nvme::proto::Nqn;
 
-/// The controllers there are, by identifier.
+/// The existing controllers, by identifier.
 #[derive(Debug)]
 pub(super) struct Registry {
     book: Mutex<Book>,
@@ -17,7 +19,7 @@ pub(super) struct Registry {
 #[derive(Debug)]
 struct Book {
     next: u16,
-    /// Counts changes of what discovery tells.
+    /// Number of changes of the discovery log.
     generation: u64,
     controllers: BTreeMap<u16, Arc<Controller>>,
 }
@@ -27,13 +29,14 @@ const RESERVED: u16 = 0xFFF0;
 
 impl Registry {
     pub(super) fn new() -> Self {
-        // Not always from 1: a host that still knows controllers of a target before this one takes a new one of the same
-        // identifier for one that it has already.
+        // A random start: a host that outlives a restart of the target may still know old
+        // controllers. Such a host would take a new controller with the same identifier for an old
+        // one.
         let next = LeaseId::random().0 as u16 % RESERVED;
         Self { book: Mutex::new(Book { next, generation: 0, controllers: BTreeMap::new() }) }
     }
 
-    /// Makes a controller; `None` if there are as many as there can be.
+    /// Makes a controller; `None` if all identifiers are in use.
     pub(super) fn create(
         &self,
         subsystem: Nqn,
@@ -60,12 +63,12 @@ impl Registry {
         self.locked().controllers.remove(&id);
     }
 
-    /// The number of the last change of what discovery tells.
+    /// Returns the number of the last change of the discovery log.
     pub(super) fn generation(&self) -> u64 {
         self.locked().generation
     }
 
-    /// What discovery tells has changed: lets the hosts know that wait for that.
+    /// Records a change of the discovery log, and notifies the discovering hosts.
     pub(super) fn changed(&self) {
         let mut book = self.locked();
         book.generation += 1;
@@ -75,7 +78,7 @@ impl Registry {
     }
 
     fn locked(&self) -> MutexGuard<'_, Book> {
-        // Controllers come and go whole, so a panic elsewhere cannot have left the book half written.
+        // Controllers are added and removed whole, so a panic leaves no partial change.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

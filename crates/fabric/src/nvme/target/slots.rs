@@ -1,11 +1,11 @@
-//! A semaphore, for work that must not take all processors.
+//! A semaphore for costly work, which must leave some processors free.
 
 use std::num::NonZero;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// How many may work at the same time, and how many more still can.
+/// The number of free slots for work, and the condition that one becomes free.
 #[derive(Debug)]
 pub(super) struct Slots {
     free: Mutex<usize>,
@@ -13,7 +13,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// As many as half of the processors.
+    /// Makes as many slots as half of the processors, rounded up.
     pub(super) fn new() -> Self {
         Self::of(thread::available_parallelism().map_or(1, NonZero::get).div_ceil(2))
     }
@@ -22,7 +22,7 @@ impl Slots {
         Self { free: Mutex::new(count), freed: Condvar::new() }
     }
 
-    /// Does the work when a slot is free; `None` if that takes longer than `patience`.
+    /// Does the work once a slot is free; `None` if none becomes free within `patience`.
     pub(super) fn work<T>(&self, patience: Duration, work: impl FnOnce() -> T) -> Option<T> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.freed.wait_timeout_while(free, patience, |free| *free == 0);
@@ -34,7 +34,7 @@ impl Slots {
     }
 }
 
-/// Given back when dropped.
+/// A taken slot, freed on drop.
 struct Slot<'a>(&'a Slots);
 
 impl Drop for Slot<'_> {

@@ -1,35 +1,38 @@
+//! The commands that wait for requested data.
+
 use super::broken::Fatal;
 use crate::nvme::proto::pdu::{Data, fatal, flag};
 use crate::nvme::proto::{Command, Status};
 
-/// The commands whose data was asked for and is under way. A place for each that the queue can hold; the place's number
-/// is the tag by which the host's data names it.
+/// The commands in flight with requested data. There is a place for each command that the queue can
+/// hold; its number is the tag that the host's data carries.
 pub(super) struct Transfers {
     places: Box<[Option<Transfer>]>,
     free: Vec<u16>,
 }
 
-/// A command whose data is under way.
+/// A command that waits for its data.
 pub(super) struct Transfer {
     pub(super) command: Command,
-    /// Bytes of data.
+    /// Length of the data, in bytes.
     pub(super) length: u32,
-    /// Bytes that have come.
+    /// Bytes received so far.
     pub(super) received: u32,
-    /// How the command ends, as far as is known.
+    /// The command's status so far.
     pub(super) status: Status,
-    /// What has come, for commands that need it whole.
+    /// The data received, for commands that need all of it at once.
     pub(super) gathered: Option<Vec<u8>>,
 }
 
 impl Transfers {
-    /// For a queue of `size` entries.
+    /// Makes the places of a queue of `size` entries.
     pub(super) fn new(size: u32) -> Self {
         let places = (0..size).map(|_| None).collect();
         Self { places, free: (0..size as u16).rev().collect() }
     }
 
-    /// Begins a transfer and says its tag. Allocates only if all is to be `gathered`.
+    /// Begins a transfer and returns its tag. Allocates only with `gathered`, which collects all
+    /// data.
     pub(super) fn begin(
         &mut self,
         command: &Command,
@@ -46,7 +49,7 @@ impl Transfers {
         Ok(tag)
     }
 
-    /// The transfer to which this data belongs, which must be what comes next of it.
+    /// Returns the transfer of this data, which must be the next in order.
     pub(super) fn expect(&mut self, data: &Data) -> Result<&mut Transfer, Fatal> {
         let place = self.places.get_mut(usize::from(data.tag.get())).and_then(Option::as_mut);
         let Some(transfer) = place.filter(|transfer| transfer.command.id == data.command_id) else {
@@ -66,11 +69,11 @@ impl Transfers {
         Ok(transfer)
     }
 
-    /// Takes the transfer out, if all of its data has come.
+    /// Removes and returns the transfer, if all its data has arrived.
     pub(super) fn finish(&mut self, tag: u16) -> Option<Transfer> {
         let place = &mut self.places[usize::from(tag)];
         let finished = place.take_if(|transfer| transfer.received == transfer.length)?;
-        // No more than the places there are, for which there is room.
+        // Needs no allocation: `free` has the capacity for all places.
         self.free.push(tag);
         Some(finished)
     }

@@ -1,4 +1,4 @@
-//! Who gets in, and what those are told who do not.
+//! Admission of hosts, and the errors that refused hosts get.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
     };
     over_tcp(CONTROLLER).unwrap_err();
     over_tcp(HOST).expect("one failure costs nothing");
-    // Again, where the machine was so slow that the pause was over.
+    // Repeats on a machine so slow that the pause ends before the attempt.
     let is_refused = (0..20).any(|_| {
         (0..20).for_each(|_| _ = over_tcp(CONTROLLER).unwrap_err());
         over_tcp(HOST).is_err()
@@ -78,7 +78,7 @@ fn whoever_lacks_the_right_secret_is_told_so() {
     for (error, why) in [
         (with(None), "give the secret of host"),
         (with(secrets(CONTROLLER, None)), "does not take this host's secret"),
-        // It has no secret, so it cannot prove anything.
+        // The target has no controller secret, so it cannot prove its name.
         (with(secrets(HOST, Some(CONTROLLER))), "does not take"),
     ] {
         assert!(matches!(error.failure, Failure::Authentication(_)), "{error}");

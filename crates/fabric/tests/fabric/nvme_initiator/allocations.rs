@@ -1,4 +1,4 @@
-//! Once connected the initiator allocates nothing.
+//! Absence of allocations in a connected initiator.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn operations_allocate_nothing() {
         for target in [plain, with_digests] {
             let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
             let (mut pages, mut long) = (pattern(64 * PAGE_SIZE, 1), pattern(3 << 20, 2));
-            // Once unobserved, as threads allocate when they start.
+            // The first round is not measured: threads allocate when they start.
             use_it(&mut connection, &mut pages, &mut long);
             let before = allocations();
             for _ in 0..20 {

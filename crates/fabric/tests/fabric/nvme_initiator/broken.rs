@@ -1,4 +1,4 @@
-//! Targets that die, fall silent or break the rules end their connection, and nothing else.
+//! Targets that die, fall silent or break the protocol: each ends its own connection only.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,17 +21,17 @@ use crate::common::{PATIENCE, pattern};
 use crate::nvme_target::harness::Served;
 
 const PAGE: u32 = PAGE_SIZE as u32;
-/// More than goes into a capsule.
+/// Length of a write that does not fit a capsule.
 const LONG: usize = 128 << 10;
 
-/// What a target answers to a command, whatever it was.
+/// The bytes that a target sends in answer to a command.
 type Answer = fn(Command) -> Vec<u8>;
 
 fn through(middle: &Middle, served: &Served) -> Target {
     Target { address: middle.address.clone(), ..target(served) }
 }
 
-/// The error of `use_it` where the target answers so, and closes the connection when it has been understood.
+/// Returns the error of `use_it` when the target sends `answer`, then reads until the host closes.
 fn misbehaving(
     served: &Served,
     digests: bool,
@@ -46,7 +46,7 @@ fn misbehaving(
         Target { header_digest: digests, data_digest: digests, ..through(&middle, served) };
     let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
     let error = use_it(&mut connection).unwrap_err();
-    // Nobody answers any more, which is found out by those that still ask.
+    // The target answers no more. A connection that goes on notices that by its timeout.
     connection.set_patience(Duration::from_millis(50));
     let after = connection.flush().unwrap_err();
     assert_eq!(
@@ -187,14 +187,14 @@ fn statuses_are_told_by_name_and_end_nothing() {
         error.to_string().contains("internal error (0x006)") && !error.ends_connection(),
         "{error}"
     );
-    // After a part of the data, too.
+    // The same after a part of the data.
     let partial: Answer = |c| [data(c, 0, PAGE / 2, 0), completion(c, Status(0x281))].concat();
     let error = misbehaving(&served, false, partial, a_read);
     assert!(error.to_string().contains("0x281") && !error.ends_connection(), "{error}");
     let error =
         misbehaving(&served, false, |c| completion(c, Status::CAPACITY_EXCEEDED.final_()), a_write);
     assert!(error.is_no_space() && !error.ends_connection(), "{error}");
-    // Damaged on its way to the target: again on a new connection.
+    // Damaged on the way to the target: needs a new connection.
     let error =
         misbehaving(&served, false, |c| completion(c, Status::TRANSIENT_TRANSPORT), a_write);
     assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
@@ -239,7 +239,7 @@ fn damage_is_found_by_digests() {
         assert!(matches!(error.failure, Failure::Damaged(_)) && error.ends_connection(), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    // A target that leaves them out.
+    // A target that leaves the digests out.
     let error = misbehaving(&served, true, |c| data(c, 0, PAGE, DONE), a_read);
     assert!(matches!(error.failure, Failure::Protocol(_)), "{error}");
 }
@@ -279,7 +279,7 @@ fn a_target_that_falls_silent_is_an_error_when_patience_is_over() {
     assert!(started.elapsed() < PATIENCE / 2);
 }
 
-/// What comes of a target that answers ICReq so.
+/// Returns the error of a connection to a target that answers ICReq with `greeting`.
 fn greeted_by(greeting: Vec<u8>) -> NvmeError {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");

@@ -1,4 +1,4 @@
-//! What is read is what was written, byte by byte.
+//! Equality of written and read data, byte by byte.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::operations;
 const MIB: usize = 1 << 20;
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Every operation once, and many at a time, over a namespace of 64 MiB of zeroes.
+/// Runs every operation once, and many at a time, over a namespace of 64 MiB of zeroes.
 fn every_operation(served: &Served, connection: &mut Connection) {
     assert_eq!((connection.size(), connection.block()), (Bytes::mib(64), Bytes(PAGE)));
     assert!(connection.was_empty() && !connection.is_read_only() && !connection.can_flush());
     assert!(read(connection, PAGE, 10 * PAGE_SIZE) == vec![0; 10 * PAGE_SIZE]);
-    // From what goes in a capsule to what takes many commands.
+    // From lengths that fit a capsule to lengths that take many commands.
     for (seed, length) in [PAGE_SIZE, 15 * PAGE_SIZE, 64 << 10, 68 << 10, MIB, 9 * MIB + PAGE_SIZE]
         .into_iter()
         .enumerate()
@@ -125,7 +125,7 @@ fn requests_that_do_not_fit_are_refused_here_and_the_connection_goes_on() {
 fn a_full_lease_says_so_and_goes_on() {
     let served = Served::with(Bytes::mib(8), Bytes::mib(4), Limits::default());
     let mut connection = connect(&served);
-    // With data in the capsule, and asked for.
+    // With data in the capsule, and with data requested by R2T.
     for length in [PAGE_SIZE, 128 << 10] {
         let data = pattern(length, 4);
         let fill = |at: u64, connection: &mut Connection| connection.write(at, &data);

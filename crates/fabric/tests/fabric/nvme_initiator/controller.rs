@@ -1,4 +1,4 @@
-//! Connections that share a controller, and how it ends.
+//! Connections that share a controller, and the controller's end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ fn threads_share_a_controller_and_do_not_disturb_each_other() {
     let served = Served::new(Bytes::mib(64));
     let session = Session::new(Arc::new(target(&served)));
     let connections: Vec<_> = (0..8).map(|_| session.connect(PATIENCE).unwrap()).collect();
-    // And one admin queue.
+    // Eight I/O queues and one admin queue.
     assert_eq!(served.queues(), 9);
     thread::scope(|scope| {
         for (worker, mut connection) in connections.into_iter().enumerate() {
@@ -49,7 +49,7 @@ fn connections_that_come_at_once_make_one_controller() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!((connections.len(), middle.admin_queues.load(Ordering::SeqCst)), (6, 1));
-    // Their numbers are used again.
+    // Queue numbers are reused.
     drop(connections);
     for _ in 0..200 {
         session.connect(PATIENCE).unwrap();
@@ -78,7 +78,7 @@ fn an_idle_controller_is_kept_alive() {
     let keep_alive = Duration::from_secs(1);
     let target = Target { keep_alive, address: middle.address.clone(), ..target(&served) };
     let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
-    // For longer than the target is patient without.
+    // Longer than the target's timeout without a Keep Alive.
     eventually("signs of life", || middle.signs_of_life.load(Ordering::SeqCst) >= 9);
     assert!(read(&mut connection, 0, PAGE_SIZE) == vec![0; PAGE_SIZE]);
     assert_eq!(middle.admin_queues.load(Ordering::SeqCst), 1);
@@ -103,7 +103,7 @@ fn a_broken_queue_ends_its_controller_and_a_new_one_takes_its_place() {
 #[test]
 fn a_lost_admin_queue_wakes_up_whoever_waits_on_another() {
     let served = Served::new(Bytes::mib(4));
-    // The I/O queue waits for ever: its commands are swallowed.
+    // The I/O queue waits forever: the proxy swallows its commands.
     let middle = Middle::with(&served, |mut host, _| {
         let _ = std::io::copy(&mut host, &mut std::io::sink());
     });

@@ -1,4 +1,4 @@
-//! Somebody between host and target, who passes on what they say until it is time for mischief.
+//! A proxy between host and target, which can take a connection over and misbehave.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -18,10 +18,10 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::common::PATIENCE;
 use crate::nvme_target::harness::Served;
 
-/// Takes a host's connection over from its first I/O command on; the target is out of it.
+/// Takes over a host's connection at its first I/O command, in place of the target.
 type Mischief = Arc<dyn Fn(UnixStream, Command) + Send + Sync>;
 
-/// Listens until the test ends.
+/// The proxy; it listens until the test process ends.
 pub struct Middle {
     pub address: Address,
     pub signs_of_life: Arc<AtomicUsize>,
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Middle {
-    /// Passes everything on.
+    /// Starts a proxy that forwards everything.
     pub fn honest(served: &Served) -> Self {
         Self::start(&served.socket(), None)
     }
@@ -62,7 +62,7 @@ impl Middle {
             signs_of_life: Arc::clone(&signs_of_life),
             admin_queues: Arc::clone(&admin_queues),
         };
-        // Both threads end with the test's process, the others with their connections.
+        // The listening thread ends with the test process, the others end with their connections.
         thread::spawn(move || {
             for host in listener.incoming() {
                 let (host, shared) = (host.unwrap(), shared.clone());
@@ -74,7 +74,7 @@ impl Middle {
 }
 
 impl Shared {
-    /// Passes both directions on; one that ends ends the other.
+    /// Forwards both directions; the end of one ends the other.
     fn pass(&self, mut host: UnixStream) {
         host.set_write_timeout(Some(PATIENCE)).unwrap();
         let Ok(mut target) = UnixStream::connect(&self.target) else { return };
@@ -105,7 +105,7 @@ impl Shared {
                     && is_io
                     && command.opcode != FABRICS
                 {
-                    // The target sees the end, and what it says of that does not get through.
+                    // The target sees a closed connection, and its answer does not reach the host.
                     taken_over.store(true, Ordering::SeqCst);
                     let _ = target.shutdown(Shutdown::Both);
                     back.join().unwrap();

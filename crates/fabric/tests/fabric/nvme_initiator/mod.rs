@@ -16,7 +16,7 @@ use crate::common::PATIENCE;
 use crate::nvme_target::harness::Served;
 use crate::nvme_target::host::HOST;
 
-/// What leads to the subsystem that is served.
+/// Returns the address of the served subsystem.
 fn target(served: &Served) -> Target {
     Target::new(Address::Unix(served.socket()), served.subsystem.clone(), HOST.parse().unwrap())
 }

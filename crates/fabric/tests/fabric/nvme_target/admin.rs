@@ -1,4 +1,4 @@
-//! What a controller tells of itself and its namespace.
+//! The description of a controller and its namespace: Identify, log pages, features.
 
 use aquifer_fabric::nvme::proto::command::{Sgl, admin, io};
 use aquifer_fabric::nvme::proto::feature::{SAVE, id};

@@ -1,4 +1,4 @@
-//! Between a command and its completion the target allocates nothing.
+//! Absence of allocations in the target between a command and its completion.
 
 use std::io::{Read, Write};
 
@@ -13,8 +13,8 @@ use crate::alone::alone;
 use crate::common::{Raw, pattern};
 use crate::counting::allocations;
 
-/// Sends `requests` one after the other, each followed by the reply of its length, a hundred times, with nothing allocated
-/// on this side either.
+/// Sends each of `requests` and reads a reply of its length, a hundred times in all. Returns the
+/// allocations of the process; this function itself makes none.
 fn talk(host: &mut Host, requests: &[(Vec<u8>, usize)], reply: &mut [u8]) -> u64 {
     let before = allocations();
     for _ in 0..100 {
@@ -47,7 +47,7 @@ fn commands_are_carried_out_without_allocating() {
             let trim =
                 host_command(io::DATASET_MANAGEMENT, Sgl::in_capsule(16)).with(11, DSM_DEALLOCATE);
             let trim = host.capsule(&trim, range.as_bytes());
-            // What is asked for has the tag of the only transfer there is.
+            // Requested data carries the tag of the only transfer, so each round can repeat it.
             let asked = command(io::WRITE, Sgl::transport(65536), 64, 16);
             let asked_pdu = host.capsule(&asked, &[]);
             host.put(&asked_pdu);
@@ -69,7 +69,7 @@ fn commands_are_carried_out_without_allocating() {
                 ("data that is asked for", vec![(asked_pdu, done), (data, done)]),
             ] {
                 let mut reply = vec![0; 1 << 20];
-                // Once unobserved, as threads allocate when they start.
+                // The first round is not measured: threads allocate when they start.
                 talk(&mut host, &requests, &mut reply);
                 assert_eq!(talk(&mut host, &requests, &mut reply), 0, "{what}, digests: {digests}");
             }

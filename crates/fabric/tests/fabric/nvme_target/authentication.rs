@@ -1,4 +1,4 @@
-//! Hosts that must prove who they are.
+//! Authentication of hosts.
 
 use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Secret, Secrets, Side};
 use aquifer_fabric::nvme::proto::auth::{
@@ -66,8 +66,8 @@ fn negotiation(hashes: &[u8], groups: &[u8]) -> Vec<u8> {
     [negotiate.as_bytes(), protocol.as_bytes()].concat()
 }
 
-/// Negotiates, and answers the challenge by this secret and with this challenge for the controller. Returns the controller's
-/// last message, and the response that it should contain.
+/// Negotiates, and answers the challenge by `proof`, with a challenge to the controller if given.
+/// Returns the controller's last message and the response that it should contain.
 fn prove(
     served: &Served,
     host: &mut Host,
@@ -113,7 +113,7 @@ fn prove(
     (receive(host), response.value())
 }
 
-/// Proves itself by the right secret.
+/// Authenticates the host by the right secret.
 fn authenticate(served: &Served, host: &mut Host) {
     let (success, _) = prove(served, host, (Hash::Sha256, Group::Null), &secret(HOST), None);
     assert_eq!(success[..2], message::SUCCESS1);
@@ -162,7 +162,7 @@ fn groups_that_cost_too_much_are_not_for_hosts_to_choose() {
         let last = receive(&mut host);
         assert_failed(host, &last, failure::NO_GROUP);
     }
-    // A host that offers others too gets one of those.
+    // A host that also offers smaller groups gets one of those.
     let (mut host, _) = connected(&served);
     let groups = Group::ALL.map(Group::id);
     assert_eq!(send(&mut host, &negotiation(&[1], &groups)), Status::SUCCESS);
@@ -207,7 +207,7 @@ fn hosts_that_have_proved_nothing_make_room_and_count_for_nothing() {
     io.write(0, &pattern(4096, 1));
     assert!(looking.iter_mut().all(Raw::is_closed));
     assert_eq!(served.queues(), 2);
-    // A lease that is closed has nobody left, proved or not.
+    // Closing a lease ends all its connections, authenticated or not.
     served.shelf.namespaces.lock().unwrap().clear();
     served.target.close_lease(served.lease.id());
     assert!(strangers.iter_mut().all(Raw::is_closed) && io.is_closed());
@@ -263,7 +263,7 @@ fn who_cannot_prove_itself_is_told_so_and_stays_out() {
 #[test]
 fn no_detour_leads_past_the_proof() {
     let served = served(true);
-    // A challenge fetched into too little room, or never.
+    // The host fetches the challenge into too little room.
     let (mut host, _) = connected(&served);
     assert_eq!(send(&mut host, &negotiation(&[1], &[0])), Status::SUCCESS);
     let id = host.id();
@@ -275,7 +275,7 @@ fn no_detour_leads_past_the_proof() {
     let success = [&message::SUCCESS2[..], &[0; 14]].concat();
     assert_eq!(send(&mut host, &success), Status::SUCCESS);
     assert_eq!(host.identify(1, 0).unwrap_err(), Status::AUTHENTICATION_REQUIRED);
-    // A host that gives up.
+    // The host gives up.
     let (mut host, _) = connected(&served);
     let failure = [&message::FAILURE2[..], &[0; 6]].concat();
     assert_eq!(send(&mut host, &failure), Status::SUCCESS);

@@ -1,4 +1,4 @@
-//! Hosts that misbehave: each hurts itself alone.
+//! Hosts that misbehave: each ends its own connection only.
 
 use aquifer_fabric::nvme::proto::Status;
 use aquifer_fabric::nvme::proto::command::{Sgl, io};
@@ -131,7 +131,7 @@ fn data_other_than_was_asked_for_ends_the_queue() {
     broken("the last without saying so", fatal::INVALID_HEADER, 0, 16384, false);
     broken("more than fits a PDU", fatal::LIMIT_EXCEEDED, 0, (128 << 10) + 4, false);
 
-    // Another command's data for this one's tag, and a length that the PDU has not.
+    // The identifier of another command with this tag, and a length that differs from the PDU's.
     for (at, value) in [(8, 0x55), (16, 0x55)] {
         let mut host = served.io(controller, queue + 10 + at as u16, 0);
         let command = host.command(io::WRITE, Sgl::transport(16384)).with_blocks(0, 4);
@@ -173,7 +173,7 @@ fn hosts_may_vanish_at_any_byte() {
         let mut host = Host::silent(&served.socket());
         host.put(&dialogue[..cut]);
     }
-    // In the middle of a write whose data was asked for: what arrived may be there, nothing else is touched.
+    // In the middle of a write with requested data: the incomplete PDU must change nothing.
     served.lease.write(0, &pattern(1 << 20, 1)).unwrap();
     let (_admin, controller) = served.admin();
     let mut host = served.io(controller, 1, 0);

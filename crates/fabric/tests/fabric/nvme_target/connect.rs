@@ -1,4 +1,4 @@
-//! Becoming a queue, and what keeps hosts out.
+//! Connect, and the admission of hosts.
 
 use std::mem::offset_of;
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ fn hosts_come_in_only_where_they_may() {
     let completion = stranger.try_connect(&served.subsystem, ANY_CONTROLLER, 0, 0);
     assert_eq!(completion.status().code(), Status::CONNECT_INVALID_HOST.code());
 
-    // After all these the connection still serves.
+    // The connection serves after all these refusals.
     let id = host.connect_admin(&served.subsystem, 0);
     host.enable();
     let mut impostor = Host::connect(&served.socket(), 0);
@@ -137,7 +137,7 @@ fn a_malformed_connect_is_refused_with_the_field() {
     let command = host.connect_command(0, 0);
     let completion = host.execute(&command, nameless.as_bytes());
     assert_eq!(completion.result.get(), u64::from(connect::IN_DATA) | 512);
-    // Before a queue is connected nothing else works.
+    // Before Connect, no other command works.
     let command = host.command(io::READ, Sgl::transport(4096)).with_blocks(0, 1);
     assert_eq!(host.status(&command, &[]), Status::COMMAND_SEQUENCE);
 }
@@ -178,17 +178,18 @@ fn discovery_tells_each_host_what_it_may_see_and_where() {
     stranger.nqn = STRANGER.parse().unwrap();
     assert_eq!(entries(&mut stranger), []);
 
-    // Over TCP: the port at which the host came in. Its end is a stream of another kind, so through a little proxy.
+    // Over TCP: the port through which the host came. `Host` needs a unix socket, so a proxy joins
+    // them.
     let socket = proxy(&served, port);
     let mut host = Host::connect(&socket, 0);
     assert_eq!(entries(&mut host), all.map(|nqn| (nqn, "127.0.0.1".to_owned(), port.to_string())));
-    // A discovery controller has no I/O, and no namespaces.
+    // A discovery controller has no I/O and no namespaces.
     assert_eq!(host.identify(2, 0).unwrap_err(), Status::INVALID_FIELD);
     let command = host.command(admin::ABORT, Sgl::NONE);
     assert_eq!(host.status(&command, &[]), Status::INVALID_OPCODE);
 }
 
-/// A unix socket that leads to a TCP port, for one connection.
+/// Opens a unix socket that leads to a TCP port, for one connection.
 fn proxy(served: &Served, port: u16) -> std::path::PathBuf {
     let socket = served.dir.path().join("proxy");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -276,7 +277,7 @@ fn a_host_that_only_discovers_is_given_up_when_it_says_nothing() {
     let limits = Limits { discovery: Duration::from_millis(200), ..Limits::default() };
     let served = Served::with(Bytes::mib(1), Bytes::mib(1), limits);
     let mut host = Host::connect(&served.socket(), 0);
-    // Without a keep alive time-out.
+    // Without a keep alive timeout.
     host.connect_admin(&DISCOVERY_NQN.parse().unwrap(), 0);
     assert!(host.is_closed());
     let (mut steady, _) = served.admin();

@@ -1,4 +1,4 @@
-//! What hosts are told without asking.
+//! Asynchronous events.
 
 use aquifer_fabric::nvme::proto::command::{Sgl, admin};
 use aquifer_fabric::nvme::proto::feature::{event, id};
@@ -17,7 +17,7 @@ fn want(host: &mut Host, events: u32) {
     assert_eq!(host.status(&command.with(11, events), &[]), Status::SUCCESS);
 }
 
-/// Asks to be told of an event; returns the request's identifier.
+/// Sends an asynchronous event request and returns its identifier.
 fn ask(host: &mut Host) -> u16 {
     let command = host.command(admin::ASYNC_EVENT_REQUEST, Sgl::NONE);
     host.send(&command, &[]);
@@ -44,7 +44,7 @@ fn a_resized_namespace_is_told_once_until_its_log_is_read() {
     assert_eq!(namespace.size.get(), 1024);
     assert_eq!(served.lease.stored(), Bytes::kib(4), "what was cut off is given back");
 
-    // Not told again before the log is read.
+    // No second event before the host reads the log.
     served.namespace.resize(Bytes::mib(8)).unwrap();
     assert_eq!(host.identify(what::NAMESPACE, 1).unwrap()[..2], [0, 8]);
     assert_eq!(host.log(page::CHANGED_NAMESPACES, 0, 8).unwrap(), [1, 0, 0, 0, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! A target to test, with a store that is gone with it.
+//! A target to test, with a temporary store.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ use aquifer_store::{Lease, Store};
 use super::host::Host;
 use crate::common::{pattern, record, temporary_store};
 
-/// A host that may see nothing but `forbidden`.
+/// The name of a host that may use no subsystem.
 pub const STRANGER: &str = "nqn.2014-08.org.example:stranger";
 
-/// What is served: namespaces by subsystem, and how many queues there are.
+/// The subsystems served: the namespaces by name, and the number of queues.
 #[derive(Default)]
 pub struct Shelf {
     pub namespaces: Mutex<BTreeMap<Nqn, Arc<Namespace>>>,
     pub queues: AtomicUsize,
-    /// What all hosts must know.
+    /// The secrets of every subsystem; `None` demands no authentication.
     pub secrets: Mutex<Option<Secrets>>,
 }
 
@@ -56,7 +56,7 @@ impl Subsystems for Shelf {
     }
 }
 
-/// A target on a unix socket with one subsystem.
+/// A target on a unix socket, with one subsystem.
 pub struct Served {
     pub target: Target,
     pub shelf: Arc<Shelf>,
@@ -86,7 +86,7 @@ impl Served {
         self.dir.path().join("socket")
     }
 
-    /// Adds a subsystem.
+    /// Adds a subsystem and returns its name.
     pub fn add(&self, capacity: Bytes) -> Nqn {
         add(&self.store, &self.shelf, capacity, capacity).0
     }
@@ -95,12 +95,12 @@ impl Served {
         self.shelf.queues.load(Ordering::SeqCst)
     }
 
-    /// An enabled controller's admin queue and the controller's identifier.
+    /// Connects an admin queue and enables its controller; returns the controller's identifier too.
     pub fn admin(&self) -> (Host, u16) {
         self.admin_with(0, 0)
     }
 
-    /// As [`admin`](Self::admin), with these digests and this keep alive time-out in milliseconds.
+    /// As [`admin`](Self::admin), with these digests and this keep alive timeout in milliseconds.
     pub fn admin_with(&self, digests: u8, keep_alive: u32) -> (Host, u16) {
         let mut host = Host::connect(&self.socket(), digests);
         let id = host.connect_admin(&self.subsystem, keep_alive);
@@ -108,14 +108,14 @@ impl Served {
         (host, id)
     }
 
-    /// An I/O queue of this controller.
+    /// Connects an I/O queue of this controller.
     pub fn io(&self, controller: u16, queue: u16, digests: u8) -> Host {
         let mut host = Host::connect(&self.socket(), digests);
         host.connect_io(&self.subsystem, controller, queue);
         host
     }
 
-    /// Whether a new host can still write and read.
+    /// Asserts that a new host can write and read.
     pub fn assert_serves(&self) {
         let (_admin, controller) = self.admin();
         let mut io = self.io(controller, 1, 0);

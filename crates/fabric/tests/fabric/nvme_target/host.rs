@@ -1,4 +1,4 @@
-//! A host that does what it is told, good or bad.
+//! A host for tests, which sends whatever a test asks for, valid or not.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -20,10 +20,10 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::common::{Raw, connect as open};
 
-/// The name of an honest host.
+/// The name of a valid host.
 pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-1111-2222-3333-444444444444";
 
-/// What a controller sends.
+/// A PDU from the controller.
 #[derive(Debug)]
 pub enum Pdu {
     Completion(Completion),
@@ -32,7 +32,7 @@ pub enum Pdu {
     Term(TermReq),
 }
 
-/// A connection of a host.
+/// A connection of a host to the target.
 pub struct Host {
     pub stream: UnixStream,
     pub shape: Shape,
@@ -49,14 +49,14 @@ impl Raw for Host {
 }
 
 impl Host {
-    /// Connected, and nothing said yet.
+    /// Connects without sending anything.
     pub fn silent(socket: &Path) -> Self {
         let stream = open(socket);
         let nqn = HOST.parse().unwrap();
         Self { stream, shape: Shape::default(), max_data: 0, nqn, flow_control: false, next_id: 1 }
     }
 
-    /// Past ICReq and ICResp, with these digests.
+    /// Connects and exchanges ICReq and ICResp, with these digests.
     pub fn connect(socket: &Path, wanted: u8) -> Self {
         let mut host = Self::silent(socket);
         host.put(ic_req(wanted, 0).as_bytes());
@@ -67,19 +67,19 @@ impl Host {
         host
     }
 
-    /// An identifier for a command.
+    /// Returns an unused command identifier.
     pub fn id(&mut self) -> u16 {
         self.next_id = self.next_id.wrapping_add(1);
         self.next_id
     }
 
-    /// A command as a PDU, with its data if it has any.
+    /// Returns a command as a PDU, with its data.
     pub fn capsule(&self, command: &Command, data: &[u8]) -> Vec<u8> {
         let header = self.shape.header(kind::CAPSULE_CMD, 0, size_of::<CapsuleCmd>(), data.len());
         self.finish(CapsuleCmd { header, command: *command }.as_bytes(), &header, data)
     }
 
-    /// Data that was asked for, as a PDU.
+    /// Returns requested data as a PDU.
     pub fn data(&self, request: &R2t, offset: u32, data: &[u8], last: bool) -> Vec<u8> {
         let flags = if last { flag::LAST } else { 0 };
         let header = self.shape.header(kind::H2C_DATA, flags, size_of::<Data>(), data.len());
@@ -115,7 +115,7 @@ impl Host {
         self.put(&capsule);
     }
 
-    /// The next PDU, whose digests must be right.
+    /// Receives the next PDU, and asserts that its digests are right.
     pub fn pdu(&mut self) -> Pdu {
         let header: CommonHeader = self.take();
         let mut bytes = header.as_bytes().to_vec();
@@ -150,7 +150,7 @@ impl Host {
         }
     }
 
-    /// The next PDU, which is a completion.
+    /// Receives the next PDU, which must be a completion.
     pub fn completion(&mut self) -> Completion {
         match self.pdu() {
             Pdu::Completion(completion) => completion,
@@ -165,7 +165,8 @@ impl Host {
         }
     }
 
-    /// The fatal error status of the termination that comes next, at the end of the connection.
+    /// Receives a termination, asserts that the connection then ends, and returns the fatal error
+    /// status.
     pub fn terminated(&mut self) -> u16 {
         match self.pdu() {
             Pdu::Term(term) => {
@@ -184,12 +185,12 @@ impl Host {
         completion
     }
 
-    /// As [`execute`](Self::execute), for the status without its flags.
+    /// As [`execute`](Self::execute), but returns the status without its flags.
     pub fn status(&mut self, command: &Command, data: &[u8]) -> Status {
         Status(self.execute(command, data).status().code())
     }
 
-    /// Sends a command that returns `length` bytes of data.
+    /// Sends a command and receives its `length` bytes of data.
     pub fn fetch(&mut self, command: &Command, length: usize) -> Result<Vec<u8>, Status> {
         self.send(command, &[]);
         let mut all = Vec::new();
@@ -300,7 +301,7 @@ impl Host {
         Command::new(opcode, id, 1, sgl)
     }
 
-    /// Writes whole blocks, in the capsule.
+    /// Writes whole blocks, with the data in the capsule.
     pub fn write(&mut self, block: u64, data: &[u8]) {
         let sgl = Sgl::in_capsule(data.len() as u32);
         let command = self.command(io::WRITE, sgl).with_blocks(block, (data.len() / 4096) as u32);
@@ -315,7 +316,7 @@ impl Host {
     }
 }
 
-/// The first PDU of a connection.
+/// Makes the first PDU of a connection.
 pub fn ic_req(wanted: u8, alignment: u8) -> IcReq {
     assert_eq!(wanted & !(digests::HEADER | digests::DATA), 0);
     IcReq { alignment, ..IcReq::new(wanted) }

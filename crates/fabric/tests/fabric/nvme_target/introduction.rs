@@ -1,4 +1,4 @@
-//! Hosts that say whose pages they keep in a namespace.
+//! Introductions: hosts that name the owner of the pages in a namespace.
 
 use aquifer_fabric::Visitor;
 use aquifer_fabric::nvme::proto::command::{Sgl, admin, io};
@@ -48,7 +48,7 @@ fn a_newer_epoch_ends_the_controllers_and_queues_of_older_ones() {
     assert_eq!(introduce(&mut beside, &visitor(1, 1)), Status::SUCCESS);
     let (mut new, controller) = served.admin();
     assert_eq!(introduce(&mut new, &visitor(1, 2)), Status::SUCCESS);
-    // By the time of the answer, and not some time later.
+    // The old queues are gone when the answer arrives, not some time later.
     assert_eq!(served.queues(), 1);
     assert!(old.is_closed() && old_queue.is_closed() && beside.is_closed());
     let mut queue = served.io(controller, 1, 0);

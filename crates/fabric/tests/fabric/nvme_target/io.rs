@@ -1,4 +1,4 @@
-//! Moving blocks.
+//! Reads, writes and other I/O commands.
 
 use aquifer_fabric::nvme::proto::command::{
     DSM_DEALLOCATE, DsmRange, FABRICS, Sgl, control, flag, io,
@@ -153,7 +153,7 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     assert_eq!(host.status(&command, &two), Status::SUCCESS);
     assert_eq!(served.lease.stored(), Bytes::kib(36));
 
-    // Three that must be asked for, in odd pieces.
+    // Three ranges requested by R2T, in pieces of odd sizes.
     let three = ranges(&[(8, 1), (10, 1), (12, 4)]);
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::transport(48)).with(10, 2);
     assert_eq!(
@@ -167,7 +167,8 @@ fn deallocated_blocks_read_as_zeroes_and_their_ram_is_given_back() {
     }
     assert!(host.read(0, 16) == expected);
 
-    // One range beyond the end, and none is deallocated; or only hints.
+    // With one range beyond the end, none is deallocated. Without the deallocate bit, ranges are
+    // hints.
     let beyond = ranges(&[(5, 1), (4096, 1)]);
     let command = host.command(io::DATASET_MANAGEMENT, Sgl::in_capsule(32)).with(10, 1);
     assert_eq!(host.status(&command.with(11, DSM_DEALLOCATE), &beyond), Status::LBA_OUT_OF_RANGE);
@@ -226,7 +227,7 @@ fn errors_name_what_is_wrong_and_hurt_nobody() {
     shifted.sgl.address = 4.into();
     assert_eq!(host.status(&shifted, &page), Status::SGL_OFFSET_INVALID);
 
-    // 16 pages fit the quota. The 17th does not, in the capsule or after R2T, and zeroes always do.
+    // 16 pages fit the quota. The 17th does not, in the capsule or after R2T; zeroes always do.
     for block in 0..16 {
         host.write(block, &page);
     }

@@ -1,4 +1,4 @@
-//! The NVMe/TCP target against hosts made by hand, good and broken ones.
+//! The NVMe/TCP target, against hosts made by hand: valid and broken ones.
 
 mod admin;
 mod allocations;

@@ -1,3 +1,5 @@
+//! Tests of a group's state with silent VMs.
+
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
@@ -9,7 +11,8 @@ use serde_json::json;
 
 use super::*;
 
-/// A VM with limits from 256 MiB to all of its 512 MiB, whose keeper has a full queue, as one that is stopped.
+/// Creates a VM with limits from 256 MiB to all of its 512 MiB. The supervisor's backlog is full,
+/// as if the process were stopped.
 fn silent(run_dir: &Path) -> (Files, UnixListener, Vec<ControlCall>) {
     let files = Files::new(run_dir, &"one".parse().unwrap());
     let directory = run_dir.join("vms/one");
@@ -64,7 +67,7 @@ fn a_silent_vm_counts_as_it_was_seen_and_is_asked_now_and_then() {
     let known = known.unwrap();
     assert_eq!(known.is, Vm { swapped: Bytes::ZERO, contributed: Bytes::mib(2), ..is });
     assert!(news.unwrap().contains("no answer to 'balloon' within"));
-    // It is not asked again at once, and not said again.
+    // The VM is not queried again at once, and the news is not repeated.
     let until = known.silent_until.unwrap();
     let (again, news) = find(&vm, Some(known), Bytes::mib(2), now);
     assert_eq!((again.unwrap().silent_until, news), (Some(until), None));

@@ -1,4 +1,4 @@
-//! A cache of disks, and clients that know what they must read.
+//! A disk cache, and clients that know the content they must read.
 
 #![allow(
     dead_code,
@@ -31,7 +31,7 @@ pub fn is_root() -> bool {
     is
 }
 
-/// A directory with regions of a group, of which there are none, and its cache.
+/// A directory for regions of a group, without any regions, and the group's disk cache.
 pub struct Here {
     pub service: Option<Service>,
     pub dir: tempfile::TempDir,
@@ -39,7 +39,7 @@ pub struct Here {
 }
 
 impl Here {
-    /// With a cache of that size.
+    /// Starts a cache of this size.
     pub fn new(size: Bytes) -> Self {
         Self::with(Options { size, ..Options::default() })
     }
@@ -51,7 +51,7 @@ impl Here {
         this
     }
 
-    /// The cache that is there from now on.
+    /// Starts another cache in place of the last one.
     pub fn start(&mut self, options: Options) {
         self.service = Some(Service::start(&self.regions(), self.group.clone(), options).unwrap());
     }
@@ -60,7 +60,7 @@ impl Here {
         self.dir.path().join("regions")
     }
 
-    /// A disk full of what is nowhere twice.
+    /// Creates a disk without repeated content.
     pub fn disk(&self, name: &str, size: u64) -> (PathBuf, Vec<u8>) {
         let path = self.dir.path().join(name);
         let words = (0..size.div_ceil(8))
@@ -104,7 +104,7 @@ impl Drop for Here {
     }
 }
 
-/// Numbers that look like chance, the same for the same seed.
+/// A pseudo-random generator: the same seed gives the same numbers.
 pub struct Chance(pub u64);
 
 impl Chance {
@@ -121,15 +121,15 @@ impl Chance {
     }
 }
 
-/// A client with bytes that only it writes, and knows.
+/// A client with ranges that only it writes, so that it knows their content.
 struct Worker {
     connection: Connection,
     chance: Chance,
-    /// The disk, of which its bytes are right.
+    /// The disk's content; right in the client's own ranges.
     content: Vec<u8>,
-    /// Ranges of its own. Others' are in the same pages.
+    /// The client's own ranges. Other clients have ranges in the same pages.
     slots: Vec<Range<u64>>,
-    /// A long one, whose pages nobody else has.
+    /// A long range whose pages no other client has.
     alone: Range<u64>,
 }
 
@@ -174,7 +174,7 @@ impl Worker {
             range
         } else {
             self.connection.trim(range.start, length).unwrap();
-            // Of what is given back, whole pages are.
+            // Trim zeroes only whole pages.
             range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE
         };
         if !zeroed.is_empty() {
@@ -198,12 +198,12 @@ impl Worker {
 }
 
 pub const WORKERS: u64 = 4;
-/// Bytes that each of them has in a row: no part of a page or a sector.
+/// Size in bytes of a slot: not a multiple of a page or a sector.
 const SLOT: u64 = 1001;
 const SHARED: u64 = 4 << 20;
 const ALONE: u64 = 2 << 20;
 
-/// How long clients work.
+/// Returns how long clients work.
 pub fn seconds() -> Duration {
     let told = std::env::var("AQUIFER_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(told.unwrap_or(4))
@@ -218,10 +218,10 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Has clients read and write a disk, and check what they read, for so long at least, while `disturb` does what it does again and again, until that says that
-/// all has come that was to come; then all is in the file.
+/// Makes clients read, write and check a disk for at least `seconds`. Meanwhile calls `disturb`
+/// repeatedly, until it returns true. Finally checks the whole file.
 pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance) -> bool + Send) {
-    // The last page is a part of one.
+    // The last page is partial.
     let (path, content) = here.disk("disk", SHARED + WORKERS * ALONE + 777);
     let until = Instant::now() + seconds;
     let ended = AtomicBool::new(false);
@@ -282,7 +282,7 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
     assert_eq!((read.len(), wrong), (expected.len(), None));
 }
 
-/// Waits until it is so.
+/// Waits until `is` returns true.
 pub fn until(mut is: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is() {

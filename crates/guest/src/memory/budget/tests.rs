@@ -1,3 +1,5 @@
+//! Tests of the account of guests' memory.
+
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs::File;
@@ -17,7 +19,7 @@ fn budget() -> (tempfile::TempDir, Budget) {
     (dir, budget)
 }
 
-/// A VM as far as the manager cares.
+/// Creates a VM as far as the account needs one.
 fn start(
     dir: &tempfile::TempDir,
     budget: &Budget,
@@ -27,7 +29,7 @@ fn start(
     let vm: RegionName = vm.parse().unwrap();
     let files = dir.path().join("vms").join(vm.as_str());
     fs::create_dir_all(&files).unwrap();
-    // What cannot be read is not taken for gone.
+    // A record that cannot be read does not prove that the VM is gone.
     fs::write(files.join("record.json"), "{}").unwrap();
     budget.admit(&vm, share).map(|()| vm)
 }
@@ -108,7 +110,8 @@ fn what_a_vm_had_that_is_gone_is_free_again() {
     assert_eq!(local(&budget), (0, 1024, 0));
 }
 
-/// A VM whose QEMU is stopped: its monitor's queue is full, so that connect(2) would wait for ever.
+/// Tests with a stopped QEMU: its monitor's backlog is full, so that connect(2) would block for
+/// ever.
 #[test]
 fn a_silent_vm_keeps_what_it_has_and_nobody_waits_for_it() {
     let (dir, budget) = budget();
@@ -145,13 +148,13 @@ fn a_silent_vm_keeps_what_it_has_and_nobody_waits_for_it() {
     }
     budget.admit(&silent, &Share::local(Bytes::mib(512))).unwrap();
 
-    // On a thread of its own: before it had an end, this test would have had none.
+    // On a thread of its own, so that a blocking call fails this test.
     let (told, tells) = mpsc::channel();
     let asking = budget.clone();
     thread::spawn(move || told.send(asking.accounts()));
     let accounts = tells.recv_timeout(Duration::from_secs(30)).expect("nobody waits").unwrap();
     assert_eq!(accounts.vms[&silent], Share::local(Bytes::mib(512)));
-    // Where nobody listens any more QEMU is gone.
+    // Once no process listens, QEMU is gone.
     drop(listener);
     drop(queued);
     assert_eq!(local(&budget), (0, 1024, 0));

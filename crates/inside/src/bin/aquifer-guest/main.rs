@@ -1,4 +1,4 @@
-//! The command `aquifer-guest`: the agent of a guest, and what asks it.
+//! The command `aquifer-guest`: a guest's agent, and the client that sends requests to it.
 
 mod size;
 mod view;

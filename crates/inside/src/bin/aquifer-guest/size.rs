@@ -1,4 +1,4 @@
-//! Sizes with a sign, and times, as people write them.
+//! Signed sizes, and times, in command-line arguments.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use aquifer_inside::{Client, Granted, RequestError};
 use aquifer_page::{Bytes, ParseBytesError};
 
-/// How much more or less memory is wanted.
+/// A change of the guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     More(Bytes),
@@ -14,7 +14,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// Asks for it.
+    /// Asks the agent for the change.
     pub(crate) fn ask(
         self,
         client: &Client,
@@ -39,7 +39,7 @@ impl FromStr for Change {
     }
 }
 
-/// A time such as `500ms`, `10s`, `2m`.
+/// Parses a time such as `500ms`, `10s` or `2m`.
 pub(crate) fn wait(text: &str) -> Result<Duration, String> {
     let (number, unit) =
         text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));

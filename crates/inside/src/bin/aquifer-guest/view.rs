@@ -1,4 +1,4 @@
-//! What people see.
+//! The output of the command, as text or JSON.
 
 use aquifer_inside::message::Report;
 use aquifer_inside::{Granted, Status};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::size::Change;
 
-/// What came of a request.
+/// Prints the outcome of a request.
 pub(crate) fn granted(granted: &Granted, change: Change, json: bool) {
     if json {
         return print(granted);
@@ -26,7 +26,7 @@ pub(crate) fn granted(granted: &Granted, change: Change, json: bool) {
     }
 }
 
-/// What the agent sees.
+/// Prints the agent's status.
 pub(crate) fn status(status: &Status, json: bool) {
     if json {
         return print(status);

@@ -1,4 +1,4 @@
-//! A lender that outlives every engine of a schedule.
+//! A simulated lender that outlives every engine of a schedule.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use crate::{effect, lock};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Its pages, and the one host that may change them.
+/// The lender's pages, and the one host that may change them.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     pages: Mutex<BTreeMap<u64, Box<[u8]>>>,
@@ -20,23 +20,23 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// The region is this host's from now on.
+    /// Makes this host the owner of the region.
     pub(super) fn give_to(&self, host: u64) {
         self.owner.store(host, Ordering::Relaxed);
     }
 
-    /// Whether another host than the region's own changed a page.
+    /// Returns whether a host other than the owner changed a page.
     pub(super) fn was_trespassed(&self) -> bool {
         self.trespassed.load(Ordering::Relaxed)
     }
 
-    /// Whether it has anything at all.
+    /// Returns the number of pages.
     pub(super) fn count(&self) -> usize {
         lock(&self.pages).len()
     }
 }
 
-/// The same as one host reaches it.
+/// The lender as one host reaches it.
 #[derive(Debug)]
 pub(super) struct Lender {
     pub(super) host: u64,

@@ -1,4 +1,4 @@
-//! The region goes to another host, or does not because somebody dies.
+//! Hand-overs to another host, which fail if an engine dies.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use super::world::{Host, World, expect, unless_killed};
 use crate::handover::{Frame, Round};
 
 impl World {
-    /// Hands the region over. What must still come from this host then does so later.
+    /// Hands the region over. Pages left behind follow later.
     pub(super) fn migrate(&self) {
         let kind = if self.one_in(3) { Round::Clean } else { Round::Copy };
         let rounds = vec![kind; self.below(4) as usize];
@@ -20,7 +20,7 @@ impl World {
         self.migrate_by(&rounds, last, || (0..self.below(8)).for_each(|_| self.act()));
     }
 
-    /// The same by these rounds, after each of which `between` happens.
+    /// Does the same by these rounds, and calls `between` after each.
     pub(super) fn migrate_by(&self, rounds: &[Round], last: Round, between: impl Fn()) {
         let (from, to) = (self.host(), self.new_host());
         if !self.prepare(&from, &to) {
@@ -37,9 +37,9 @@ impl World {
         if !self.round(&from, &to, &mut incoming, last) {
             return self.stay_here(&from);
         }
-        // A device is saved, which writes to memory.
+        // QEMU saves a device, which writes to memory.
         (0..self.below(3)).for_each(|_| self.touch(&from, self.below(self.shape.pages), true));
-        // An engine that came up meanwhile knows nothing of what was sent.
+        // An engine that was started meanwhile does not know which pages were sent.
         let goes_on = from.engine.borrow().as_ref().is_some_and(|engine| engine.is_being_sent());
         if !goes_on || !self.round(&from, &to, &mut incoming, Round::Rest) {
             return self.stay_here(&from);
@@ -48,7 +48,7 @@ impl World {
     }
 
     fn prepare(&self, from: &Rc<Host>, to: &Rc<Host>) -> bool {
-        // It is another host's until all is there.
+        // The region stays foreign to the destination until the end of the hand-over.
         self.restart(to);
         match self.run(from, "begin to hand over", Engine::begin_outgoing) {
             Some(begun) => expect("begin", begun),
@@ -57,7 +57,7 @@ impl World {
         true
     }
 
-    /// False if either died over it.
+    /// Does a round. Returns false if either engine died.
     fn round(&self, from: &Rc<Host>, to: &Rc<Host>, incoming: &mut Incoming, round: Round) -> bool {
         let goes_on = from.engine.borrow().as_ref().is_some_and(|engine| engine.is_being_sent());
         if !goes_on {
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// The other engine takes in what this one sends, or is killed over it.
+    /// Passes a frame to the destination engine, which may be killed by it.
     fn take_in(
         &self,
         to: &Rc<Host>,
@@ -124,14 +124,14 @@ impl World {
         self.run(host, what, op)
     }
 
-    /// The region is the other host's from now on, whoever dies.
+    /// Gives the region to the other host, whichever engine dies.
     fn give(&self, from: &Rc<Host>, to: &Rc<Host>) {
         self.say("it is given away");
         from.foreign.set(true);
         self.own(to);
         for host in [from, to] {
             if self.one_in(6) {
-                // Before the other one was told that it owns the region, if that is so.
+                // The destination may die before it learns that it owns the region.
                 to.foreign.set(true);
                 self.restart(host);
             }
@@ -146,7 +146,8 @@ impl World {
         self.other.replace(Some(from.clone()));
     }
 
-    /// Fetches some of what was left behind: what is waited for, or what comes next. True if nothing is left.
+    /// Fetches pages that were left behind: those that threads wait for, or the next ones. Returns
+    /// true if none is left.
     pub(super) fn fetch_left(&self, all: bool) -> bool {
         let Some(from) = self.other.borrow().clone() else { return true };
         let to = self.host();

@@ -1,4 +1,4 @@
-//! What an engine does, killed at each of its points in turn.
+//! Each operation of an engine, with the engine killed at each of its points in turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,7 +16,7 @@ const SHAPE: Shape = Shape {
     shares: true,
 };
 
-/// Has something happen in a region, and sees to it that all is there that should be.
+/// Runs `what` in a region, and checks all pages afterwards. Returns whether an engine was killed.
 #[track_caller]
 fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World)) -> bool {
     let world = World::new(SHAPE, Random::new(1), true);
@@ -44,7 +44,7 @@ fn scene(killed_at: Option<u64>, before: &dyn Fn(&World), what: &dyn Fn(&World))
     })
 }
 
-/// The same with whoever is at work killed at each point of `what`.
+/// Runs the scene once for each point of `what`, and kills the running engine there.
 #[track_caller]
 fn at_each_point(before: impl Fn(&World), what: impl Fn(&World)) {
     let mut point = 0;
@@ -59,7 +59,7 @@ fn write(world: &World, pages: impl IntoIterator<Item = u64>) {
     pages.into_iter().for_each(|page| world.touch(&host, page, true));
 }
 
-/// Pages that the volume has, some of which were written to since, and some of which are not here.
+/// Writes pages such that the volume has them, some are dirty again, and some are absent.
 fn some_of_each(world: &World) {
     write(world, 0..20);
     world.persist();
@@ -149,7 +149,7 @@ fn an_entry_that_vanished_does_not_make_its_page_clean() {
 
 #[test]
 fn who_gave_a_region_away_leaves_what_lenders_have_of_it_alone() {
-    // The other host stores what was never stored from here.
+    // The other host stores pages that this host never stored.
     let before = |world: &World| {
         write(world, 0..3);
         world.persist();
@@ -184,7 +184,8 @@ fn a_program_that_dies_while_its_region_is_handed_over_has_written_to_it() {
     });
 }
 
-/// Two map the region. One writes to a page, and dies before an engine looks: while none lives, or while the other one's page is being mapped.
+/// Two programs map the region. One writes to a page and dies before an engine scans. At that
+/// moment no engine runs, or the other program's page is being mapped.
 #[test]
 fn what_one_of_two_programs_wrote_before_it_died_is_kept() {
     for is_served in [false, true] {

@@ -1,4 +1,4 @@
-//! A program that has the region mapped, played by the thread that plays its engine.
+//! A program that maps the region, simulated in the thread of its engine.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,11 +21,11 @@ use super::super::expected::Mapped;
 use crate::program;
 use crate::sys::test::{Ended, Mapping};
 
-/// What is written and compared at a time: a part of a page.
+/// The number of cells in a page. Writes and checks cover whole cells.
 pub(super) const CELLS: u64 = 2;
 const WORDS: usize = PAGE_SIZE / 8 / CELLS as usize;
 
-/// What stands in a cell.
+/// Returns the word at this index of a cell, for a version.
 fn word(cell: u64, version: u64, at: usize) -> u64 {
     if version == 0 {
         0
@@ -40,9 +40,9 @@ pub(super) struct Program {
     userfault: Userfault,
     guard: Userfault,
     pagemap: File,
-    /// By what orders come, and whether the engine has taken the mapping in.
+    /// The connection for orders, and whether the engine has accepted the mapping.
     orders: RefCell<Option<(Connection, bool)>>,
-    /// Pages that are mapped from frames: writes to them are held.
+    /// Pages that are mapped from frames; the kernel holds writes to them.
     shared: RefCell<BTreeSet<u64>>,
     served: RefCell<Option<(Arc<program::Program>, Mapped)>>,
 }
@@ -51,7 +51,8 @@ impl Program {
     pub(super) fn new(region: &File, pages: u64) -> io::Result<Self> {
         let memory = Mapping::new(region, pages as usize * PAGE_SIZE)?;
         let (userfault, guard) = (Userfault::new()?, Userfault::guard()?);
-        // SAFETY: it is a mapping of a region's file, of which only what an engine puts there is read.
+        // SAFETY: it is a mapping of a region's file, and only content that an engine provides is
+        // read.
         unsafe { userfault.register(memory.address() as u64, pages * PAGE_SIZE as u64) }?;
         let pagemap = File::open("/proc/self/pagemap")?;
         let (orders, shared, served) = Default::default();
@@ -66,7 +67,7 @@ impl Program {
         self.served.borrow().as_ref().map(|(program, _)| program.clone())
     }
 
-    /// Puts the mapping under the care of an engine.
+    /// Attaches the mapping to an engine.
     pub(super) fn attach(
         &self,
         engine: &Engine,
@@ -87,12 +88,12 @@ impl Program {
         Ok(())
     }
 
-    /// The engine is gone.
+    /// Notes that the engine is gone.
     pub(super) fn lose_engine(&self) {
         *self.served.borrow_mut() = None;
     }
 
-    /// Does what it was ordered to, and says so.
+    /// Carries out the pending orders, and answers them.
     pub(super) fn obey(&self) {
         let mut orders = self.orders.borrow_mut();
         let Some((orders, is_accepted)) = &mut *orders else { return };
@@ -130,25 +131,25 @@ impl Program {
 
     fn restore(&self, run: &Run, region: &OwnedFd) -> io::Result<()> {
         let pages = run.first..run.end();
-        // SAFETY: it is a mapping of the region's file, as before.
+        // SAFETY: it is again a mapping of the region's file.
         let register = |start, length| unsafe { self.userfault.register(start, length) };
         self.memory.replace(pages.clone(), (region, run.first), MapFlags::SHARED, register)?;
         self.shared.borrow_mut().retain(|page| !pages.contains(page));
         Ok(())
     }
 
-    /// Whether writes to the page are held.
+    /// Returns whether writes to the page are held.
     pub(super) fn shares(&self, page: u64) -> bool {
         self.shared.borrow().contains(&page)
     }
 
-    /// What the page holds, if it is in the page table.
+    /// Returns the content of the page, which must be in the page table.
     pub(super) fn content(&self, page: u64) -> Vec<u8> {
         let words = self.memory.words()[page as usize * PAGE_SIZE / 8..][..PAGE_SIZE / 8].iter();
         words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect()
     }
 
-    /// Takes a page out of its page table by itself.
+    /// Drops a page from the page table, unless it is shared.
     pub(super) fn drop_entry(&self, page: u64) {
         if self.shares(page) {
             return;
@@ -156,7 +157,7 @@ impl Program {
         self.memory.drop_entries(page..page + 1);
     }
 
-    /// Whether a touch is no fault.
+    /// Returns whether a touch needs no fault.
     pub(super) fn has(&self, page: u64) -> bool {
         const PRESENT: u64 = 1 << 63;
         let mut entry = [0; 8];
@@ -180,7 +181,7 @@ impl Program {
         words.all(|(at, is)| is.load(Ordering::Relaxed) == word(cell, version, at))
     }
 
-    /// Ends it. Nothing is mapped where it was until what is returned is dropped.
+    /// Ends the program. Its addresses stay reserved until the returned value is dropped.
     pub(super) fn end(self) -> (Option<(Arc<program::Program>, Mapped)>, io::Result<Ended>) {
         let Self { memory, served, .. } = self;
         (served.into_inner(), memory.end())

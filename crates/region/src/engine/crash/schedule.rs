@@ -1,4 +1,4 @@
-//! What happens in a schedule, and the tests that run some.
+//! The random schedules, and the tests that run them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::effect;
 use crate::policy::PolicyKind;
 
 impl World {
-    /// One thing that programs or operators do.
+    /// Does one step of a program or an operator.
     pub(super) fn act(&self) {
         let host = self.host();
         let page = self.below(self.shape.pages);
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// Proposes pages as equal to frames, which they are, or were a moment ago.
+    /// Proposes pages as equal to frames. They are equal, or were at the time of the proposal.
     pub(super) fn share(&self, page: u64, count: u64) {
         let host = self.host();
         let mut proposals = Vec::new();
@@ -65,7 +65,7 @@ impl World {
             self.touch(&host, page, false);
             let Some(program) = host.programs.borrow().first().cloned() else { return };
             if program.has(page) && !program.shares(page) {
-                // No frame is written to again while a page is mapped from it.
+                // A fresh frame, as no frame may change while a page is mapped from it.
                 let frame = self.below(8) * self.shape.pages + page;
                 let is_free = !self.frames.borrow().contains(&frame);
                 if is_free {
@@ -104,7 +104,7 @@ impl World {
             let run = Run { first: pages.start, count: pages.end - pages.start };
             match self.run(&host, format_args!("discard {pages:?}"), |engine| engine.discard(run)) {
                 Some(done) => {
-                    // While it is handed over that is refused.
+                    // A discard is refused during a hand-over.
                     if done.is_ok() {
                         (pages.start * CELLS..pages.end * CELLS)
                             .for_each(|cell| self.model.borrow_mut()[cell as usize] = vec![0]);
@@ -113,7 +113,7 @@ impl World {
                 }
                 None => self.restart(&host),
             }
-            // Who asked asks again, as a rule.
+            // The program usually repeats the request.
             if self.one_in(4) {
                 break;
             }
@@ -134,7 +134,7 @@ impl World {
         (0..self.shape.pages).for_each(|page| self.touch(&host, page, false));
     }
 
-    /// Sees whether all is there that should be: as it is, once all has left the cache, or on another host.
+    /// Checks all pages: as they are, after full eviction, or on another host.
     fn check_all(&self) {
         while !self.fetch_left(true) {}
         match self.below(3) {
@@ -147,7 +147,7 @@ impl World {
     }
 }
 
-/// Seeds up to this share nothing, so that the schedules that are named below stay what they were.
+/// Seeds up to this one share nothing, so that the seeds named below keep their schedules.
 const SHARES_NOTHING: u64 = 4000;
 
 fn shape(seed: u64, random: &mut Random) -> Shape {
@@ -158,7 +158,7 @@ fn shape(seed: u64, random: &mut Random) -> Shape {
     Shape { pages, frames, policy, scheme, shares }
 }
 
-/// Runs a schedule. Says what went wrong, and how it came to that.
+/// Runs a schedule. On failure returns its log and the reason.
 fn run(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
     let shape = shape(seed, &mut random);
@@ -197,7 +197,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |number| number.parse().unwrap_or(default))
 }
 
-/// Each of these found a write that was lost, where the rule of `dirty.rs` was broken in one way.
+/// Each of these seeds found a lost write with one specific violation of the rule in `dirty.rs`.
 #[test]
 fn schedules_that_once_lost_writes_lose_none() {
     let armed_before_noted = [35, 1978, 3392];

@@ -1,4 +1,4 @@
-//! Hosts with an engine each, whose death comes at a point that the schedule chooses.
+//! Hosts with an engine each, which dies at a point that the schedule chooses.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,10 +28,10 @@ use crate::policy::PolicyKind;
 use crate::prefetch::{MOST, PrefetchKind};
 use crate::sys::test::Ended;
 
-/// What unwinds an engine that is killed.
+/// The payload that unwinds a killed engine.
 pub(super) struct Killed;
 
-/// What unwinds a schedule that has found something wrong.
+/// The payload that unwinds a schedule after a failed check.
 pub(super) struct Wrong(pub(super) String);
 
 #[derive(Clone, Copy, Debug)]
@@ -40,11 +40,11 @@ pub(super) struct Shape {
     pub(super) frames: u64,
     pub(super) policy: PolicyKind,
     pub(super) scheme: Scheme,
-    /// Pages come to be shared with others of the group.
+    /// Whether pages become shared with others of the group.
     pub(super) shares: bool,
 }
 
-/// Numbers that look random and are the same for the same seed.
+/// A random sequence that depends only on its seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -74,21 +74,22 @@ pub(super) struct World {
     pub(super) shape: Shape,
     pub(super) lender: Arc<Pages>,
     random: RefCell<Random>,
-    /// Where the programs run, and during a hand-over and after it the other host.
+    /// `here` is the host on which the programs run; `other` is the source or destination of a
+    /// hand-over.
     pub(super) here: RefCell<Rc<Host>>,
     pub(super) other: RefCell<Option<Rc<Host>>>,
-    /// Whose engine is at work.
+    /// The host with the running engine.
     pub(super) running: RefCell<Option<Rc<Host>>>,
-    /// Points until that is killed.
+    /// The number of points until the running engine is killed.
     pub(super) fuse: Cell<Option<u64>>,
-    /// Nothing happens but what it is told.
+    /// Whether only told steps happen: no random kill, no interference.
     is_told: bool,
     playing: Cell<bool>,
-    /// Programs do nothing of themselves.
+    /// Programs do nothing on their own.
     pub(super) still: Cell<bool>,
-    /// Pages that are being discarded, which no program touches.
+    /// Pages under discard, which no program touches.
     pub(super) discarding: RefCell<std::ops::Range<u64>>,
-    /// What each cell may hold.
+    /// The versions that each cell may hold.
     pub(super) model: RefCell<Vec<Vec<u64>>>,
     versions: Cell<u64>,
     hosts: Cell<u64>,
@@ -134,13 +135,13 @@ impl Host {
         self.engine.borrow().clone().unwrap_or_else(|| wrong("there is no engine"))
     }
 
-    /// Keeps this content once for all regions of the group.
+    /// Writes this content to a frame of the group.
     pub(super) fn keep_frame(&self, frame: u64, content: &[u8]) {
         let file = open(self.path("frames"), 0);
         expect("write a frame", file.write_all_at(content, frame * PAGE_SIZE as u64));
     }
 
-    /// Whether a page is in the region's file.
+    /// Returns whether a page is in the region's file.
     fn has(&self, page: u64) -> bool {
         let at = page * PAGE_SIZE as u64;
         rustix::fs::seek(&self.region, SeekFrom::Data(at)) == Ok(at)
@@ -180,7 +181,7 @@ impl Host {
             std::array::from_fn(|at| (paths[at].as_path(), open(paths[at].clone(), sizes[at])));
         let beside = ["mapped", "frames"].map(|name| self.path(name));
         let engine = expect("open an engine", Engine::over(&config, volume, joined, files, beside));
-        // Fewer than a cache has outside of tests, so that there is much to do in a small region.
+        // Fewer frames than any real cache, so that a small region has many evictions.
         lock(&engine.cache).limit = shape.frames;
         Arc::new(engine)
     }
@@ -190,7 +191,7 @@ fn open(path: PathBuf, size: u64) -> File {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     let file = expect("open a file", opened);
-    // What an engine before this one left is not cut off.
+    // The file of an earlier engine is not truncated.
     if file.metadata().is_ok_and(|is| is.len() < size) {
         expect("set a size", file.set_len(size));
     }
@@ -210,7 +211,7 @@ fn target() -> LeaseTarget {
 }
 
 impl World {
-    /// Where `is_told`, nobody is killed and nothing happens of itself.
+    /// Makes the world. With `is_told`, no engine is killed and nothing happens at random.
     pub(super) fn new(shape: Shape, random: Random, is_told: bool) -> Rc<Self> {
         let here = Host::new(0, shape, false);
         let world = Rc::new(Self {
@@ -255,12 +256,12 @@ impl World {
         self.log.borrow_mut().push(what.to_string());
     }
 
-    /// The host that programs run on.
+    /// Returns the host on which the programs run.
     pub(super) fn host(&self) -> Rc<Host> {
         self.here.borrow().clone()
     }
 
-    /// Another host, to which the region can go.
+    /// Makes another host, to which the region can move.
     pub(super) fn new_host(&self) -> Rc<Host> {
         self.hosts.set(self.hosts.get() + 1);
         Host::new(self.hosts.get(), self.shape, true)
@@ -271,7 +272,7 @@ impl World {
         self.lender.give_to(host.number);
     }
 
-    /// The running engine is about to change something.
+    /// Handles a point: the running engine is about to change lasting state.
     fn at(&self, point: &'static str) {
         let Some(running) = self.running.borrow().clone() else { return };
         if let Some(left) = self.fuse.get() {
@@ -291,7 +292,7 @@ impl World {
         }
     }
 
-    /// What a thread of a program does meanwhile.
+    /// Plays a thread of a program meanwhile.
     fn interfere(&self) {
         let host = self.host();
         let programs = host.programs.borrow().clone();
@@ -313,7 +314,8 @@ impl World {
         }
     }
 
-    /// A fault while the engine is at something else: one that needs no room, as that may be what it makes.
+    /// Plays a fault while the engine does other work. It must need no room, as the engine may be
+    /// making room.
     fn fault_meanwhile(&self, host: &Rc<Host>, program: &Program, page: u64) {
         let is_running =
             self.running.borrow().as_ref().is_some_and(|running| Rc::ptr_eq(running, host));
@@ -347,7 +349,7 @@ impl World {
         engine.try_serve(0, &Touch::new(served, fault, page), &mut buffer)
     }
 
-    /// Has the host's engine do something. None if it was killed over it.
+    /// Runs an operation of the host's engine. Returns `None` if the engine was killed.
     pub(super) fn run<T>(
         &self,
         host: &Rc<Host>,
@@ -361,7 +363,7 @@ impl World {
 
     fn survives<T>(&self, host: &Rc<Host>, op: impl FnOnce() -> T) -> Option<T> {
         if !self.is_told {
-            // Most die early, some late.
+            // Most engines die early, some late.
             self.fuse.set(match self.below(8) {
                 0 => Some(self.below(8)),
                 1 => Some(self.below(200)),
@@ -387,7 +389,7 @@ impl World {
         host.programs.borrow().iter().for_each(|program| program.lose_engine());
     }
 
-    /// Starts engines until one goes on, and has the programs come back to it.
+    /// Starts engines until one survives, and reattaches the programs to it.
     pub(super) fn restart(&self, host: &Rc<Host>) {
         for _ in 0..20 {
             self.say(format_args!("host {}: start an engine", host.number));
@@ -437,7 +439,7 @@ impl World {
         }
     }
 
-    /// A program dies; its engine, if there is one, hears of it after a while.
+    /// Kills a program; its engine, if there is one, hears of it a while later.
     pub(super) fn end_program(&self, host: &Rc<Host>) {
         let Some(program) = host.programs.borrow_mut().pop() else { return };
         self.say(format_args!("host {}: a program dies", host.number));
@@ -456,12 +458,12 @@ impl World {
         }
     }
 
-    /// A program touches a page, and does with it what is wanted.
+    /// Makes a program touch a page, until it has read or written it.
     pub(super) fn touch(&self, host: &Rc<Host>, page: u64, write: bool) {
         self.touch_by(host, self.below(2) as usize, page, write);
     }
 
-    /// The same by this program, if there is more than one.
+    /// Does the same with the program of this number, modulo their count.
     pub(super) fn touch_by(&self, host: &Rc<Host>, number: usize, page: u64, write: bool) {
         for _ in 0..200 {
             if host.programs.borrow().is_empty() {
@@ -514,7 +516,7 @@ impl World {
     }
 }
 
-/// What came of it, or nothing if the engine was killed over it.
+/// Returns the result, or `None` if the engine was killed.
 pub(super) fn unless_killed<T>(done: Result<T, Box<dyn Any + Send>>) -> Option<T> {
     match done {
         Ok(done) => Some(done),

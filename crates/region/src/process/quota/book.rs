@@ -1,3 +1,5 @@
+//! The limits that caches share and the quotas of regions, in a file beside the regions.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,39 +12,42 @@ use crate::engine::Engine;
 use crate::error::RegionError;
 use crate::process::{Files, RegionSpec, lock_file, record};
 
-/// No quota is smaller.
+/// The smallest quota.
 pub(super) const LEAST: Bytes = Bytes(Engine::LEAST_FRAMES * PAGE_SIZE as u64);
 
-/// What is known of how long pages stay in a cache is of no use after this.
+/// How long a measured stay of pages in a cache remains valid.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// How much longer pages must stay in another cache for this to have something of it: quotas that would come back at once stay.
+/// How much longer pages must stay in another cache before this one takes a part of its quota.
+/// Below that, the part would soon go back.
 const WORTH: f64 = 1.25;
 
-/// The limits that caches share, and what each region has of them.
+/// The limits that caches share, and each region's quota.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Of all regions of this host.
+    /// The limit of all regions of this host.
     pub host: Option<Bytes>,
-    /// Of all regions of a group.
+    /// The limits of all regions of a group, by group.
     pub groups: BTreeMap<Group, Bytes>,
-    /// What the caches of the regions may have that a limit is over.
+    /// The quotas of the regions under a limit.
     pub quotas: BTreeMap<RegionName, Quota>,
 }
 
-/// What a cache may have of the limits that it shares.
+/// The quota of a region's cache.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quota {
     /// The region's group.
     pub group: Group,
-    /// How much.
+    /// The size of the quota.
     pub bytes: Bytes,
-    /// When the region was last short of room, since the epoch, and how long a page stayed in its cache then.
+    /// When the region was last short of room, since the Unix epoch. Also how long a page stayed in
+    /// its cache then.
     pub short: Option<(Duration, Duration)>,
 }
 
 impl Quota {
-    /// How long a page stays, in seconds: for ever where nobody has been short of room.
+    /// Returns how long a page stays in the cache, in seconds. Infinite if the region was not short
+    /// of room lately.
     fn stay(&self, now: Duration) -> f64 {
         match self.short {
             Some((at, stay)) if now.saturating_sub(at) < FRESH => stay.as_secs_f64(),
@@ -51,23 +56,24 @@ impl Quota {
     }
 }
 
-/// What a region that is short of room gets.
+/// The answer to a region that is short of room.
 #[derive(Debug, PartialEq)]
 pub(super) enum More {
-    /// Its quota is now so much.
+    /// Its quota is now this large.
     Quota(Bytes),
-    /// This region may give something: it should have so much at most.
+    /// This region may give up a part, and keep this much at most.
     Ask(RegionName, Bytes),
     Nothing,
 }
 
 impl Limits {
-    /// Whether a limit is over a region of this group.
+    /// Returns whether a limit covers the regions of this group.
     pub(super) fn is_over(&self, group: &Group) -> bool {
         self.host.is_some() || self.groups.contains_key(group)
     }
 
-    /// Each limit over a region of this group: what is free of it, and whose it is; the least free first.
+    /// Returns the free part of each limit over this group, with the limit's group; the least free
+    /// first.
     fn free(&self, group: &Group) -> Vec<(u64, Option<Group>)> {
         let taken = |of: Option<&Group>| {
             let quotas =
@@ -83,7 +89,8 @@ impl Limits {
         all
     }
 
-    /// A first quota, as much as is free of what is wanted. Nothing where no limit is over it; less than [`LEAST`] where there is no room.
+    /// Gives a region its first quota: the free part of `wanted`. Returns `None` if no limit covers
+    /// the region, and less than [`LEAST`] if the room is short.
     pub(super) fn join(
         &mut self,
         name: &RegionName,
@@ -95,7 +102,7 @@ impl Limits {
         Some(self.quotas.entry(name.clone()).or_insert(quota).bytes)
     }
 
-    /// More for a region in whose cache pages stay so long, up to what is wanted.
+    /// Finds more quota for a region in which pages stay this long, up to `wanted` in total.
     pub(super) fn more(
         &mut self,
         name: &RegionName,
@@ -143,8 +150,8 @@ impl Limits {
         }
     }
 
-    /// Sets or takes away the limit over these regions, which are all of the group, or all. What each of them should have now; nothing is changed
-    /// where that is too little for one.
+    /// Sets or removes the limit over these regions, which are all of the group, or all. Returns
+    /// the new quota of each. Changes nothing and returns `None` if one would be too small.
     pub(in crate::process) fn change(
         &mut self,
         group: Option<&Group>,
@@ -171,7 +178,8 @@ impl Limits {
         Some(wanted)
     }
 
-    /// What each region of a group, or any, should have of a limit, in proportion to what it has. None where that is too little for one.
+    /// Divides a limit among the regions of a group, or all, in proportion to their quotas. Returns
+    /// `None` if one would be too small.
     fn divide(&self, group: Option<&Group>, limit: Bytes) -> Option<Vec<(RegionName, Bytes)>> {
         let of = |quota: &Quota| group.is_none_or(|group| quota.group == *group);
         let members: Vec<_> = self.quotas.iter().filter(|(_, quota)| of(quota)).collect();
@@ -179,7 +187,7 @@ impl Limits {
         if limit.0 < LEAST.0 * members.len() as u64 {
             return None;
         }
-        // Everybody has the least, and of the rest what it has now of it.
+        // Each gets the least quota, and a share of the rest in proportion to its present quota.
         let rest = limit.0 - LEAST.0 * members.len() as u64;
         let share = (rest as f64
             / all.saturating_sub(LEAST.0 * members.len() as u64).max(1) as f64)
@@ -198,12 +206,14 @@ fn whole_pages(bytes: u64) -> u64 {
     bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64
 }
 
-/// The time since the epoch. (A clock that is set has regions ask too often, or too rarely, for a second.)
+/// Returns the time since the Unix epoch. After a step of the clock, regions ask too often or too
+/// rarely for a second.
 pub(super) fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The limits of a directory of regions: a file beside it, which one process at a time reads and changes.
+/// The limits of a directory of regions: a file beside it, which one process at a time reads and
+/// changes.
 #[derive(Clone, Debug)]
 pub(in crate::process) struct Book {
     regions: PathBuf,
@@ -218,7 +228,7 @@ impl Book {
         self.regions.with_extension("limits")
     }
 
-    /// Reads it, and writes it anew if it was changed.
+    /// Reads the file, calls `change`, and writes the file if it changed.
     pub(in crate::process) fn with<T>(
         &self,
         change: impl FnOnce(&mut Limits) -> T,
@@ -230,7 +240,7 @@ impl Book {
         let _lock = lock_file(&lock).map_err(fail())?;
         let before: Limits = record::read(&path).map_err(fail())?.unwrap_or_default();
         let mut limits = before.clone();
-        // Of regions that are gone.
+        // Drops the quotas of regions that are gone.
         limits.quotas.retain(|name, _| Files::new(&self.regions, name).record().exists());
         let result = change(&mut limits);
         if limits != before {
@@ -283,7 +293,7 @@ mod tests {
             "nobody knows how long pages stay in b: it is not short"
         );
         limits.set(&"b".parse().unwrap(), LEAST);
-        // An eighth of what it has, and then what is left.
+        // An eighth of its quota, and then the rest.
         assert_eq!(more(&mut limits, "a", 10), More::Quota(Bytes(17 * MIB + 17 * MIB / 8)));
         let left = 20 * MIB - 17 * MIB - 17 * MIB / 8 - LEAST.0;
         let joined = limits.join(&"c".parse().unwrap(), &"green".parse().unwrap(), Bytes::mib(8));
@@ -305,11 +315,11 @@ mod tests {
         assert_eq!(more(&mut limits, "c", 110), ask("b", 14));
         assert_eq!(more(&mut limits, "b", 200), More::Nothing);
         assert_eq!(more(&mut limits, "b", 90), More::Nothing, "a little longer is not worth it");
-        // One of whom nothing was heard for a while is idle.
+        // A region that was not short of room lately counts as idle.
         limits.quotas.get_mut(&"c".parse().unwrap()).unwrap().short =
             Some((NOW - FRESH, Duration::ZERO));
         assert_eq!(more(&mut limits, "a", 100), ask("c", 12));
-        // Over d is no limit.
+        // No limit covers d.
         assert_eq!(more(&mut limits, "d", 1), More::Nothing);
     }
 

@@ -1,3 +1,5 @@
+//! The engine's side of a quota: it keeps the cache within the quota, and asks for more.
+
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,23 +12,23 @@ use crate::error::RegionError;
 use crate::lock;
 use crate::process::{Files, RegionSpec, client};
 
-/// How often a region that is short of room asks for more.
+/// The interval between requests for more quota.
 const PACE: Duration = Duration::from_millis(100);
 
-/// How long others may take to make room for a new region.
+/// How long other regions may take to make room for a new one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A region and what its cache may have.
+/// A region and the quota of its cache.
 #[derive(Debug)]
 pub(in crate::process) struct Member {
     files: Files,
     book: Book,
     engine: Arc<Engine>,
-    /// Held while quota and cache change, the one before the other; not while another region is asked.
+    /// Held while quota and cache change together, but not while this engine asks another region.
     seen: Mutex<Seen>,
 }
 
-/// The pages that had come into the cache at a time.
+/// The number of pages that had come into the cache by a time.
 #[derive(Debug)]
 struct Seen {
     at: Instant,
@@ -39,7 +41,7 @@ impl Member {
         Self { files, book, engine, seen: Mutex::new(Seen { at: Instant::now(), came: 0 }) }
     }
 
-    /// Sees to the limits that are over the region now: before it is served.
+    /// Puts the region under its limits, before it is served.
     pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let join = || self.book.with(|limits| limits.join(&spec.name, &spec.group, spec.cache));
         let Some(mut quota) = join()? else { return Ok(()) };
@@ -65,7 +67,8 @@ impl Member {
         Ok(())
     }
 
-    /// Has no more in the cache than this, and no more than `own`. Where no limit is over the region any more, it has `own`.
+    /// Sets the cache to the least of its quota, `most` and the region's own size. Without a limit
+    /// over the region, sets its own size.
     pub(in crate::process) fn have(
         &self,
         spec: &RegionSpec,
@@ -81,7 +84,8 @@ impl Member {
         })?;
         self.engine.watch_room(quota.is_some());
         let cache = quota.map_or(spec.cache, |quota| quota.min(most).min(spec.cache).max(LEAST));
-        // The cache first, and the quota only if pages could leave: all that caches have is within the limit at every moment.
+        // The quota shrinks only after the cache, if pages could leave. So all caches stay within
+        // the limit at all times.
         self.engine.resize_cache(cache)?;
         if quota.is_some() {
             self.book.with(|limits| limits.set(&spec.name, cache))?;
@@ -90,7 +94,8 @@ impl Member {
         Ok(())
     }
 
-    /// Sees to it that the cache has more when it is short of room and others need it less, until the end.
+    /// Gets more quota whenever the cache is short of room and other regions need theirs less,
+    /// until the engine ends.
     pub(in crate::process) fn see_to_it(&self, own: impl Fn() -> Bytes) {
         while self.engine.wait_until_short() {
             if let Err(error) = self.grow(own()) {
@@ -104,13 +109,13 @@ impl Member {
         let mut seen = lock(&self.seen);
         let came = self.engine.came();
         let (cache, new) = (self.engine.cache(), came.saturating_sub(seen.came).max(1));
-        // All of the cache is new after this time.
+        // The time in which the whole cache is replaced.
         let stay = seen.at.elapsed().mul_f64(cache.0 as f64 / PAGE_SIZE as f64 / new as f64);
         *seen = Seen { at: Instant::now(), came };
         let more = || self.book.with(|limits| limits.more(self.files.name(), own, stay, now()));
         let mut got = more()?;
         if let More::Ask(other, most) = got {
-            // Who is asked may be asking this one.
+            // Unlocked, as that region may be asking this one.
             drop(seen);
             client::take_quota(&Files::new(self.files.directory(), &other), most)?;
             seen = lock(&self.seen);

@@ -1,9 +1,11 @@
-//! Limits that the caches of several regions share: those of a group, or of the host (Disaggregation's policies are over all VMs).
+//! Limits that the caches of several regions share: those of a group, or of the host. \[Lim12\],
+//! section 4, applies its policies to all VMs together.
 //!
-//! A region that such a limit is over has a quota: what its cache may have of it. All quotas together are within the limit at every moment. An engine
-//! that is short of room takes what is free of the limit; where nothing is, it asks another region for a part of its quota: the one
-//! in whose cache pages stay the longest. So it comes to what one cache for all of them would do that has the oldest page leave. Nobody
-//! looks on while nobody is short.
+//! A region under such a limit has a quota, the share of the limit that its cache may use. All
+//! quotas together are within the limit at all times. An engine that is short of room takes free
+//! parts of the limit. If there are none, it asks another region for a part of its quota. It asks
+//! the region in which pages stay cached the longest. The result approximates one cache for all
+//! regions that evicts the oldest page. The engines do no work while none is short of room.
 
 mod book;
 mod member;

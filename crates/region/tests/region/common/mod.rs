@@ -1,6 +1,6 @@
-//! A region with its engine in this process, over a lender of ours.
+//! A region with its engine in this process, over a lender of this project.
 
-// Each test program uses the part of it that it needs.
+// Each test program uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
 #[path = "../../../../pool/tests/pool/common/mod.rs"]
@@ -22,11 +22,11 @@ use tempfile::TempDir;
 
 pub const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A region's files and its lender.
+/// The files of a region, and its lender.
 pub struct Setting {
     pub lender: Arc<OurLender>,
     pub directory: TempDir,
-    /// How long a page is on its way, if longer than it takes.
+    /// The emulated latency of a page, if longer than the real one.
     pub latency: Option<Duration>,
     pages: u64,
     /// How often the region has moved to another host.
@@ -45,7 +45,7 @@ impl Setting {
         Self::with(Arc::new(OurLender::start(extents)), pages, 0)
     }
 
-    /// The files of the region on the host that it moves to next.
+    /// Makes the files of the region on its next host.
     pub fn there(&self) -> Self {
         Self::with(self.lender.clone(), self.pages, self.generation + 1)
     }
@@ -60,7 +60,7 @@ impl Setting {
         self.directory.path().join("region")
     }
 
-    /// What its group has in common.
+    /// Returns the path of the group's frames.
     pub fn frames(&self) -> PathBuf {
         self.directory.path().join("frames")
     }
@@ -73,7 +73,7 @@ impl Setting {
         self.serve_as(frames, policy, scheme, false)
     }
 
-    /// The same with an engine to which another one will hand its region over, if that is so.
+    /// Starts an engine; with `foreign`, another engine will hand the region over to it.
     pub fn serve_as(
         &self,
         frames: u64,
@@ -90,7 +90,7 @@ impl Setting {
                 .truncate(false)
                 .open(path)
                 .unwrap();
-            // What an engine before this one left is not cut off.
+            // The file of an earlier engine is not truncated.
             file.set_len(size.max(file.metadata().unwrap().len())).unwrap();
             file
         };
@@ -116,7 +116,7 @@ impl Setting {
         let threads = engine.start().unwrap();
         let listener = Listener::bind(&self.directory.path().join(".region/programs")).unwrap();
         let programs = engine.clone();
-        // Ends with the test.
+        // The thread ends with the test.
         thread::spawn(move || {
             while let Ok(connection) = listener.accept() {
                 let engine = programs.clone();

@@ -1,4 +1,4 @@
-//! What commands answer.
+//! The answers of commands.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::LIMIT;
 
-/// What a command came to.
+/// The exit code and the output of a command.
 #[derive(Debug)]
 pub struct Answer {
     pub code: Option<i32>,
@@ -35,7 +35,7 @@ impl Answer {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        // What commands say fits into a pipe, so it can be read after the end.
+        // The output fits into a pipe, so it can be read after the end.
         let Output { status, stdout, stderr } = process.wait_with_output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let answer = Self { code: status.code(), stdout: text(stdout), stderr: text(stderr) };
@@ -43,7 +43,7 @@ impl Answer {
         answer
     }
 
-    /// Demands that the command failed, with this exit code, and that it said all of `words` about it.
+    /// Asserts that the command failed with this exit code and an error that has all of `words`.
     #[track_caller]
     pub fn must_fail(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -52,7 +52,7 @@ impl Answer {
         }
     }
 
-    /// Demands that it succeeded; reads its JSON.
+    /// Asserts that the command succeeded; returns its JSON.
     #[track_caller]
     pub fn json<T: DeserializeOwned>(&self) -> T {
         assert_eq!(self.code, Some(0), "{self:?}");

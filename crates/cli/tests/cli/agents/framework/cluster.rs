@@ -1,4 +1,4 @@
-//! A cluster on this machine, from nothing to nothing.
+//! A cluster on this machine, which leaves nothing behind.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -11,23 +11,23 @@ use tempfile::TempDir;
 
 use super::{Host, Spec, Stranger};
 
-/// Some hosts that `aquifer init` admitted. Dropping it ends them and removes all that they had.
+/// Some hosts that `aquifer init` admitted; their drop ends them and removes all their files.
 pub struct Cluster {
-    // In this order: hosts go first, the right to swap last.
+    // Dropped in this order: hosts first, the right to swap last.
     hosts: Vec<Host>,
     dir: TempDir,
     swap: Option<File>,
 }
 
 impl Cluster {
-    /// Hosts whose agents run. Their tests do not swap; those of [`Cluster::that_swaps`] may.
+    /// Starts hosts with their agents; only tests with [`Cluster::that_swaps`] may swap.
     pub fn new<S: Into<Spec>>(specs: impl IntoIterator<Item = S>) -> Self {
         let cluster = Self::admitted(specs);
         cluster.start();
         cluster
     }
 
-    /// The same, with the right to swap: one such cluster runs at a time.
+    /// Starts hosts with the right to swap: one such cluster runs at a time.
     pub fn that_swaps<S: Into<Spec>>(specs: impl IntoIterator<Item = S>) -> Self {
         let swap = super::the_kernels_swap();
         let mut cluster = Self::admitted(specs);
@@ -36,7 +36,7 @@ impl Cluster {
         cluster
     }
 
-    /// Hosts that are admitted, whose agents do not run yet.
+    /// Admits hosts, but does not start their agents.
     pub fn admitted<S: Into<Spec>>(specs: impl IntoIterator<Item = S>) -> Self {
         let specs: Vec<(Spec, Ipv4Addr)> =
             specs.into_iter().map(|spec| (spec.into(), address())).collect();
@@ -52,18 +52,19 @@ impl Cluster {
         self.hosts.iter().for_each(Host::wait_until_ready);
     }
 
-    /// Where everything of the cluster is but the pages.
+    /// Returns the directory of all files of the cluster except pages.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Admits another host, of which the others are not told; gives its certificate.
+    /// Admits another host without the others' knowledge; returns the directory of its certificate.
     pub fn admit(&self, name: &str) -> PathBuf {
         init(self.dir(), [(name, address())]);
         self.dir().join(name).join("tls")
     }
 
-    /// One who has no certificate of this cluster, only the authority's, which is public.
+    /// Returns a peer without a certificate of this cluster; it has the authority's public one
+    /// only.
     pub fn stranger(&self) -> Stranger {
         Stranger::new(&self.dir().join("ca.pem"))
     }
@@ -82,14 +83,14 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             self.hosts.iter().for_each(Host::show_logs);
         }
-        // All loads first: what they have swapped out then need not be moved, wherever it is.
+        // All loads first: their swapped pages then need not move, wherever they are.
         self.hosts.iter().for_each(Host::end_loads);
-        // Borrowers before lenders, so that each can give back; one that only lends is soon done.
+        // Tests list borrowers first, so that each can give back while its lenders live.
         self.hosts.iter().for_each(Host::end);
     }
 }
 
-/// Has `aquifer init` admit hosts.
+/// Admits hosts by `aquifer init`.
 pub fn init<'a>(dir: &Path, hosts: impl IntoIterator<Item = (&'a str, Ipv4Addr)>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
     command.arg("init").arg("--dir").arg(dir);
@@ -100,7 +101,7 @@ pub fn init<'a>(dir: &Path, hosts: impl IntoIterator<Item = (&'a str, Ipv4Addr)>
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An address on loopback that no other host has: of this test program, or of another that runs beside it.
+/// Returns a loopback address that no other host of this or another running test program has.
 pub fn address() -> Ipv4Addr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let own = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Programs that need memory: `aquifer load`, whose every page follows from a seed and is checked.
+//! Programs that need memory: `aquifer load`, which checks that every page follows from a seed.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,12 +13,14 @@ use aquifer_cli::cgroup::Cgroup;
 use aquifer_cli::demo::load::{Event, Verdict};
 use aquifer_page::Bytes;
 
-/// How long a load may take to fill or to verify its memory, swapping all the while.
+/// How long a load may take to fill or to verify its memory while it swaps.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A program of its own for loads, as borrowers' programs are: not that of the lenders' agents. Who brings parts of a file into the page
-/// cache holds them while the kernel makes room in its own cgroup, which waits for swap, which waits for the lender, which may be about to
-/// start and need just those.
+/// Returns a copy of `aquifer` for loads, so that loads and lenders' agents share no page cache.
+///
+/// A load that reads parts of the file holds those pages locked while the kernel reclaims memory in
+/// the load's cgroup. The reclaim waits for swap, and so for the lender. A lender that starts just
+/// then may need the same pages, and both would wait for ever.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -30,7 +32,7 @@ fn program() -> &'static Path {
     })
 }
 
-/// A load that runs. Dropping it kills it.
+/// A running load; its drop kills it.
 pub struct Load {
     process: Child,
     orders: ChildStdin,
@@ -41,7 +43,7 @@ pub struct Load {
 impl Load {
     pub(super) fn start(cgroup: &Cgroup, bytes: Bytes, rate: Option<Bytes>) -> Self {
         static SEED: AtomicU64 = AtomicU64::new(1);
-        // The shell goes into the cgroup and becomes the load: all that it ever touches is charged there.
+        // The shell enters the cgroup and becomes the load, so all its pages are charged there.
         let mut command = Command::new("sh");
         command
             .args(["-c", r#"echo 0 > "$0" && exec "$@""#])
@@ -58,7 +60,7 @@ impl Load {
         std::thread::spawn(move || {
             let lines = reports.lines().map_while(Result::ok);
             let mut events = lines.map(|line| serde_json::from_str::<Event>(&line).unwrap());
-            // Nobody listens any more once the test is over.
+            // The receiver is gone once the test is over.
             let _ = events.try_for_each(|event| sender.send(event));
         });
         Self { process, orders, events, bytes }
@@ -70,10 +72,10 @@ impl Load {
         self.wait("filled its memory", |event| matches!(event, Event::Filled { .. }).then_some(()));
     }
 
-    /// Has it check every byte.
+    /// Lets the load check every byte.
     ///
     /// # Panics
-    /// If a page is not what was last written to it.
+    /// If a page differs from the last write.
     #[track_caller]
     pub fn verify(&mut self) {
         self.order("verify");
@@ -85,7 +87,7 @@ impl Load {
         assert_eq!((pages_verified, pages_lost), (self.bytes.pages(), 0), "{verdict:?}");
     }
 
-    /// Has it write new content to all its memory, again and again, while `work` goes on beside it; then has it check every
+    /// Lets the load rewrite all its memory, again and again, during `work`; then verifies every
     /// byte.
     #[track_caller]
     pub fn rewrite_during(&mut self, work: impl FnOnce() + Send) {
@@ -99,14 +101,14 @@ impl Load {
         self.verify();
     }
 
-    /// Has it give its memory back.
+    /// Lets the load free its memory.
     #[track_caller]
     pub fn free(&mut self) {
         self.order("free");
         self.wait("given its memory back", |event| matches!(event, Event::Freed).then_some(()));
     }
 
-    /// Gives it an order and does not wait for what comes of it.
+    /// Sends a command, and does not wait for its result.
     #[track_caller]
     pub fn order(&mut self, order: &str) {
         if let Err(error) = writeln!(self.orders, "{order}") {
@@ -114,7 +116,7 @@ impl Load {
         }
     }
 
-    /// Waits for its end, which it did not choose.
+    /// Waits until the load is killed.
     #[track_caller]
     pub fn killed(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;

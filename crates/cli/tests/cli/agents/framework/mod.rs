@@ -1,4 +1,4 @@
-//! Hosts, loads and strangers, and waiting for what they do.
+//! Hosts, loads and strangers for tests, and functions that wait for them.
 
 mod answer;
 mod cluster;
@@ -18,19 +18,19 @@ pub use rights::{lacks_rights, the_kernels_swap};
 pub use spec::Spec;
 pub use stranger::{Identity, Stranger};
 
-/// What takes longer hangs: many times what anything takes that is not about much data, as the machine may be busy.
+/// The longest that any step without much data may take, generous for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// If it does not within twice [`LIMIT`].
+/// If it does not hold within twice [`LIMIT`].
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// The same for a condition that brings something.
+/// Waits until `condition` returns a value.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + 2 * LIMIT;

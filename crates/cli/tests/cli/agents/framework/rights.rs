@@ -1,11 +1,11 @@
-//! What these tests need of the machine, and what they must not share with others.
+//! The requirements of these tests, and the right to swap, which only one test has at a time.
 
 use std::fs::File;
 
 use aquifer_cli::cgroup::Hierarchy;
 use rustix::fs::{FlockOperation, flock};
 
-/// Whether these tests cannot run here: they need root and a memory cgroup hierarchy that counts swap.
+/// Returns whether these tests cannot run here: they need root and memory cgroups that count swap.
 pub fn lacks_rights() -> bool {
     let root = rustix::process::geteuid().is_root();
     let lacks = !root
@@ -17,8 +17,10 @@ pub fn lacks_rights() -> bool {
     lacks
 }
 
-/// Waits for, and takes, the right to put swap on: a swap device belongs to the whole kernel, and what one test
-/// borrowed, the hosts of another would swap to. Held as long as the file is open, on the whole machine.
+/// Waits for the right to put swap on, and takes it for the whole machine while the file is open.
+///
+/// A swap device belongs to the whole kernel: hosts of one test would swap to the memory that
+/// another test borrowed.
 #[must_use]
 pub fn the_kernels_swap() -> File {
     let path = std::env::temp_dir().join("aquifer-swap-tests.lock");

@@ -1,4 +1,4 @@
-//! Callers that are no agent: with no certificate, with another cluster's, or with a host's own.
+//! Callers that are no agents: without a certificate, with another cluster's, or with a host's own.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use super::host::block_on;
 use super::{Host, LIMIT};
 
-/// One who knows where the hosts are and has no certificate.
+/// A caller that knows the hosts' addresses and has no certificate.
 pub struct Stranger {
     tls: Arc<ClientConfig>,
 }
@@ -34,23 +34,24 @@ impl Stranger {
         Self { tls: Arc::new(config.with_root_certificates(roots).with_no_client_auth()) }
     }
 
-    /// Says `words` to `to` under TLS; all that is answered until the connection is closed.
+    /// Sends `words` to `to` under TLS; returns the answer until the connection closes.
     pub fn say_under_tls(&self, to: SocketAddr, host: &Host, words: &[u8]) -> Vec<u8> {
         self.say_on(connect(to), host, words)
     }
 
-    /// The same on a connection on which something was said before.
+    /// Sends `words` under TLS on an open connection; returns the answer until the connection
+    /// closes.
     pub fn say_on(&self, stream: TcpStream, host: &Host, words: &[u8]) -> Vec<u8> {
         let name = ServerName::try_from(host.name()).unwrap();
         let connection = ClientConnection::new(self.tls.clone(), name).unwrap();
         let mut stream = StreamOwned::new(connection, stream);
-        // It may be closed while this is still being said.
+        // The server may close the connection during the write.
         let _ = stream.write_all(words).and_then(|()| stream.flush());
         until_closed(&mut stream)
     }
 }
 
-/// Connects; waits for answers no longer than anything may take.
+/// Connects, with [`LIMIT`] as the timeout of reads and writes.
 pub fn connect(to: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(to).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -58,17 +59,17 @@ pub fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Says `words` to `to` in the clear; all that is answered until the connection is closed.
+/// Sends `words` to `to` in the clear; returns the answer until the connection closes.
 pub fn say(to: SocketAddr, words: &[u8]) -> Vec<u8> {
     let mut stream = connect(to);
     let _ = stream.write_all(words);
     until_closed(&mut stream)
 }
 
-/// All that comes until the other side closes the connection, in whichever way.
+/// Reads until the other side closes the connection, in whichever way.
 ///
 /// # Panics
-/// If it does not within [`LIMIT`].
+/// If it does not close within [`LIMIT`].
 pub fn until_closed(stream: &mut impl Read) -> Vec<u8> {
     let mut heard = Vec::new();
     if let Err(error) = stream.read_to_end(&mut heard) {
@@ -82,16 +83,17 @@ pub fn until_closed(stream: &mut impl Read) -> Vec<u8> {
     heard
 }
 
-/// A certificate, whoever bears it.
+/// A certificate with its key.
 pub struct Identity(tls::Identity);
 
 impl Identity {
-    /// The one in `dir`, as `aquifer init` makes it.
+    /// Loads the one in `dir`, as `aquifer init` makes it.
     pub fn load(dir: &Path) -> Self {
         Self(tls::Identity::load(dir).unwrap())
     }
 
-    /// The certificate in `dir`, with the trust of a host in `trusting`: who is to be let in is then the server's to say.
+    /// Combines the certificate in `dir` with the authority in `trusting`. The client then accepts
+    /// the server, and only the server may refuse.
     pub fn trusting(dir: &Path, trusting: &Path) -> Self {
         let mixed = tempfile::tempdir().unwrap();
         for (from, file) in [(trusting, "ca.pem"), (dir, "host.pem"), (dir, "host.key")] {
@@ -100,7 +102,7 @@ impl Identity {
         Self::load(mixed.path())
     }
 
-    /// The API of a host.
+    /// Returns a client of a host's API.
     pub fn agent(&self, host: &Host) -> Client {
         Client::peer(&host.api().to_string(), &host.host_name(), self.0.client_config())
     }
@@ -128,7 +130,7 @@ impl Identity {
         Connection::connect(Arc::new(Target { address, export: lease.to_string(), tls }), LIMIT)
     }
 
-    /// The exports that a lender lists for this one.
+    /// Returns the exports that a lender lists for this identity.
     pub fn exports(&self, lender: &Host) -> Vec<String> {
         let name = ServerName::try_from(lender.name()).unwrap();
         let connection = ClientConnection::new(self.0.client_config(), name).unwrap();
@@ -147,14 +149,14 @@ impl Identity {
     }
 }
 
-/// A connection to a page port on which STARTTLS was granted.
+/// Connects to a page port and starts TLS (NBD_OPT_STARTTLS).
 pub fn start_tls(to: SocketAddr) -> TcpStream {
     let mut stream = connect(to);
     assert_eq!(ask(greeted(&mut stream), option::STARTTLS, b""), reply::ACK);
     stream
 }
 
-/// Takes the greeting of an NBD server and answers it.
+/// Reads the greeting of an NBD server (fixed newstyle) and answers it.
 pub fn greeted<S: Read + Write>(stream: &mut S) -> &mut S {
     let mut greeting = [0; 18];
     stream.read_exact(&mut greeting).unwrap();
@@ -163,13 +165,13 @@ pub fn greeted<S: Read + Write>(stream: &mut S) -> &mut S {
     stream
 }
 
-/// Sends an NBD option; the kind of the answer. Its text, where it has one, is dropped.
+/// Sends an NBD option and returns the type of the reply; drops the reply's data.
 pub fn ask<S: Read + Write>(stream: &mut S, option: u32, payload: &[u8]) -> u32 {
     send_option(stream, option, payload);
     answer(stream).0
 }
 
-/// One answer to an NBD option: its kind and what comes with it.
+/// Reads one reply to an NBD option: its type and its data.
 fn answer(stream: &mut impl Read) -> (u32, Vec<u8>) {
     let mut header = [0; 20];
     stream.read_exact(&mut header).unwrap();
@@ -179,7 +181,7 @@ fn answer(stream: &mut impl Read) -> (u32, Vec<u8>) {
     (word(12), text)
 }
 
-/// Sends an NBD option and does not wait for an answer.
+/// Sends an NBD option and does not wait for the reply.
 pub fn send_option(stream: &mut impl Write, option: u32, payload: &[u8]) {
     let length = u32::try_from(payload.len()).unwrap();
     let message = [b"IHAVEOPT", &option.to_be_bytes()[..], &length.to_be_bytes(), payload].concat();

@@ -1,4 +1,4 @@
-//! Regions with their lender, programs that map them, and killing what serves them.
+//! Regions with their lender, programs that map them, and functions that kill their processes.
 
 mod program;
 mod scanner;
@@ -26,7 +26,7 @@ pub fn kill(pid: &Value) {
     kill_process(Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Kills the processes of a region, the one that would start another engine first.
+/// Kills the processes of a region: first the supervisor, which would start another engine.
 pub fn kill_processes(setting: &Setting, name: &str) {
     let engine = setting.show(name)["pid"].clone();
     let stat = fs::read_to_string(format!("/proc/{engine}/stat")).unwrap();

@@ -1,4 +1,5 @@
-//! Programs that know nothing of regions and take orders, and that can tell whether their memory is what they wrote.
+//! Programs that obey commands and can tell whether their memory has changed. Unmodified programs
+//! do not know regions.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,16 +8,24 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maps the region, and does what it is told: `write SEED` all pages, `check SEED`, `punch FIRST COUNT`, `zero FIRST COUNT`, `fork`,
-/// `direct SEED`: a disk reads all pages into the region, while another thread has pages leave.
-/// One page of 64 is all zeroes. Pages are visited by chance.
+/// A program that maps the region and obeys commands.
+///
+/// The commands are `write SEED` and `check SEED` for all pages, `punch FIRST COUNT`, `zero FIRST
+/// COUNT`, `fork`, and `direct SEED`. With `direct`, a disk reads all pages into the region while
+/// another thread causes evictions. One page of 64 is all zeroes. Pages are visited in random
+/// order.
 pub const PROGRAM: &str = include_str!("program.py");
 
-/// Allocates, checks and frees, without knowing of regions: `fill`, `check`, `free` (of all but every other block), `child`, `fork`.
+/// A program that allocates, checks and frees without knowing regions.
+///
+/// The commands are `fill`, `check`, `free` (all but every other block), `child` and `fork`.
 pub const HEAP_PROGRAM: &str = include_str!("heap.py");
 
-/// Maps the region, whose pages are of three kinds, one after the other: `fill SEED SEED SEED` has each kind be as all have it with that seed, `check SEED
-/// SEED SEED`, `guess` writes a byte to each page, in an order by chance, and answers how many nanoseconds each of a kind took, as JSON.
+/// A program that maps a region with pages of three kinds in turn.
+///
+/// `fill SEED SEED SEED` fills each kind with the common content of its seed; `check SEED SEED
+/// SEED` compares it. `guess` writes a byte to each page, in random order. Its answer is the time
+/// of each write in nanoseconds, by kind, as JSON.
 pub const GUESSING_PROGRAM: &str = include_str!("guess.py");
 
 /// A program in C that maps a region by the library: see its first lines.
@@ -38,7 +47,7 @@ pub fn compile(source: &Path, program: &Path) {
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
-/// The program in C that does what it is told, compiled.
+/// Compiles the program in C that obeys commands, and returns its path.
 pub fn lives(dir: &Path) -> PathBuf {
     let (source, program) = (dir.join("lives.c"), dir.join("lives"));
     if !program.exists() {
@@ -48,7 +57,7 @@ pub fn lives(dir: &Path) -> PathBuf {
     program
 }
 
-/// One that runs. Dropping it kills it.
+/// A running program; its drop kills it.
 pub struct Program {
     pub child: Child,
     orders: ChildStdin,
@@ -69,7 +78,7 @@ impl Program {
         writeln!(self.orders, "{order}").unwrap();
     }
 
-    /// The same, where it may come to hang.
+    /// Returns the answer of a program that might hang; fails after a minute.
     #[track_caller]
     pub fn answers_in_time(&mut self) -> String {
         let mut fds = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
@@ -78,7 +87,7 @@ impl Program {
         self.answer()
     }
 
-    /// What it does in time, and without finding anything wrong.
+    /// Asserts that the program obeys in time, and finds nothing wrong.
     #[track_caller]
     pub fn does_in_time(&mut self, order: &str) {
         self.order(order);
@@ -96,7 +105,7 @@ impl Program {
         line.trim().to_owned()
     }
 
-    /// What it does without finding anything wrong.
+    /// Asserts that the program obeys, and finds nothing wrong.
     pub fn does(&mut self, order: &str) {
         self.order(order);
         let name = order.split(' ').next().unwrap();

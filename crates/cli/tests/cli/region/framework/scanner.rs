@@ -1,4 +1,4 @@
-//! A scanner of a group.
+//! A scanner of a group, for tests.
 
 use std::io::{BufRead as _, BufReader, Lines};
 use std::process::{Child, ChildStdout, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::Setting;
 use crate::common::aquifer;
 
-/// It tells how it does. Dropping it kills it.
+/// A running scanner with its reports; its drop kills it.
 pub struct Scanner {
     child: Child,
     reports: Lines<BufReader<ChildStdout>>,

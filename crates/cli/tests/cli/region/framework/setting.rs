@@ -1,4 +1,4 @@
-//! Where a test's regions are.
+//! The setting of a test's regions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use super::program::{PROGRAM, lives};
 use super::{Program, lacks_regions};
 use crate::common::{Export, aquifer, eventually, stderr, stdout};
 
-/// A lender, and a directory in which regions are made; all of them are gone at the end.
+/// A lender, and a directory of regions; its drop removes all regions.
 pub struct Setting {
     pub dir: tempfile::TempDir,
     pub lender: Export,
 }
 
 impl Setting {
-    /// Nothing if this test cannot run here.
+    /// Makes the setting; `None` if this test cannot run here.
     pub fn new() -> Option<Self> {
         if lacks_regions() {
             return None;
@@ -34,14 +34,14 @@ impl Setting {
         aquifer(self.dir.path()).args(words).output().unwrap()
     }
 
-    /// A command that works; what it answers.
+    /// Runs a command that must succeed; returns its answer.
     pub fn done(&self, words: &[&str]) -> Value {
         let output = self.aquifer(&[&["--json"], words].concat());
         assert!(output.status.success(), "{words:?}: {}", stderr(&output));
         serde_json::from_str(&stdout(&output)).unwrap()
     }
 
-    /// For a region beside another: a lender's export is one region's.
+    /// Starts a second lender: an export serves one region only.
     pub fn another_lender(&self) -> Export {
         let socket = format!("unix:{}", self.dir.path().join("another").display());
         Export::start(self.dir.path(), &["128M", "--nbd", &socket])
@@ -73,7 +73,7 @@ impl Setting {
         Program::start(aquifer(self.dir.path()).args(["region", "exec"]).args(words))
     }
 
-    /// The program in C that maps a region by the library and does what it is told.
+    /// Starts the program in C that maps a region by the library and obeys commands.
     pub fn lives(&self, region: &Path, more: &[&str]) -> Program {
         Program::start(Command::new(lives(self.dir.path())).arg(region).args(more))
     }
@@ -83,7 +83,7 @@ impl Setting {
         mounts.lines().filter(|line| line.contains(self.dir.path().to_str().unwrap())).count()
     }
 
-    /// Removes all regions that are left. False if that could not be.
+    /// Removes all regions that are left; returns false if one cannot be removed.
     fn removes_all(&self) -> bool {
         let list = self.aquifer(&["--json", "region", "list"]);
         let list: Value = serde_json::from_slice(&list.stdout).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        // That a program is gone is noticed after a moment.
+        // The engine notices the end of a program after a moment.
         let removed = (0..500).any(|_| {
             self.removes_all() || {
                 sleep(Duration::from_millis(20));

@@ -1,28 +1,31 @@
+//! Asynchronous events of an admin queue.
+
 use super::Answer;
 use crate::nvme::proto::feature::event;
 use crate::nvme::proto::identify::controller;
 use crate::nvme::proto::{Status, log};
 use crate::nvme::target::controller::notice;
 
-/// Asynchronous event requests at a time.
+/// The most asynchronous event requests held at a time.
 pub(super) const REQUESTS: usize = 4;
 
 /// Asynchronous events (Base, section 5.2 "Asynchronous Event Request command").
 #[derive(Debug, Default)]
 pub(super) struct Events {
-    /// The requests that wait for an event.
+    /// The identifiers of the requests that wait for an event.
     requests: Vec<u16>,
-    /// The events that are wanted, as the feature has it.
+    /// The enabled events, as bits of the feature.
     pub(super) wanted: u32,
-    /// What has happened and is not told yet, see [`notice`].
+    /// The events that occurred and are not reported yet, as bits of [`notice`].
     pending: u32,
-    /// What was told, and is not told again before the host has read the log about it.
+    /// The events reported and not repeated until the host reads the log page about them.
     told: u32,
-    /// The namespace has changed since the host read the log about that.
+    /// Whether the namespace has changed since the host last read the log of changed namespaces.
     namespace_changed: bool,
 }
 
-/// Everything there is to tell: what happens, the bit by which it is wanted, what is told, and the log to read.
+/// All events: the notice, the bit that enables its event, the result that reports it, the log page
+/// to read.
 const ALL: [(u32, u32, u32, u8); 2] = [
     (
         notice::NAMESPACE,
@@ -39,7 +42,7 @@ const ALL: [(u32, u32, u32, u8); 2] = [
 ];
 
 impl Events {
-    /// Takes a request, to be answered later.
+    /// Holds a request until an event occurs.
     pub(super) fn request(&mut self, id: u16) -> Result<Answer, Status> {
         if self.requests.len() >= REQUESTS {
             return Err(Status::ASYNC_LIMIT.final_());
@@ -48,20 +51,20 @@ impl Events {
         Ok(Answer::Later)
     }
 
-    /// Takes a request back. False if there is none.
+    /// Removes a request. Returns false if there is none.
     pub(super) fn withdraw(&mut self, id: u16) -> bool {
         let before = self.requests.len();
         self.requests.retain(|&request| request != id);
         self.requests.len() < before
     }
 
-    /// Notes what has happened.
+    /// Records events that have occurred.
     pub(super) fn note(&mut self, notices: u32) {
         self.pending |= notices;
         self.namespace_changed |= notices & notice::NAMESPACE != 0;
     }
 
-    /// A request and its answer, if there is something to tell.
+    /// Takes a waiting request and an event to report by it, if there are both.
     pub(super) fn next(&mut self) -> Option<(u16, u32)> {
         let ready = self.pending & !self.told;
         let (bit, _, event, _) = ALL
@@ -73,18 +76,18 @@ impl Events {
         Some((request, event))
     }
 
-    /// The host has read a log, and is told of what happens from here on.
+    /// Records that the host has read a log page, and reports later events about it again.
     pub(super) fn read(&mut self, page: u8) {
         for (bit, _, _, log) in ALL {
             if log == page {
                 self.told &= !bit;
-                // What happened before is in the log.
+                // The log page includes the earlier changes.
                 self.pending &= !bit;
             }
         }
     }
 
-    /// Whether the namespace has changed since this was asked last.
+    /// Returns whether the namespace has changed; resets that unless `keep` is set.
     pub(super) fn take_namespace_changed(&mut self, keep: bool) -> bool {
         let changed = self.namespace_changed;
         self.namespace_changed &= keep;

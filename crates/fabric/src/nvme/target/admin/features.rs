@@ -1,3 +1,5 @@
+//! Features: Get Features and Set Features.
+
 use std::time::Duration;
 
 use super::{AdminQueue, Answer};
@@ -5,7 +7,7 @@ use crate::nvme::proto::feature::{SAVE, id};
 use crate::nvme::proto::{Command, Status};
 use crate::nvme::target::data::sink;
 
-/// Bit 0 of dword 11 of the feature of the host's identifier: 16 bytes.
+/// Bit 0 of dword 11 of the host identifier feature: the identifier has 16 bytes.
 const LONG_HOST_ID: u32 = 1;
 
 impl AdminQueue<'_> {
@@ -44,27 +46,27 @@ impl AdminQueue<'_> {
                 self.events.wanted = value;
                 Ok(Answer::Result(0))
             }
-            // No more than 65535 of each can be asked for.
+            // The largest valid number of queues is 65535 (field value 65534).
             id::QUEUES if io && (value & 0xFFFF == 0xFFFF || value >> 16 == 0xFFFF) => {
                 Err(Status::INVALID_FIELD.final_())
             }
-            // All there are, whatever the host will use.
+            // Grants all queues, regardless of the number requested.
             id::QUEUES if io => Ok(Answer::Result(self.queues())),
-            // It came with Connect.
+            // Connect has already set it.
             id::HOST_ID if io => Err(Status::COMMAND_SEQUENCE.final_()),
             _ if io && is_fixed(feature) => Err(Status::FEATURE_NOT_CHANGEABLE.final_()),
             _ => Err(Status::INVALID_FIELD.final_()),
         }
     }
 
-    /// The number of I/O queues as the feature has it.
+    /// Returns the number of I/O queues in the form of the feature.
     fn queues(&self) -> u64 {
         let most = u64::from(self.service.core.limits.queues) - 1;
         most | most << 16
     }
 }
 
-/// What every controller must know of, but here there is nothing to set.
+/// Returns whether the feature is mandatory but has no settings here.
 fn is_fixed(feature: u8) -> bool {
     matches!(
         feature,

@@ -1,3 +1,5 @@
+//! Identify.
+
 use aquifer_page::{LeaseId, PAGE_SIZE};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -12,15 +14,15 @@ use crate::nvme::proto::{Command, Status};
 use crate::nvme::target::data::sink;
 use crate::nvme::target::{self, MAX_IN_CAPSULE, MAX_QUEUE, MAX_TRANSFER_SHIFT, NSID};
 
-/// The unit of capsules' sizes.
+/// Unit of capsule sizes, in bytes.
 const CAPSULE_UNIT: usize = 16;
-/// Log 2 of the most blocks of a Write Zeroes, which are pages too.
+/// Log 2 of the most blocks of a Write Zeroes; a block has the size of a page.
 const WRITE_ZEROES_SHIFT: u8 = 16;
 /// The model number of controllers that serve discovery.
 const DISCOVERY_MODEL: &str = "Aquifer discovery";
 
 impl AdminQueue<'_> {
-    /// What an Identify command asks for.
+    /// Returns the structure that an Identify command asks for.
     pub(super) fn identify(&self, command: &Command) -> Result<Vec<u8>, Status> {
         sink(command, LENGTH)?;
         let (wanted, set) = (command.dword(10) as u8, (command.dword(11) >> 24) as u8);
@@ -53,12 +55,12 @@ impl AdminQueue<'_> {
             what::NAMESPACE => describe(namespace).as_bytes().to_vec(),
             what::ACTIVE_NAMESPACES | what::ACTIVE_NAMESPACES_OF_SET => active_after(nsid)?,
             what::DESCRIPTORS => descriptors(namespace.lease().id()),
-            // It adds nothing: there is no protection and no metadata.
+            // All zero: the command set adds no protection and no metadata.
             what::NAMESPACE_OF_SET => vec![0; LENGTH],
             what::CONTROLLER_OF_SET => nvm_controller().as_bytes().to_vec(),
             what::NAMESPACE_INDEPENDENT => independent().as_bytes().to_vec(),
             what::COMMAND_SETS => {
-                // The one combination: the NVM command set alone.
+                // The only combination: the NVM command set alone.
                 let mut combinations = vec![0; LENGTH];
                 combinations[0] = 1 << CSI_NVM;
                 combinations
@@ -140,7 +142,7 @@ fn nvm_controller() -> NvmController {
     answer
 }
 
-/// The active namespaces with higher identifiers than this.
+/// Returns the list of active namespaces with identifiers above `nsid`.
 fn active_after(nsid: u32) -> Result<Vec<u8>, Status> {
     if nsid >= ALL_NAMESPACES - 1 {
         return Err(Status::INVALID_NAMESPACE.final_());
@@ -152,11 +154,11 @@ fn active_after(nsid: u32) -> Result<Vec<u8>, Status> {
     Ok(list)
 }
 
-/// A lease's id as a UUID, and the command set.
+/// Returns the descriptors of the lease's id, as a UUID, and of the command set.
 fn descriptors(lease: LeaseId) -> Vec<u8> {
     let head = |kind, length| Descriptor { kind, length, reserved: [0; 2] };
     let mut list = head(descriptor::UUID, 16).as_bytes().to_vec();
-    // UUIDs travel with their first digits first, whatever the byte order of the rest.
+    // A UUID is big-endian on the wire, unlike the fields around it.
     list.extend(lease.0.to_be_bytes());
     list.extend(head(descriptor::COMMAND_SET, 1).as_bytes());
     list.push(CSI_NVM);
@@ -164,7 +166,7 @@ fn descriptors(lease: LeaseId) -> Vec<u8> {
     list
 }
 
-/// Puts text into a field, filled up with spaces and cut where it is too long.
+/// Writes text into a field, padded with spaces and cut if it is too long.
 pub(super) fn fill_text(field: &mut [u8], text: &str) {
     field.fill(b' ');
     let length = text.len().min(field.len());

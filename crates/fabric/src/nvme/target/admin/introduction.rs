@@ -1,3 +1,5 @@
+//! Introductions: admission of a host's owner to the lease.
+
 use aquifer_store::Denied;
 use zerocopy::FromBytes;
 
@@ -8,8 +10,8 @@ use crate::nvme::target::data::{Source, sink, source};
 use crate::nvme::target::parse::Payload;
 
 impl AdminQueue<'_> {
-    /// Admits the host to the lease once its earlier controllers have ended. Where the lease is
-    /// another owner's, notes the refusal.
+    /// Admits the host to the lease once the earlier controllers that must end have ended. On a
+    /// denial, keeps the reason for [`tell_refusal`](Self::tell_refusal).
     pub(super) fn introduce(
         &mut self,
         command: &Command,
@@ -45,7 +47,7 @@ impl AdminQueue<'_> {
         }
     }
 
-    /// Tells why the last introduction was refused.
+    /// Returns the reason why the last introduction was refused.
     pub(super) fn tell_refusal(&self, command: &Command) -> Result<Vec<u8>, Status> {
         sink(command, REFUSAL_LENGTH)?;
         Ok(to_field::<REFUSAL_LENGTH>(&self.refusal).to_vec())

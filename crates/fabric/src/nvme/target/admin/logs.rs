@@ -1,3 +1,5 @@
+//! Log pages.
+
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
@@ -17,13 +19,13 @@ use crate::nvme::proto::{Command, Nqn, Status};
 use crate::nvme::target::data::sink;
 use crate::nvme::target::{MAX_QUEUE, MAX_TRANSFER, NSID, Namespace};
 
-/// The firmware's revision: this program's.
+/// The firmware revision: the version of this program.
 pub(super) const REVISION: &str = env!("CARGO_PKG_VERSION");
 /// The unit of the SMART log's data, in bytes.
 const SMART_UNIT: u64 = 512 * 1000;
 
 impl AdminQueue<'_> {
-    /// The part of a log page that a command asks for.
+    /// Returns the part of a log page that a command asks for.
     pub(super) fn log_page(&mut self, command: &Command) -> Result<Vec<u8>, Status> {
         let request = Request::of(command);
         if request.length > MAX_TRANSFER as u64 || !request.offset.is_multiple_of(4) {
@@ -38,7 +40,7 @@ impl AdminQueue<'_> {
             return Err(Status::INVALID_FIELD.final_());
         }
         let mut part = page[request.offset as usize..].to_vec();
-        // What is beyond the page reads as zeroes.
+        // Bytes beyond the page read as zeroes.
         part.resize(request.length as usize, 0);
         Ok(part)
     }
@@ -60,7 +62,7 @@ impl AdminQueue<'_> {
                 page::CHANGED_NAMESPACES,
                 page::EFFECTS,
             ]),
-            // Errors are told by completions, and none is kept.
+            // Completions report errors; the log keeps none.
             page::ERROR => ErrorEntry::new_zeroed().as_bytes().to_vec(),
             page::SMART => smart(namespace).as_bytes().to_vec(),
             page::FIRMWARE_SLOTS => firmware().as_bytes().to_vec(),
@@ -76,7 +78,8 @@ impl AdminQueue<'_> {
         })
     }
 
-    /// The subsystems that this host may see, all at the address at which it found this one.
+    /// Returns the subsystems that this host may see, all at the address through which it found
+    /// this one.
     fn discovery(&self) -> Vec<u8> {
         let core = &self.service.core;
         let mut header = DiscoveryHeader::new_zeroed();
@@ -94,7 +97,7 @@ impl AdminQueue<'_> {
         page
     }
 
-    /// Where hosts reach this target, if that can be told to them.
+    /// Returns the address at which hosts reach this target; `None` if that is not an IP address.
     fn address(&self) -> Option<(String, u16)> {
         if let Some(Address::Tcp { host, port }) = &self.service.announced {
             return Some((host.clone(), *port));

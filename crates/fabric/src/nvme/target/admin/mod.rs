@@ -1,4 +1,4 @@
-//! Admin queues: what there is, what happens, and whether the host is alive.
+//! Admin queues: the description of controller and namespace, events, and the keep alive timeout.
 
 mod events;
 mod features;
@@ -27,8 +27,8 @@ use crate::nvme::proto::fabrics::{PROPERTY_8_BYTES, kind};
 use crate::nvme::proto::{Command, Status};
 use events::Events;
 
-/// A host that sees that its commands are answered says nothing more in the half of its time-out in which it should: only
-/// in the next one it sends a sign of life, and that may be just too late. So it has twice the time.
+/// Factor on the host's keep alive timeout. Hosts check every half timeout, and skip the Keep Alive
+/// if a command has completed since. The next Keep Alive may then come shortly after the timeout.
 const PATIENCE: u32 = 2;
 
 /// An admin queue.
@@ -36,23 +36,23 @@ pub(super) struct AdminQueue<'a> {
     link: &'a mut Link,
     service: &'a Nvme,
     controller: Arc<Controller>,
-    /// The host's keep alive time-out.
+    /// The host's keep alive timeout; `None` if it set none.
     keep_alive: Option<Duration>,
     alive: Instant,
     events: Events,
-    /// How the connection is ended from elsewhere.
+    /// Makes a function by which another thread ends this connection.
     end: &'a dyn Fn() -> io::Result<End>,
-    /// Why the last introduction was refused.
+    /// The reason why the last introduction was refused.
     refusal: String,
 }
 
-/// How a command is answered.
+/// The answer to a command.
 enum Answer {
-    /// By a completion with this result.
+    /// A completion with this result.
     Result(u64),
-    /// By data.
+    /// Data, with a successful completion.
     Data(Vec<u8>),
-    /// When something happens.
+    /// No answer until an event occurs.
     Later,
 }
 
@@ -68,14 +68,14 @@ impl<'a> AdminQueue<'a> {
         Self { link, service, controller, keep_alive, alive, events, end, refusal }
     }
 
-    /// Carries out commands until the host has had enough, or is not heard of any more.
+    /// Executes commands until the host closes the connection or its keep alive timeout expires.
     pub(super) fn run(&mut self) -> Result<(), Broken> {
         loop {
             while let Some(pdu) = self.link.next()? {
                 self.alive = Instant::now();
                 match pdu {
                     Pdu::Command(command, payload) => self.execute(&command, payload)?,
-                    // No command of this queue brings data that does not come with it.
+                    // Commands of this queue bring their data in the capsule only.
                     Pdu::Data(..) => {
                         return Err(Fatal::sequence("data that nobody asked for").into());
                     }
@@ -90,14 +90,14 @@ impl<'a> AdminQueue<'a> {
         }
     }
 
-    /// How long the host may be silent.
+    /// Returns how long the host may be silent; `None` is forever.
     fn patience(&self) -> Option<Duration> {
         let discovery =
             || self.controller.is_discovery().then_some(self.service.core.limits.discovery);
         self.keep_alive.map(|keep_alive| keep_alive * PATIENCE).or_else(discovery)
     }
 
-    /// Waits for the host or for something to tell it. False if it has closed the connection.
+    /// Waits for the host or a notice. Returns false if the host has closed the connection.
     fn wait(&mut self) -> Result<bool, Broken> {
         let timeout = match self.patience() {
             None => None,
@@ -153,7 +153,7 @@ impl<'a> AdminQueue<'a> {
             kind::PROPERTY_SET if eight_bytes => Err(Status::INVALID_FIELD.final_()),
             kind::PROPERTY_SET => {
                 if self.controller.set_property(offset, command.dword(12))? {
-                    // A reset takes back all that the host has set.
+                    // A reset clears all events, requests and settings.
                     self.events = Events::default();
                 }
                 Ok(Answer::Result(0))
@@ -181,19 +181,20 @@ impl<'a> AdminQueue<'a> {
         }
     }
 
-    /// Ends an asynchronous event request. All other commands have ended by the time a host could abort them.
+    /// Aborts an asynchronous event request. All other commands complete before a host can abort
+    /// them.
     fn abort(&mut self, command: &Command) -> Result<Answer, Status> {
         const NOT_ABORTED: u64 = 1;
         let (queue, id) = (command.dword(10) as u16, (command.dword(10) >> 16) as u16);
         if queue != ADMIN || !self.events.withdraw(id) {
             return Ok(Answer::Result(NOT_ABORTED));
         }
-        // Should it not get out, the next send will say so.
+        // If this fails, the next send fails as well.
         let _ = self.link.complete(id, Status::ABORT_REQUESTED, 0);
         Ok(Answer::Result(0))
     }
 
-    /// Answers the requests for which something has happened.
+    /// Reports pending events by the waiting requests.
     fn tell_events(&mut self) -> Result<(), Broken> {
         self.events.note(self.controller.notices.swap(0, Ordering::SeqCst));
         while let Some((id, event)) = self.events.next() {

@@ -1,4 +1,4 @@
-//! The agent of a host as a process: started, killed, ended with all that it made.
+//! The process of a host's agent: its start, its death, and its end with all that it made.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ impl Host {
         self.agent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts its agent.
+    /// Starts the host's agent.
     pub fn start(&self) {
         fs::create_dir_all(self.state()).unwrap();
         let log = File::options().create(true).append(true).open(self.log()).unwrap();
@@ -29,7 +29,7 @@ impl Host {
         assert!(before.is_none(), "{} has an agent already", self.name);
     }
 
-    /// Waits until its agent answers and has had its first look at its memory.
+    /// Waits until the agent answers and has its first reading of memory.
     #[track_caller]
     pub fn wait_until_ready(&self) {
         wait_until(&format!("the agent of {} answers", self.name), || {
@@ -41,19 +41,19 @@ impl Host {
         });
     }
 
-    /// Starts its agent again, as if nothing had been between.
+    /// Starts the agent again, and waits until it is ready.
     #[track_caller]
     pub fn restart(&self) {
         self.start();
         self.wait_until_ready();
     }
 
-    /// Kills its agent, as a crash would.
+    /// Kills the agent, as a crash would.
     pub fn kill_agent(&self) {
         self.signal_agent(Signal::KILL);
     }
 
-    /// Ends its agent by a signal and waits for its end.
+    /// Ends the agent by a signal and waits for its end.
     #[track_caller]
     pub fn signal_agent(&self, signal: Signal) -> ExitStatus {
         let mut agent = self.agent();
@@ -64,13 +64,13 @@ impl Host {
         status
     }
 
-    /// Asks its agent to end, and does not wait for it.
+    /// Asks the agent to end, and does not wait.
     pub fn interrupt(&self) {
         let agent = self.agent();
         kill_process(Pid::from_child(agent.as_ref().unwrap()), Signal::INT).unwrap();
     }
 
-    /// All that its agents have said.
+    /// Returns the log of all the host's agents.
     pub fn log_text(&self) -> String {
         fs::read_to_string(self.log()).unwrap_or_default()
     }
@@ -79,7 +79,7 @@ impl Host {
         self.dir.join("agent.log")
     }
 
-    /// Shows what its agent and volumes last said.
+    /// Prints the last lines of the logs of the agent and its volumes.
     pub(in crate::agents::framework) fn show_logs(&self) {
         let volumes = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
         let volumes = volumes
@@ -98,21 +98,21 @@ impl Host {
         let _ = self.cgroup.kill_all();
     }
 
-    /// Ends the agent, which gives back what was borrowed, and removes what it may have left all the same.
+    /// Ends the agent, which gives back borrowed memory, and removes any remains.
     pub(in crate::agents::framework) fn end(&self) {
         if self.agent().is_none() && self.has_volumes() {
-            // The one that died left volumes to one that finds them.
+            // A new agent takes over the volumes of the dead one.
             self.start();
             soon(|| self.try_status().is_some());
         }
         let volumes = self.try_status().map(|status| status.borrowed).unwrap_or_default();
         if let Some(mut agent) = self.agent().take() {
-            // One that has only lent would wait for its borrowers, which may be gone, to have room
-            // elsewhere.
+            // On SIGINT, an agent that has only lent would wait until its borrowers, which may be
+            // gone, have room elsewhere.
             let signal = if volumes.is_empty() { Signal::TERM } else { Signal::INT };
             let _ = kill_process(Pid::from_child(&agent), signal);
             if !soon(|| !matches!(agent.try_wait(), Ok(None))) {
-                // It has lent to one that is gone.
+                // A second signal ends an agent that waits for a borrower that is gone.
                 let _ = kill_process(Pid::from_child(&agent), Signal::INT);
                 soon(|| !matches!(agent.try_wait(), Ok(None)));
             }
@@ -120,7 +120,7 @@ impl Host {
             let _ = agent.wait();
         }
         for Volume { pid, device, .. } in volumes {
-            // One that was given back is on its way out.
+            // The process of a returned volume is about to end.
             if soon(|| !lives(pid)) {
                 continue;
             }
@@ -133,7 +133,7 @@ impl Host {
     }
 }
 
-/// Waits for `condition` as long as anything may take; whether it holds then.
+/// Waits for `condition` for at most [`LIMIT`]; returns whether it holds.
 fn soon(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
@@ -145,15 +145,15 @@ fn soon(mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// The process of a volume, as the API tells it.
+/// Returns the process of a volume from the API's number.
 pub fn process(pid: Option<u32>) -> Pid {
     Pid::from_raw(pid.unwrap().cast_signed()).unwrap()
 }
 
-/// Whether the process of a volume lives; one that has ended and that nobody has waited for does not.
+/// Returns whether the process of a volume lives; a zombie does not.
 pub fn lives(pid: Option<u32>) -> bool {
     let pid = process(pid).as_raw_pid();
-    // The name before the state may hold anything but ends with the last parenthesis.
+    // The name before the state may contain anything, but ends with the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }

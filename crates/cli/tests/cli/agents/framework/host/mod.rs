@@ -1,4 +1,4 @@
-//! One host: its memory, its places, and the commands an operator gives on it.
+//! A host: its memory, its files, and the commands that an operator gives on it.
 
 mod agent;
 mod view;
@@ -57,7 +57,7 @@ impl Host {
         host
     }
 
-    /// Changes the configuration that `aquifer init` wrote; the agent reads it when it next starts.
+    /// Changes the configuration that `aquifer init` wrote; the agent reads it at its next start.
     pub fn configure(&self, change: impl FnOnce(&mut Table)) {
         let text = fs::read_to_string(self.config()).unwrap();
         let mut config: Table = text.parse().unwrap();
@@ -82,22 +82,22 @@ impl Host {
         self.name
     }
 
-    /// Its name, as the API has it.
+    /// Returns its name as the API's type.
     pub fn host_name(&self) -> HostName {
         self.name.parse().unwrap()
     }
 
-    /// Where peers call its agent.
+    /// Returns the address of its agent for peers.
     pub fn api(&self) -> SocketAddr {
         (self.address, 7070).into()
     }
 
-    /// Where borrowers reach its pages.
+    /// Returns the address of its pages for borrowers.
     pub fn pages(&self) -> SocketAddr {
         (self.address, 7071).into()
     }
 
-    /// Where borrowers reach its pages over NVMe/TCP, if they do.
+    /// Returns the address of its pages over NVMe/TCP, for hosts that serve it.
     pub fn nvme(&self) -> SocketAddr {
         (self.address, 4420).into()
     }
@@ -114,17 +114,17 @@ impl Host {
         self.state().join("agent.sock")
     }
 
-    /// Where its sockets and logs are.
+    /// Returns the directory of its sockets and logs.
     pub fn state(&self) -> PathBuf {
         self.dir.join("state")
     }
 
-    /// Where its local files go that take what no lender has room for.
+    /// Returns the directory of its spill files.
     pub fn spill(&self) -> PathBuf {
         self.dir.join("spill")
     }
 
-    /// `aquifer WORDS` on this host.
+    /// Returns the command `aquifer WORDS` on this host.
     pub fn aquifer(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aquifer"));
         command
@@ -140,7 +140,7 @@ impl Host {
         Answer::of(&mut self.aquifer(&["borrow", "--json", &bytes.0.to_string()])).json()
     }
 
-    /// Returns by hand.
+    /// Returns memory by hand.
     #[track_caller]
     pub fn give_back(&self) -> Returned {
         Answer::of(&mut self.aquifer(&["return", "--json"])).json()
@@ -151,22 +151,22 @@ impl Host {
         Load::start(&self.cgroup, bytes, None)
     }
 
-    /// Starts a program on this host that fills memory at this rate, a second.
+    /// Starts a program on this host that fills `rate` of memory a second.
     pub fn slow_load(&self, bytes: Bytes, rate: Bytes) -> Load {
         Load::start(&self.cgroup, bytes, Some(rate))
     }
 
-    /// What its programs have swapped out.
+    /// Returns how much its programs have swapped out.
     pub fn swapped(&self) -> Bytes {
         self.cgroup.swap_used().unwrap()
     }
 
-    /// Where the pages are that it holds for others.
+    /// Returns the directory of the pages that it holds for others.
     pub fn store(&self) -> &Path {
         &self.store
     }
 
-    /// RAM that the pages take which it holds for others, as the kernel counts it.
+    /// Returns the RAM that those pages take, by the kernel's count.
     pub fn stored(&self) -> Bytes {
         let pages = self
             .lease_files()
@@ -178,7 +178,7 @@ impl Host {
         )
     }
 
-    /// The files of the leases it has granted.
+    /// Returns the files of the leases that it has granted.
     pub fn lease_files(&self) -> Vec<PathBuf> {
         let files =
             fs::read_dir(&self.store).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,4 +1,4 @@
-//! What can be seen of a host: what its agent says, and what there is.
+//! The observable state of a host: its agent's status, and the kernel's view.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use super::{Host, lives};
 use crate::agents::framework::wait_until;
 
 impl Host {
-    /// What its agent says, if it answers.
+    /// Returns the agent's status; `None` if it does not answer.
     pub fn try_status(&self) -> Option<Status> {
         block_on(Client::local(&self.socket()).get(path::STATUS)).ok()
     }
 
-    /// What its agent says.
+    /// Returns the agent's status.
     #[track_caller]
     pub fn status(&self) -> Status {
         self.try_status().unwrap_or_else(|| panic!("the agent of {} does not answer", self.name))
@@ -27,41 +27,42 @@ impl Host {
         self.status().role
     }
 
-    /// The roles that it has had, in order.
+    /// Returns the roles that it has had, in order.
     pub fn roles(&self) -> Vec<Role> {
         self.status().role_changes.iter().map(|change| change.to).collect()
     }
 
-    /// The one volume that it has borrowed.
+    /// Returns the one volume that it has borrowed.
     #[track_caller]
     pub fn volume(&self) -> Volume {
         let [volume] = self.status().borrowed.try_into().unwrap();
         volume
     }
 
-    /// What its one volume lies on of `lender`'s, if anything.
+    /// Returns the part of its one volume that lies on `lender`.
     #[track_caller]
     pub fn held_of(&self, lender: &str) -> Option<Held> {
         self.volume().leases.into_iter().find(|held| held.lender.as_str() == lender)
     }
 
-    /// The one lease that it has granted.
+    /// Returns the one lease that it has granted.
     #[track_caller]
     pub fn lent(&self) -> Lent {
         let [lent] = self.status().lent.try_into().unwrap();
         lent
     }
 
-    /// Neither borrows nor lends, and holds nobody's pages.
+    /// Returns whether it neither borrows nor lends, and holds no pages of others.
     pub fn is_free(&self) -> bool {
         self.role() == Role::Neutral && self.lease_files().is_empty()
     }
 
-    /// Whether the kernel has the device of this volume, and not another's by the same name.
+    /// Returns whether the kernel has this volume's device, and not another's by the same name.
     pub fn is_attached(volume: &Volume) -> bool {
         let name = Path::new(&volume.device).file_name().unwrap();
         let device = Path::new("/sys/block").join(name);
-        // Where loop and nbd show what a device is marked with; ublk shows nothing, and has no device that is not in use.
+        // loop and nbd show the device's mark in these files. ublk shows none, but its devices
+        // exist only while they are in use.
         let marks =
             ["loop/backing_file", "backend"].map(|mark| fs::read_to_string(device.join(mark)));
         match marks.into_iter().flatten().next() {
@@ -70,13 +71,13 @@ impl Host {
         }
     }
 
-    /// Whether the kernel swaps to this volume.
+    /// Returns whether the kernel swaps to this volume.
     pub fn is_swap(volume: &Volume) -> bool {
         let device = Path::new(&volume.device);
         Self::is_attached(volume) && swaps().unwrap().iter().any(|swap| swap.path == device)
     }
 
-    /// Demands that of this volume nothing is left: process, swap, device, files.
+    /// Waits until nothing is left of this volume: process, swap, device, files.
     #[track_caller]
     pub fn leaves_nothing(&self, volume: &Volume) {
         wait_until("the volume's process has ended", || !lives(volume.pid));
@@ -89,7 +90,7 @@ impl Host {
         assert!(left.is_empty(), "{left:?}");
     }
 
-    /// Whether volumes are on record here, served or not.
+    /// Returns whether there are records of volumes here, served or not.
     pub fn has_volumes(&self) -> bool {
         let mut files = fs::read_dir(self.state().join("volumes")).into_iter().flatten().flatten();
         files.any(|file| file.path().extension().is_some_and(|extension| extension == "json"))
