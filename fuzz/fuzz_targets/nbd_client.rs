@@ -1,4 +1,4 @@
-//! Broken servers of the NBD client.
+//! A fuzz target that runs the NBD client against broken servers.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "what fails here is found")]
 
@@ -22,16 +22,17 @@ use handshake::Handshake;
 use libfuzzer_sys::fuzz_target;
 use reply::{Asked, LONGEST, Reply};
 
-/// How long the client waits. It never should: what the server has to say is there when it is asked.
+/// The client's timeout. It must never pass: all bytes of the server are ready when the client
+/// reads.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Cookies of one round of requests.
+/// The cookies of one round of requests.
 const ROUND: u64 = 64;
-/// The most requests that are made together: more than can be in flight.
+/// The most requests of one batch: more than can be in flight.
 const TOGETHER: usize = 100;
-/// The most runs that one answer of the inputs here can have.
+/// More runs than any reply to these inputs can have.
 const MOST_RUNS: usize = 1 << 20;
 
-/// What a server says, and what it is asked.
+/// A broken server's bytes and the client's requests.
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     delivery: Delivery,
@@ -39,7 +40,7 @@ struct Input<'a> {
     rounds: Vec<Round<'a>>,
 }
 
-/// Requests that are made together, and the answers that come to them.
+/// A batch of requests and the server's replies to it.
 #[derive(Arbitrary, Debug)]
 struct Round<'a> {
     operations: Vec<Asked>,
@@ -47,7 +48,7 @@ struct Round<'a> {
     twists: Vec<(u8, Twist)>,
 }
 
-/// Asks, and looks at what came of it.
+/// Runs the requests, and checks the number of runs that they return.
 fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
     let asked = &asked[..asked.len().min(TOGETHER)];
     let ranges: Vec<_> = asked.iter().map(|asked| asked.range()).collect();
@@ -77,7 +78,7 @@ fn ask(connection: &mut Connection, asked: &[Asked]) -> Result<(), Failure> {
     result
 }
 
-/// What a server has said. Who asks for more finds that patience is over, or that the server is gone.
+/// A channel with the server's bytes; a read past them fails or finds the connection closed.
 #[derive(Clone)]
 struct Said(Arc<Mutex<(VecDeque<u8>, Delivery)>>);
 

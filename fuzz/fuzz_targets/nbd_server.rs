@@ -1,4 +1,4 @@
-//! Broken clients of the NBD server.
+//! A fuzz target that runs broken clients against the NBD server.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "what fails here is found")]
 
@@ -23,17 +23,17 @@ use libfuzzer_sys::fuzz_target;
 
 const CAPACITY: Bytes = Bytes::mib(2);
 const QUOTA: Bytes = Bytes::mib(1);
-/// A new client of the listening server is tried after so many inputs.
+/// The number of inputs after which a new client of the listening server checks it.
 const NEWCOMER: u64 = 256;
 
-/// What a client says.
+/// The messages of a client.
 #[derive(Debug)]
 enum Input<'a> {
     Raw { start: Start, bytes: &'a [u8] },
     Dialogue(Dialogue<'a>),
 }
 
-/// What precedes raw bytes.
+/// The valid messages before raw bytes.
 #[derive(Arbitrary, Debug)]
 enum Start {
     Nothing,
@@ -187,7 +187,7 @@ impl Opt<'_> {
         }
     }
 
-    /// Whether requests can follow.
+    /// Returns whether the option ends the option phase.
     fn ends_the_handshake(&self) -> bool {
         matches!(self, Self::Go(Name::Default, _) | Self::ExportName(Name::Default) | Self::Abort)
     }
@@ -207,7 +207,7 @@ impl Request {
             Command::Any(number) => number,
         };
         let length = self.length.bytes() as u32;
-        // Mostly flags that mean something.
+        // Mostly flags that are valid with the command.
         let flags = match (number, self.flags) {
             (_, 224..) => self.flags,
             (command::READ, flags) => flags & 0b101,
@@ -273,7 +273,7 @@ impl Input<'_> {
     }
 }
 
-/// A server, and who must not notice anything.
+/// A server, with a bystander and another lease that no attack may disturb.
 struct World {
     served: Served,
     worker: Worker,
@@ -293,7 +293,7 @@ impl World {
         bystander.write(0, &content);
         let other = served.add("other", Bytes(GUARDED as u64));
         other.write(0, &content).unwrap();
-        // From here on they are nobody else's.
+        // From here on no attacker can open them.
         served.shelf.leases.lock().unwrap().retain(|name, _| name.is_empty());
         let exports: Arc<dyn Exports> = served.shelf.clone();
         let worker =

@@ -1,4 +1,4 @@
-//! Broken targets of the NVMe/TCP initiator: a real one, of which somebody in the middle passes on something else than it says.
+//! A fuzz target that runs the NVMe/TCP initiator against a real target, with a man in the middle.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "what fails here is found")]
 
@@ -37,17 +37,18 @@ use host::HOST;
 use libfuzzer_sys::fuzz_target;
 use middle::{Done, FOREIGN, Mischief, carry};
 
-/// How long the initiator waits. It never should: who deceives it closes the connection before.
+/// The initiator's timeout. It must never pass: the middle closes a deceived connection first.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CAPACITY: Bytes = Bytes::mib(2);
-/// What is only read, at the start; the rest is written.
+/// Bytes at the start that the rounds only read; they write the rest.
 const READ_ONLY: usize = 1 << 20;
-/// To prove who one is takes a hundred times as long as all else. Of so many inputs that want it, one gets it.
+/// One in this many inputs with authentication gets it, as it takes a hundred times as long as the
+/// rest.
 const PROVING: u32 = 64;
-/// The most operations that are asked for together: more than can be in flight.
+/// The most operations of one batch: more than can be in flight.
 const TOGETHER: usize = 70;
 
-/// What a target says, and what it is asked.
+/// The mischief on both queues, and the initiator's operations.
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     header_digest: bool,
@@ -58,11 +59,11 @@ struct Input<'a> {
     rounds: Vec<Vec<Asked>>,
 }
 
-/// Who proves who it is.
+/// The sides that authenticate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
     Nobody,
-    /// The initiator would, but is not asked to.
+    /// The initiator could, but the target does not demand it.
     NotAsked,
     Host,
     Both,
@@ -88,7 +89,7 @@ enum Asked {
     Flush,
 }
 
-/// Seldom many.
+/// A number of pages, rarely large.
 #[derive(Clone, Copy, Debug)]
 struct Pages(usize);
 
@@ -100,7 +101,7 @@ impl<'a> Arbitrary<'a> for Pages {
 }
 
 impl Asked {
-    /// The first byte, and how many.
+    /// Returns the first byte and the number of bytes.
     fn range(self) -> (usize, usize) {
         match self {
             Self::Read { start, pages } => (usize::from(start) * PAGE_SIZE, pages.0 * PAGE_SIZE),
@@ -114,22 +115,22 @@ impl Asked {
     }
 }
 
-/// What completed reads have returned.
+/// The unexpected bytes that completed reads have returned.
 #[derive(Default)]
 struct Returned {
-    /// Bytes of what somebody made up.
+    /// Bytes of invented data.
     foreign: bool,
-    /// Bytes that nobody sent.
+    /// Bytes that neither the target nor the middle sent as such.
     strange: bool,
 }
 
-/// A target, and the way to it.
+/// A target, and the address of the middle before it.
 struct World {
     served: Served,
     listener: UnixListener,
     address: Address,
     content: Vec<u8>,
-    /// Inputs that wanted a proof.
+    /// The number of inputs with authentication.
     proving: AtomicU32,
 }
 
@@ -176,13 +177,13 @@ impl World {
                 "a read returned foreign bytes"
             );
         } else {
-            // An initiator that was told of other blocks may have written them.
+            // A deceived initiator may have written to other blocks.
             self.served.lease.write(0, &self.content).unwrap();
         }
         assert_eq!(self.served.queues(), 0, "all queues have ended");
     }
 
-    /// Connects, and asks for all of it.
+    /// Connects and runs all rounds.
     fn ask(&self, target: Target, rounds: &[Vec<Asked>]) -> Returned {
         let begin = Instant::now();
         let mut returned = Returned::default();

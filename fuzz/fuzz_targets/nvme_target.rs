@@ -1,4 +1,4 @@
-//! Broken hosts of the NVMe/TCP target.
+//! A fuzz target that runs broken hosts against the NVMe/TCP target.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "what fails here is found")]
 
@@ -41,10 +41,10 @@ use zerocopy::IntoBytes;
 
 const CAPACITY: Bytes = Bytes::mib(2);
 const QUOTA: Bytes = Bytes::mib(1);
-/// A new host of the listening target is tried after so many inputs.
+/// The number of inputs after which a new host of the listening target checks it.
 const NEWCOMER: u64 = 256;
 
-/// What a host says.
+/// The behaviour of a host.
 #[derive(Debug)]
 enum Input<'a> {
     Raw { start: Start, form: Form, bytes: &'a [u8] },
@@ -52,7 +52,7 @@ enum Input<'a> {
     Dialogue(Dialogue<'a>),
 }
 
-/// What precedes raw bytes.
+/// The valid PDUs before raw bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Start {
     Nothing,
@@ -75,7 +75,7 @@ impl<'a> Arbitrary<'a> for Input<'a> {
     }
 }
 
-/// A host that does not keep to the rules from its first PDU on.
+/// A host that breaks the rules from its first PDU on.
 #[derive(Arbitrary, Debug)]
 struct Crooked<'a> {
     form: Form,
@@ -102,7 +102,7 @@ struct Dialogue<'a> {
     after: Vec<admin::Step<'a>>,
     twists: Vec<(u8, Twist)>,
     delivery: Delivery,
-    /// The admin queue ends before the I/O queue.
+    /// Whether the admin queue ends before the I/O queue.
     admin_first: bool,
 }
 
@@ -124,7 +124,7 @@ enum Proof<'a> {
 }
 
 impl Proof<'_> {
-    /// Proves it, where that is wanted.
+    /// Authenticates if the target demands it.
     fn run(&self, queue: &mut Queue<'_>, subsystem: &Nqn) {
         match *self {
             Self::NotNeeded | Self::Unneeded => {}
@@ -136,7 +136,7 @@ impl Proof<'_> {
     }
 }
 
-/// What the target's owner does meanwhile.
+/// A concurrent action of the target's owner.
 #[derive(Arbitrary, Debug)]
 enum Happening {
     Nothing,
@@ -144,7 +144,7 @@ enum Happening {
     SubsystemsChange,
 }
 
-/// A target, and who must not notice anything.
+/// A target, with a bystander and another lease that no attack may disturb.
 struct World {
     served: Arc<Served>,
     worker: Worker,
@@ -172,7 +172,7 @@ impl World {
             .create(common::record(Bytes(GUARDED as u64), Bytes(GUARDED as u64)))
             .unwrap();
         other.write(0, &content).unwrap();
-        // From here on it is nobody else's.
+        // From here on no attacker can reach it.
         served.shelf.namespaces.lock().unwrap().remove(&guarded);
         let worker = || {
             let served = Arc::clone(&served);
@@ -330,7 +330,7 @@ impl World {
     }
 }
 
-/// Ends a connection: politely, or not.
+/// Ends a connection: after all replies, or abruptly.
 fn end(peer: Peer<'_>, delivery: Delivery) {
     if !delivery.abrupt {
         peer.finish();

@@ -1,4 +1,5 @@
-//! What the fuzz targets share: peers of a server in this process, what they do to their messages, and numbers worth trying.
+//! Tools that the fuzz targets share: in-process peers, changes to their messages, and numbers
+//! worth trying.
 #![allow(clippy::missing_panics_doc, reason = "a panic is what a fuzzer looks for")]
 
 mod number;
@@ -11,7 +12,7 @@ pub use peer::{Peer, Worker};
 pub use secrets::{secret, secrets};
 pub use twist::{Delivery, Twist, Twisted};
 
-/// Pages that nothing a broken peer does may change.
+/// Bytes of a guarded range, which no action of a broken peer may change.
 pub const GUARDED: usize = 4 * aquifer_page::PAGE_SIZE;
 
 /// The most bytes that a peer sends for one input.

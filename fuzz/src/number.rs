@@ -1,7 +1,10 @@
+//! Numbers for lengths and offsets, with the boundary cases made likely.
+
 use aquifer_page::PAGE_SIZE;
 use arbitrary::Arbitrary;
 
-/// A number of which the interesting ones are likely: small ones, whole pages, powers of two, and their neighbours.
+/// A number that is often a boundary case: small, whole pages, a power of two, or a neighbour of
+/// these.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Number {
     Small(u8),
@@ -12,12 +15,12 @@ pub enum Number {
 }
 
 impl Number {
-    /// As a count of bytes, or an offset.
+    /// Returns the number as a count of bytes, or an offset in bytes.
     pub fn bytes(self) -> u64 {
         self.of(PAGE_SIZE as u64)
     }
 
-    /// As a count of blocks of a page, or the place of one.
+    /// Returns the number as a count of page-sized blocks, or the index of one.
     pub fn blocks(self) -> u64 {
         self.of(1)
     }

@@ -1,3 +1,5 @@
+//! Peers that attack a server on another thread of this process.
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -7,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long a connection may take to answer, or to end when its peer has said all it has to say.
+/// The time within which the server must answer, or end the connection after its peer has finished.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most that is kept of what was received and not taken.
+/// The most received bytes that a peer keeps before it takes them.
 const KEPT: usize = 64 << 10;
 
-/// A thread of a server, for one connection at a time.
+/// A thread that serves one connection at a time.
 pub struct Worker {
     connections: Sender<UnixStream>,
     ended: Receiver<()>,
 }
 
 impl Worker {
-    /// One that serves connections so.
+    /// Starts a worker that serves connections by `serve`.
     pub fn start(serve: impl Fn(UnixStream) + Send + 'static) -> Self {
         let (connections, ours) = mpsc::channel();
         let (end, ended) = mpsc::channel();
@@ -34,7 +36,7 @@ impl Worker {
         Self { connections, ended }
     }
 
-    /// The peer of a new connection.
+    /// Connects a new peer to the worker.
     pub fn connect(&self) -> Peer<'_> {
         let (stream, theirs) = UnixStream::pair().expect("there are descriptors");
         stream.set_nonblocking(true).expect("it is a socket");
@@ -43,8 +45,10 @@ impl Worker {
     }
 }
 
-/// The other end of a server's connection. It always takes in what the server sends, so that this never waits for long.
-/// Dropping it is vanishing; it waits until the server is done with the connection.
+/// The client's end of a connection to a worker.
+///
+/// It always receives the server's bytes, so that the server never waits long. Dropping it closes
+/// the connection abruptly, then waits until the server is done with it.
 pub struct Peer<'a> {
     stream: UnixStream,
     worker: &'a Worker,
@@ -53,7 +57,7 @@ pub struct Peer<'a> {
 }
 
 impl Peer<'_> {
-    /// Sends all of it, unless the server has closed the connection.
+    /// Sends all bytes, unless the server closes the connection first.
     pub fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && !self.closed {
             match self.stream.write(bytes) {
@@ -67,7 +71,8 @@ impl Peer<'_> {
         }
     }
 
-    /// Takes so many bytes of what the server says, which it must say; `None` if it closes the connection instead.
+    /// Takes `count` bytes of the server's output; `None` if the server closes the connection
+    /// first.
     pub fn take(&mut self, count: usize) -> Option<Vec<u8>> {
         while self.received.len() < count {
             if self.closed {
@@ -80,9 +85,9 @@ impl Peer<'_> {
         Some(self.received.drain(..count).collect())
     }
 
-    /// Says that nothing more comes, and hears the server out.
+    /// Shuts down the sending side and receives until the server closes its end.
     pub fn finish(mut self) {
-        // It fails if the server was faster.
+        // It fails if the server has closed the connection first.
         let _ = self.stream.shutdown(Shutdown::Write);
         while !self.closed {
             self.wait(PollFlags::IN);
@@ -121,7 +126,7 @@ impl Peer<'_> {
 
 impl Drop for Peer<'_> {
     fn drop(&mut self) {
-        // It fails if the server was faster.
+        // It fails if the server has closed the connection first.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.worker.ended.recv_timeout(PATIENCE).expect("the connection ends");
     }

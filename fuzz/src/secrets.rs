@@ -1,13 +1,15 @@
+//! The secrets of DH-HMAC-CHAP that hosts and targets of the fuzz targets share.
+
 use aquifer_fabric::nvme::auth::{Secret, Secrets};
 
 const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
-/// What a target wants to be proved, and what it can prove.
+/// Returns the secrets for mutual authentication.
 pub fn secrets() -> Secrets {
     Secrets { host: secret(), controller: Some(secret()) }
 }
 
-/// The secret that everybody has.
+/// Returns the secret that all hosts and targets have.
 pub fn secret() -> Secret {
     SECRET.parse().expect("a secret")
 }

@@ -1,51 +1,53 @@
+//! Changes to messages on their way, and to the pace of their delivery.
+
 use arbitrary::Arbitrary;
 
 use crate::{MOST, Peer};
 
-/// What happens to a message on its way.
+/// A change to a message on its way.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Twist {
-    /// A byte changes.
+    /// Flips bits of one byte.
     Flip { at: u16, bits: u8 },
-    /// A byte near the start is another.
+    /// Replaces one of the first 256 bytes.
     Set { at: u8, to: u8 },
-    /// The rest is lost.
+    /// Drops the rest of the message.
     Cut(u16),
-    /// There is more than there should be.
+    /// Appends bytes.
     Grow(u16, u8),
-    /// It comes twice.
+    /// Sends the message twice.
     Again,
-    /// It does not come.
+    /// Drops the message.
     Lost,
-    /// It comes after the next.
+    /// Sends the message after the next one.
     Late,
 }
 
-/// Messages, and what happens to some of them.
+/// A sequence of messages, and the changes to it.
 #[derive(Default)]
 pub struct Twisted {
     messages: Vec<Vec<u8>>,
     length: usize,
 }
 
-/// How messages come.
+/// The pace at which messages arrive.
 #[derive(Arbitrary, Clone, Copy, Debug, Default)]
 pub struct Delivery {
-    /// In how small pieces the first bytes come; 0 is all at once.
+    /// Bytes per piece at the start; 0 sends all at once.
     piece: u8,
-    /// The peer vanishes without reading what it was told.
+    /// Whether the peer vanishes without reading the replies.
     pub abrupt: bool,
 }
 
 impl Delivery {
-    /// The most bytes that come at once.
+    /// Returns the most bytes that arrive at once.
     pub fn piece(self) -> usize {
         if self.piece == 0 { usize::MAX } else { self.piece.into() }
     }
 }
 
 impl Twisted {
-    /// Adds a message, unless there is too much already.
+    /// Adds a message, unless the total would exceed [`MOST`].
     pub fn push(&mut self, message: Vec<u8>) {
         if self.length + message.len() <= MOST {
             self.length += message.len();
@@ -53,7 +55,7 @@ impl Twisted {
         }
     }
 
-    /// Does what is to be done to the messages of these numbers.
+    /// Applies the changes to the messages of these numbers.
     pub fn twist(&mut self, twists: &[(u8, Twist)]) {
         for &(number, twist) in twists {
             let number = usize::from(number);
@@ -84,12 +86,12 @@ impl Twisted {
         }
     }
 
-    /// All messages one after the other.
+    /// Returns all messages concatenated.
     pub fn bytes(&self) -> Vec<u8> {
         self.messages.concat()
     }
 
-    /// Sends them.
+    /// Sends all messages to the peer of a server, at the given pace.
     pub fn send(&self, peer: &mut Peer<'_>, delivery: Delivery) {
         const PIECES: usize = 64;
         let bytes = self.bytes();

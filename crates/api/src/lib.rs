@@ -1,8 +1,9 @@
-//! What agents and the command line say to each other: JSON over HTTP/1.1.
+//! The messages between agents, and between the command line and its agent: JSON over HTTP/1.1.
 //!
-//! Between hosts it runs over mutual TLS and the caller is the host its certificate names; on a host it runs over the
-//! agent's unix socket. [`message`] holds the paper's five messages, [`status`] what an agent tells of itself,
-//! [`order`] what an operator may ask of it, [`group`] the groups of its host, [`client`] the way to all of them.
+//! Between hosts, messages travel over mutual TLS, and the caller is the host that its certificate
+//! names. On a host, they travel over the agent's unix socket. [`message`] holds the five messages
+//! of \[Ge23\], [`status`] the state that an agent reports, and [`order`] the orders of an
+//! operator. [`group`] holds the groups of a host, and [`client`] the client for all of these.
 
 pub mod client;
 pub mod group;

@@ -1,7 +1,10 @@
-//! The five messages of the paper (Sharing, "Signaling of Events", Figs. 4 and 5), and the two small ones between them.
+//! The five messages of \[Ge23\] ("Signaling of Events", Figs. 4 and 5), and the other messages
+//! between hosts.
 //!
-//! Each is a `POST` to the path of its name. An answer of 200 means that the receiver has taken the message in and will
-//! not forget it; anything else means that the sender must send it again. All may come twice.
+//! Each request is a `POST` to the path of its name, except for [`Offer`] and [`Access`], which
+//! answer a `GET`. An answer of 200 means that the receiver has accepted the message and will not
+//! forget it. After any other answer the sender must send the message again. The receiver accepts
+//! duplicates.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -169,14 +172,14 @@ pub struct Awaits {
 }
 
 impl fmt::Debug for Access {
-    /// Without the secrets.
+    /// Leaves the secrets out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").field("host", &self.host).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for AccessSecrets {
-    /// Without them.
+    /// Leaves the secrets out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AccessSecrets").finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! What an operator may ask of the agent on this host, over its unix socket.
+//! The orders that an operator gives the agent on this host, over its unix socket.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -128,7 +128,8 @@ pub struct Awaited {
     pub identity: PathBuf,
 }
 
-/// A priority that the kernel takes. JSON does not tell 5 from 5.0.
+/// Reads a swap priority that the kernel accepts: 0 to 32767 (swapon(2)). JSON does not tell 5 from
+/// 5.0.
 fn swap_priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
     let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
     let value =

@@ -1,25 +1,26 @@
-//! The paths of the API. Those of [`crate::message`] are for peers, the rest for the unix socket;
-//! [`OPENAPI`] answers both.
+//! The paths of the API. Those of [`crate::message`] are for peers, and the rest for the unix
+//! socket. Both serve [`OPENAPI`].
 
 use aquifer_page::LeaseId;
 
-/// `POST` [`crate::message::MemBorReq`]: a borrower asks for memory.
+/// `POST` [`crate::message::MemBorReq`]: the borrower asks for memory.
 pub const MEM_BOR_REQ: &str = "/v1/mem_bor_req";
-/// `POST` [`crate::message::MemBorAck`]: a lender grants a request.
+/// `POST` [`crate::message::MemBorAck`]: the lender grants a request.
 pub const MEM_BOR_ACK: &str = "/v1/mem_bor_ack";
-/// `POST` [`crate::message::MemBorRej`]: a lender refuses a request.
+/// `POST` [`crate::message::MemBorRej`]: the lender refuses a request.
 pub const MEM_BOR_REJ: &str = "/v1/mem_bor_rej";
-/// `POST` [`crate::message::MemBorFin`]: a borrower gives a lease back.
+/// `POST` [`crate::message::MemBorFin`]: the borrower gives a lease back.
 pub const MEM_BOR_FIN: &str = "/v1/mem_bor_fin";
-/// `POST` [`crate::message::MemLenFin`]: a lender wants a lease's memory back.
+/// `POST` [`crate::message::MemLenFin`]: the lender asks a lease back.
 pub const MEM_LEN_FIN: &str = "/v1/mem_len_fin";
-/// `POST` [`crate::message::Renew`]: a borrower still needs these leases.
+/// `POST` [`crate::message::Renew`]: the borrower names the leases that it still holds.
 pub const RENEW: &str = "/v1/renew";
-/// `GET` [`crate::message::Offer`]: what a host could lend now.
+/// `GET` [`crate::message::Offer`]: the memory that a host can lend now.
 pub const OFFER: &str = "/v1/offer";
-/// `GET` [`crate::message::Access`]: how the host that has a lease gets at it over NVMe. See [`access`].
+/// `GET` [`crate::message::Access`]: the access data of a lease over NVMe, for its borrower. See
+/// [`access`].
 pub const ACCESS: &str = "/v1/leases/{lease}/access";
-/// `POST` [`crate::message::Arrive`]: a host is about to move a VM to this one.
+/// `POST` [`crate::message::Arrive`]: the source of a migration announces a VM.
 pub const ARRIVE: &str = "/v1/vms/arrive";
 /// `GET` the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
@@ -31,12 +32,12 @@ pub const GROUPS: &str = "/v1/groups";
 pub const BORROW: &str = "/v1/borrow";
 /// `POST` [`crate::order::Return`].
 pub const RETURN: &str = "/v1/return";
-/// `POST` [`crate::order::Drain`]; `GET` how far it is. Both answer [`crate::order::Draining`].
+/// `POST` [`crate::order::Drain`]; `GET` the progress. Both answer [`crate::order::Draining`].
 pub const DRAIN: &str = "/v1/drain";
 /// `POST` [`crate::order::Migrate`].
 pub const MIGRATE: &str = "/v1/vms/migrate";
 
-/// [`ACCESS`] of one lease.
+/// Returns [`ACCESS`] of one lease.
 pub fn access(lease: LeaseId) -> String {
     ACCESS.replace("{lease}", &lease.to_string())
 }

@@ -1,4 +1,5 @@
-//! What names, ids and sizes look like in JSON, for the API's description: `page` has their types and rules.
+//! The JSON forms of names, ids and sizes, for the API's description. The crate `page` has their
+//! types and rules.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! What an agent tells of itself.
+//! The state that an agent reports.
 
 use std::fmt;
 

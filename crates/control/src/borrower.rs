@@ -1,4 +1,4 @@
-//! What this host borrows: volumes, the leases under them, and Algorithm 3.
+//! The borrower's half of the controller: volumes, the leases under them, and Algorithm 3.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,40 +12,40 @@ use crate::round::{Purpose, Round, Wait};
 use crate::turn::Turn;
 use crate::{Action, BorrowedLease, Candidates, Cause, LiveVolume, Message, Offer, What};
 
-/// Where a volume is in its life.
+/// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
-    /// Being made.
+    /// The agent is making it.
     Activating,
-    /// Swapped to.
+    /// The kernel swaps to it.
     Active,
-    /// Being swapped off and removed.
+    /// The agent is swapping it off and removing it.
     Deactivating,
 }
 
-/// For the status: one volume.
+/// One volume, for the status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeStatus {
-    /// Its id.
+    /// The volume's id.
     pub volume: VolumeId,
-    /// Its capacity.
+    /// The volume's capacity.
     pub bytes: Bytes,
-    /// Why it was made.
+    /// The reason for which this host borrowed it.
     pub cause: Cause,
-    /// Where it is in its life.
+    /// The volume's state.
     pub state: VolumeState,
 }
 
-/// For the status: one borrowed lease.
+/// One borrowed lease, for the status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BorrowedStatus {
     /// The lease.
     #[serde(flatten)]
     pub lease: BorrowedLease,
-    /// The volume that lies over it.
+    /// The volume that uses it.
     pub volume: VolumeId,
-    /// Its lender wants it back.
+    /// Whether the lender wants the lease back.
     pub leaving: bool,
 }
 
@@ -55,13 +55,13 @@ pub(crate) struct Volume {
     pub(crate) group: Group,
     cause: Cause,
     pub(crate) state: VolumeState,
-    /// The operator wants it back, but it was busy.
+    /// The operator has asked to give the volume back, possibly while it was busy.
     returned: bool,
-    /// After a failed deactivation: not before this.
+    /// After a failed deactivation: the earliest time of the next attempt.
     retry_at: Duration,
 }
 
-/// Whether a lease must be left because its lender wants it back.
+/// Whether the volume must vacate a lease because the lender wants it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     No,
@@ -74,7 +74,7 @@ pub(crate) struct Holding {
     pub(crate) borrowed: BorrowedLease,
     pub(crate) volume: VolumeId,
     pub(crate) leaving: Leaving,
-    /// What was borrowed to replace it, and is in the volume or on its way there.
+    /// Bytes borrowed to replace this lease, in the volume or on their way there.
     pub(crate) replaced: Bytes,
 }
 
@@ -86,11 +86,11 @@ pub(crate) struct Borrower {
     pub(crate) holdings: BTreeMap<LeaseId, Holding>,
     pub(crate) fins: Fins,
     offers: Vec<Offer>,
-    /// Lenders to leave alone, and until when.
+    /// Lenders that this host does not ask, each with the time at which that ends.
     skipped: BTreeMap<HostName, Duration>,
-    /// No round for overload before this.
+    /// No round for overload starts before this time.
     paused_until: Duration,
-    /// Not said again before this that nobody has anything to spare.
+    /// Until this time, this host does not report again that no lender has memory to spare.
     pub(crate) silent_until: Duration,
 }
 
@@ -104,7 +104,7 @@ impl Borrower {
         borrower
     }
 
-    /// Takes note of who lends; runs the timers of what is in flight.
+    /// Records the offers, and runs the timers of the `mem_bor_fin`s and of the request in flight.
     pub(crate) fn timers(&mut self, offers: Vec<Offer>, turn: &mut Turn<'_>) {
         self.offers = offers;
         self.skipped.retain(|_, until| *until > turn.now());
@@ -123,7 +123,7 @@ impl Borrower {
         }
     }
 
-    /// Algorithm 3 for a monitoring period.
+    /// Runs Algorithm 3 for a monitoring period.
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
         let needed = turn.memory().needs_borrowed(turn.config());
         let idle =
@@ -143,19 +143,20 @@ impl Borrower {
         }
     }
 
-    /// Whether more than three quarters of what is borrowed is in use, and no more is on its way.
+    /// Returns whether more than three quarters of the borrowed memory is in use and no more is on
+    /// its way.
     fn nearly_full(&self, turn: &Turn<'_>) -> bool {
         let all_active = self.volumes.values().all(|volume| volume.state == VolumeState::Active);
         let capacity: u64 = self.volumes.values().map(|volume| volume.bytes.0).sum();
         all_active && turn.memory().swap_used.0.saturating_mul(4) > capacity.saturating_mul(3)
     }
 
-    /// Whether a round for overload may start now.
+    /// Returns whether a round for overload may start at this step.
     pub(crate) fn may_start(&self, turn: &Turn<'_>) -> bool {
         turn.config().borrows && self.round.is_none() && turn.now() >= self.paused_until
     }
 
-    /// No round for overload for this long.
+    /// Starts no round for overload for `wait`.
     pub(crate) fn pause(&mut self, wait: Duration, turn: &Turn<'_>) {
         self.paused_until = turn.now().saturating_add(wait);
     }
@@ -173,7 +174,8 @@ impl Borrower {
         Candidates::new(self.offers.iter().filter(asked).cloned())
     }
 
-    /// What may still be borrowed. Leases that are on their way out do not count, so that they can be replaced.
+    /// Returns how much more this host may borrow. Leases on their way out do not count, so that it
+    /// can replace them.
     pub(crate) fn room(&self, turn: &Turn<'_>) -> Bytes {
         whole_extents(turn.config().max_borrowed.saturating_sub(self.borrowed()))
     }
@@ -201,7 +203,8 @@ impl Borrower {
         self.holdings.insert(holding.borrowed.lease, holding);
     }
 
-    /// The volume swaps; it goes back at once if the operator changed their mind meanwhile.
+    /// Marks the volume active. If the operator asked to give it back meanwhile, deactivates it at
+    /// once.
     pub(crate) fn activated(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
         if let Some(volume) = self.volumes.get_mut(&id)
             && volume.state == VolumeState::Activating
@@ -221,7 +224,8 @@ impl Borrower {
         }
     }
 
-    /// Algorithm 3 line 4. Waits while one of the volume's leases is being emptied.
+    /// Algorithm 3 line 4. Does nothing while one of the volume's leases is being vacated; a later
+    /// tick tries again.
     fn deactivate(&mut self, id: VolumeId, turn: &mut Turn<'_>) {
         if self.evacuating(id) {
             return;
@@ -237,7 +241,7 @@ impl Borrower {
         turn.act(Action::Deactivate { volume: id });
     }
 
-    /// Algorithm 3 lines 5 and 6: nothing uses the volume's leases any more.
+    /// Gives the volume's leases back (Algorithm 3 lines 5 and 6): nothing uses them any more.
     pub(crate) fn deactivated(&mut self, volume: VolumeId, turn: &mut Turn<'_>) {
         if self.volumes.contains_key(&volume) {
             let leases = self.holdings.values().filter(|holding| holding.volume == volume).count();
@@ -255,7 +259,8 @@ impl Borrower {
         }
     }
 
-    /// The operator gives back one volume or all, and stops what is being asked for.
+    /// Gives back one volume or all, by the operator's order. For all, it also abandons the round
+    /// for a new volume.
     pub(crate) fn give_back_by_hand(&mut self, which: Option<VolumeId>, turn: &mut Turn<'_>) {
         if which.is_none() {
             if self.round.as_ref().is_some_and(|round| matches!(round.purpose, Purpose::Volume(_)))
@@ -289,19 +294,19 @@ impl Borrower {
         over.into_iter().for_each(|lease| self.finish(lease, turn));
     }
 
-    /// Nothing uses the lease any more: its lender gets it back.
+    /// Gives the lease back to its lender. Nothing may use it any more.
     pub(crate) fn finish(&mut self, lease: LeaseId, turn: &mut Turn<'_>) {
         if let Some(holding) = self.holdings.remove(&lease) {
             self.fins.add(&holding.borrowed.lender, lease, turn);
         }
     }
 
-    /// Whether a lease of this volume is being emptied.
+    /// Returns whether a lease of this volume is being vacated.
     pub(crate) fn evacuating(&self, volume: VolumeId) -> bool {
         self.holdings.values().any(|h| h.volume == volume && h.leaving == Leaving::Evacuating)
     }
 
-    /// The lender's agent has handled a message.
+    /// Notes that the lender's agent has handled a message.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message) {
         if let Message::MemBorFin { lease } = message {
             self.fins.delivered(to, *lease);

@@ -1,4 +1,5 @@
-//! How a borrower comes by memory: rounds of asking, their answers, and the volume at their end (Algorithm 2 lines 4-8).
+//! The borrower's way to memory: rounds of requests, their answers, and the new volume at the end
+//! (Algorithm 2 lines 4-8).
 
 use aquifer_page::{Bytes, Group, HostName, VolumeId};
 
@@ -10,7 +11,8 @@ use crate::{Action, BorrowedLease, Cause, LiveVolume, Reason, Refusal, RequestId
 impl Borrower {
     /// Starts a round for a new volume.
     ///
-    /// For overload, what `max_borrowed` leaves is enough; the operator gets all that was asked for or a refusal.
+    /// For overload, a smaller volume within `max_borrowed` will do. For the operator, the full
+    /// size must fit, or this function refuses.
     pub(crate) fn borrow(
         &mut self,
         cause: Cause,
@@ -42,7 +44,8 @@ impl Borrower {
         Ok(())
     }
 
-    /// Nobody has an extent to spare. The next reading may bring an offer, so there is no pause, only no word at each reading.
+    /// Reports that no lender has an extent to spare. The next reading may bring an offer, so this
+    /// sets no pause; it only limits the report to one a cooldown.
     fn tell_nobody_lends(&mut self, wanted: Bytes, cause: Cause, turn: &mut Turn<'_>) {
         if cause == Cause::ByHand || turn.now() >= self.silent_until {
             turn.decide(What::NobodyLends { wanted, cause, retry: None });
@@ -50,7 +53,7 @@ impl Borrower {
         }
     }
 
-    /// Asks the next lender if no request is in flight, and ends the round when there is no next.
+    /// Asks the next lender if no request is in flight, and ends the round when no lender is left.
     pub(crate) fn proceed(&mut self, turn: &mut Turn<'_>) {
         let mut waits = |round: &mut Round| round.status().is_some() || round.ask_next(turn);
         let Some(round) = self.round.take_if(|round| !waits(round)) else { return };
@@ -60,8 +63,9 @@ impl Borrower {
         }
     }
 
-    /// `mem_bor_ack` (Algorithm 2 lines 6-8): takes the lease if it is wanted. It may also be a repetition, or the lender's
-    /// question whether the lease is still held: what is held needs no answer, what is not is finished.
+    /// Handles `mem_bor_ack` (Algorithm 2 lines 6-8), and takes the lease if this host wants it.
+    /// The ack may also be a repetition, or the lender's question whether this host still holds the
+    /// lease. A held lease needs no answer; for any other, this host sends `mem_bor_fin`.
     pub(crate) fn acknowledged(
         &mut self,
         request: RequestId,
@@ -92,7 +96,7 @@ impl Borrower {
         }
     }
 
-    /// `mem_bor_rej`: asks the next lender.
+    /// Handles `mem_bor_rej`: asks the next lender.
     pub(crate) fn rejected(
         &mut self,
         from: &HostName,
@@ -110,7 +114,7 @@ impl Borrower {
         self.proceed(turn);
     }
 
-    /// The lender does not even hear `mem_bor_req`: asks the next one.
+    /// Handles a lender's refusal to accept `mem_bor_req`: asks the next lender.
     pub(crate) fn refused(
         &mut self,
         by: &HostName,
@@ -126,7 +130,7 @@ impl Borrower {
         self.proceed(turn);
     }
 
-    /// The round is over: makes a volume of what it brought (Algorithm 2 line 7).
+    /// Ends the round, and makes a volume of its leases (Algorithm 2 line 7).
     fn activate(&mut self, cause: Cause, round: Round, turn: &mut Turn<'_>) {
         let (bytes, wanted) = (round.got_bytes(), round.wanted);
         if round.got.is_empty() {
@@ -147,14 +151,15 @@ impl Borrower {
         }));
     }
 
-    /// Gives back what a round brought.
+    /// Gives back the round's leases.
     pub(crate) fn give_back(&mut self, round: &Round, turn: &mut Turn<'_>) {
         for got in &round.got {
             self.fins.add(&got.lender, got.lease, turn);
         }
     }
 
-    /// Ends the round without using what it brought. The answer to its request in flight will not be wanted.
+    /// Ends the round without using its leases. This host will decline a late answer to the request
+    /// in flight.
     pub(crate) fn abandon(&mut self, turn: &mut Turn<'_>) {
         if let Some(round) = self.round.take() {
             let cause = round.purpose.cause();

@@ -1,3 +1,5 @@
+//! The operator's settings of the controller.
+
 use std::fmt;
 use std::time::Duration;
 
@@ -5,44 +7,47 @@ use aquifer_page::{Bytes, EXTENT_SIZE, Group};
 
 use crate::placement::whole_extents;
 
-/// How M_s, the memory that this host may lend, is reckoned.
+/// The way to compute M_s, the memory that this host may lend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shareable {
-    /// Eq. 1: M_s = M_t - M_r. A fixed capacity, however much of it is lent already.
+    /// Eq. 1: M_s = M_t - M_r, a fixed capacity, independent of present use and of lent memory.
     Preconfigured {
-        /// M_r: kept for this host's own programs.
+        /// M_r, the memory reserved for this host's programs.
         reserved: Bytes,
     },
-    /// Eq. 2: M_s = M_t - M_u, anew at each reading.
+    /// Eq. 2: M_s = M_t - M_u, computed at each reading.
     Dynamic,
 }
 
-/// What the operator sets. [`Config::validate`] says whether it makes sense.
+/// The operator's settings. [`Config::validate`] checks them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// T_upper, a share of M_t: above it the host is overloaded.
+    /// T_upper, a share of M_t. Above it, the host is overloaded.
     pub upper: f64,
-    /// T_lower, a share of M_t: below it (used memory and borrowed swap together) what was borrowed goes back.
+    /// T_lower, a share of M_t. If used memory and borrowed swap together are below it, the host
+    /// gives borrowed memory back.
     pub lower: f64,
-    /// How M_s is reckoned.
+    /// The way to compute M_s.
     pub shareable: Shareable,
-    /// Whether this host lends. One that does not asks back what it has lent.
+    /// Whether this host lends. If not, it recalls the leases that it has given.
     pub lends: bool,
-    /// Whether an overloaded host borrows by itself, or only its operator for it.
+    /// Whether an overloaded host borrows automatically. If not, only its operator can borrow.
     pub borrows: bool,
-    /// M_req: what an overloaded host asks for at a time, rounded up to whole extents.
+    /// M_req, the size of one request of an overloaded host, rounded up to whole extents.
     pub request: Bytes,
     /// The most that this host borrows, all volumes together.
     pub max_borrowed: Bytes,
-    /// The tenant in whose name an overloaded host borrows.
+    /// The tenant for which an overloaded host borrows.
     pub group: Group,
-    /// An unsettled message is sent again after this long.
+    /// The time after which this host sends an unacknowledged message again.
     pub resend: Duration,
-    /// A lender that has not answered a request for this long is given up, and the next one asked.
+    /// The timeout of a request. After it, the borrower asks the next lender.
     pub give_up: Duration,
-    /// How long a lender keeps the lease of a borrower that gives no sign. The pages in it are lost afterwards.
+    /// How long a lender keeps the lease of a silent borrower. After that, it frees the lease, and
+    /// the pages in it are lost.
     pub grace: Duration,
-    /// How long a host that nobody lent to waits before it asks again, and leaves a lender alone that rejected it.
+    /// How long a host waits after a round that brought nothing. Also how long it does not ask a
+    /// lender that rejected it.
     pub cooldown: Duration,
 }
 
@@ -65,28 +70,28 @@ impl Default for Config {
     }
 }
 
-/// Why a configuration makes no sense; the text names the keys and what to write instead.
+/// An error in the configuration; the text names the keys and the values to write instead.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigError {
-    /// Not 0 < lower < upper <= 1.
+    /// The rule 0 < lower < upper <= 1 does not hold.
     Thresholds {
-        /// T_lower as given.
+        /// The given T_lower.
         lower: f64,
-        /// T_upper as given.
+        /// The given T_upper.
         upper: f64,
     },
     /// `request` is zero.
     Request,
-    /// `max_borrowed` has no room for one request.
+    /// `max_borrowed` is too small for one request.
     MaxBorrowed {
-        /// `max_borrowed` as given.
+        /// The given `max_borrowed`.
         max_borrowed: Bytes,
-        /// `request` as given.
+        /// The given `request`.
         request: Bytes,
     },
-    /// `resend` is zero, or a time that must be longer than another is not.
+    /// `resend` is zero, or one time is not longer than another as it must be.
     Times {
-        /// What must hold.
+        /// The broken rule.
         rule: &'static str,
     },
 }
@@ -116,10 +121,10 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Whether these settings make sense together.
+    /// Checks these settings.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let (lower, upper) = (self.lower, self.upper);
         if !(0.0 < lower && lower < upper && upper <= 1.0) {

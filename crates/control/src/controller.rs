@@ -1,3 +1,5 @@
+//! The controller of one host (Algorithm 1): dispatches events to the borrower and the lender.
+
 use std::time::Duration;
 
 use aquifer_page::{Bytes, HostName};
@@ -11,12 +13,13 @@ use crate::{
     neutral,
 };
 
-/// What a restarted agent finds on its host.
+/// The state that a restarted agent finds on its host.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
-    /// The leases in the store, each with the URIs by which its pages are reached now.
+    /// The leases in the store, each with the URIs that reach its pages.
     pub lent: Vec<(LentLease, Vec<String>)>,
-    /// The volumes that live. A volume that is not listed must be gone: its leases will be given back.
+    /// The live volumes. A volume that is not listed must be gone, because this host gives its
+    /// leases back.
     pub volumes: Vec<LiveVolume>,
 }
 
@@ -31,18 +34,18 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller that neither borrows nor lends.
+    /// Returns a controller that neither borrows nor lends.
     ///
-    /// `seed` is where its ids begin: a random number, another one at each start, so that ids are unique among hosts and
-    /// restarts.
+    /// `seed` is the start of its ids: a random number, different at each start, so that ids are
+    /// unique among hosts and restarts.
     pub fn new(host: HostName, config: Config, seed: u128) -> Self {
         Self::restore(host, config, seed, Duration::ZERO, Restored::default())
     }
 
-    /// A controller that goes on where the one before it ended, on what it left behind.
+    /// Returns a controller that continues from the state that the previous one left behind.
     ///
-    /// It holds nothing else: requests that were in flight are forgotten, and leases that were being given back are asked
-    /// for again by their lenders.
+    /// The new controller knows nothing else. Requests in flight are forgotten. If the previous
+    /// controller was giving leases back, their lenders ask for them again.
     pub fn restore(
         host: HostName,
         config: Config,
@@ -61,7 +64,8 @@ impl Controller {
         Self { facts, ids: Ids(seed), role, borrower, lender }
     }
 
-    /// Takes one event and says what to do. `now` is the time since any fixed moment, and does not go back.
+    /// Handles one event, and returns the actions and decisions. `now` is the time since any fixed
+    /// moment, and does not go back.
     pub fn step(&mut self, now: Duration, event: Event) -> Step {
         self.facts.now = self.facts.now.max(now);
         if let Event::Tick { memory, .. } = &event {
@@ -79,62 +83,63 @@ impl Controller {
         turn.step
     }
 
-    /// The role now.
+    /// Returns the present role.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// The last reading.
+    /// Returns the last reading.
     pub fn memory(&self) -> Memory {
         self.facts.memory
     }
 
-    /// M_s by eq. 1 or eq. 2, after the last reading.
+    /// Returns M_s by eq. 1 or eq. 2, from the last reading.
     pub fn shareable(&self) -> Bytes {
         self.facts.memory.shareable(&self.facts.config)
     }
 
-    /// What this host would grant now: what to tell peers that look for a lender. Zero while it borrows, asks, is overloaded or
-    /// takes leases back.
+    /// Returns the bytes that this host would grant at present: the offer for peers that look for a
+    /// lender. Zero while it borrows, asks, is overloaded or recalls leases.
     pub fn spare(&self) -> Bytes {
         let mut ids = self.ids.clone();
         let turn = Turn { facts: &self.facts, ids: &mut ids, step: Step::default() };
         self.lender.spare(busy(&self.borrower), &turn)
     }
 
-    /// The volumes, by id.
+    /// Returns the volumes, by id.
     pub fn volumes(&self) -> Vec<VolumeStatus> {
         self.borrower.volumes().collect()
     }
 
-    /// The leases under the volumes, by id.
+    /// Returns the leases under the volumes, by id.
     pub fn borrowed(&self) -> Vec<BorrowedStatus> {
         self.borrower.leases().collect()
     }
 
-    /// The leases that this host gave, by id.
+    /// Returns the leases that this host gave, by id.
     pub fn lent(&self) -> Vec<LentStatus> {
         self.lender.status().collect()
     }
 
-    /// The request in flight.
+    /// Returns the request in flight.
     pub fn asking(&self) -> Option<AskingStatus> {
         self.borrower.round.as_ref().and_then(|round| round.status())
     }
 
-    /// How many `mem_bor_fin` are not confirmed yet.
+    /// Returns the number of unconfirmed `mem_bor_fin`s.
     pub fn unconfirmed_fins(&self) -> usize {
         self.borrower.fins.len()
     }
 }
 
-/// Why this host may not grant anything: it borrows, or it asks and an ack would make it a borrower.
+/// Returns why this host may not grant anything: it borrows, or it asks and an ack would make it a
+/// borrower.
 fn busy(borrower: &Borrower) -> Option<Reason> {
     let borrows = (!borrower.volumes.is_empty()).then_some(Reason::Borrowing);
     borrows.or(borrower.round.is_some().then_some(Reason::Asking))
 }
 
-/// Fig. 3: its four edges, and no other.
+/// Returns the next role by the four edges of Fig. 3, and no others.
 fn next_role(role: Role, borrows: bool, lender: &Lender) -> Role {
     match role {
         Role::Neutral if borrows => Role::Borrower,
@@ -196,12 +201,12 @@ fn handle(
         Event::Refused { by, message: Message::MemBorReq { request, .. }, why } => {
             borrower.refused(&by, request, why, turn);
         }
-        // All others are said again for as long as they matter.
+        // The sender repeats all other messages for as long as they matter.
         Event::Refused { .. } => {}
     }
 }
 
-/// Algorithm 1, lines 2-8.
+/// Runs Algorithm 1, lines 2-8.
 fn tick(role: Role, borrower: &mut Borrower, lender: &mut Lender, turn: &mut Turn<'_>) {
     match role {
         Role::Neutral => neutral::tick(borrower, !lender.is_idle(), turn),

@@ -1,3 +1,5 @@
+//! The decisions of the controller, for the log and the status.
+
 use std::fmt;
 use std::time::Duration;
 
@@ -6,54 +8,54 @@ use serde::Serialize;
 
 use crate::{Cause, Memory, Reason, Role};
 
-/// One decision with the numbers it was taken on. `Display` says it in a sentence whose subject is this host.
+/// One decision with its numbers. `Display` writes it as a sentence, with this host as the subject.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Decision {
-    /// When, in the time of the events.
+    /// The time of the decision, on the clock of the events.
     pub at: Duration,
     /// The last reading.
     pub memory: Memory,
-    /// T_upper, a share.
+    /// T_upper, a share of M_t.
     pub upper: f64,
-    /// T_lower, a share.
+    /// T_lower, a share of M_t.
     pub lower: f64,
-    /// What was decided.
+    /// The decision.
     #[serde(flatten)]
     pub what: What,
 }
 
-/// Why a borrow by hand is not even tried.
+/// The reason why a borrow by hand does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
     /// This host lends, and no host does both.
     Lending,
-    /// It is asking already.
+    /// A round is under way already.
     Asking,
-    /// Zero bytes were asked for.
+    /// The operator asked for zero bytes.
     Nothing,
-    /// `max_borrowed` would be exceeded.
+    /// The request would exceed `max_borrowed`.
     OverMax {
-        /// What is borrowed already.
+        /// The bytes borrowed already.
         borrowed: Bytes,
         /// The limit.
         max: Bytes,
     },
 }
 
-/// Why a lender asks for a lease back.
+/// The reason why a lender recalls a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Because {
-    /// It is overloaded, or borrows itself.
+    /// The lender is overloaded, or borrows itself.
     Overload,
-    /// It lends nothing now.
+    /// The lender is draining.
     Drain,
-    /// The borrower is no peer of it any more.
+    /// The borrower is no longer a peer of the lender.
     Parted,
 }
 
-/// What was decided, or learned.
+/// A decision, or a fact that the host learned.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the fields are named as in the actions and messages they tell of")]
@@ -66,45 +68,48 @@ pub enum What {
     GivesUp { lender: HostName, bytes: Bytes, waited: Duration },
     /// The lender sent `mem_bor_rej`.
     Rejected { lender: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
-    /// The lender's agent refused to hear `mem_bor_req`.
+    /// The lender's agent refused to accept `mem_bor_req`.
     Refused { lender: HostName, bytes: Bytes, why: String },
     /// The lender sent `mem_bor_ack`.
     Got { lender: HostName, lease: LeaseId, bytes: Bytes, missing: Bytes },
-    /// Makes a volume of what it got.
+    /// Makes a volume of the granted leases.
     Activates { volume: VolumeId, leases: usize, bytes: Bytes, wanted: Bytes, cause: Cause },
-    /// The volume could not be made.
+    /// The agent could not make the volume.
     ActivationFailed { volume: VolumeId, why: String },
-    /// Nobody lends. With a time to wait when some were asked; without when nobody can spare an extent.
+    /// No lender grants a lease. `retry` is the time to wait if this host asked some, and `None` if
+    /// no lender can spare an extent.
     NobodyLends { wanted: Bytes, cause: Cause, retry: Option<Duration> },
-    /// A request in flight is no longer wanted.
+    /// This host no longer wants the round in progress.
     Abandons { wanted: Bytes, got: Bytes, cause: Option<Cause> },
-    /// An ack came for a request that is no longer wanted, or a question for a lease that this host does not hold.
+    /// An ack came for a request that is no longer wanted, or a question about a lease that is not
+    /// held.
     Unwanted { lender: HostName, lease: LeaseId },
-    /// What overload or the operator wanted is not even asked for.
+    /// Does not start a round, although overload or the operator calls for one.
     BorrowRefused { bytes: Bytes, refusal: Refusal },
     /// Gives a volume back.
     Deactivates { volume: VolumeId, bytes: Bytes, by_hand: bool },
-    /// The volume could not be given back and serves on.
+    /// The agent could not give the volume back, and the volume stays in service.
     DeactivationFailed { volume: VolumeId, why: String },
     /// The volume is gone.
     Deactivated { volume: VolumeId, leases: usize },
     /// Sends `mem_bor_fin`.
     Finishes { lender: HostName, lease: LeaseId },
-    /// The lender has not taken `mem_bor_fin` for as long as its grace; it frees the lease by itself.
+    /// The lender has not acknowledged `mem_bor_fin` for the whole grace, so it frees the lease on
+    /// its own.
     FinDropped { lender: HostName, lease: LeaseId },
     /// The lender sent `mem_len_fin`.
     Recalled { lender: HostName, lease: LeaseId, bytes: Bytes },
-    /// Moves what is in a recalled lease.
+    /// Moves the pages in a recalled lease.
     Evacuates { lease: LeaseId, lender: HostName, bytes: Bytes, onto: Bytes },
     /// The recalled lease is empty.
     Evacuated { lease: LeaseId, lender: HostName },
-    /// The recalled lease could not be emptied.
+    /// The agent could not empty the recalled lease.
     EvacuationFailed { lease: LeaseId, lender: HostName, why: String },
     /// Grants a request.
     Grants { borrower: HostName, lease: LeaseId, bytes: Bytes, spare: Bytes, shareable: Bytes },
     /// Sends `mem_bor_rej`.
     Rejects { borrower: HostName, bytes: Bytes, spare: Bytes, reason: Reason },
-    /// A granted lease could not be set up.
+    /// The agent could not set up a granted lease.
     OpenFailed { borrower: HostName, lease: LeaseId, why: String },
     /// Sends `mem_len_fin`.
     Recalls { borrower: HostName, lease: LeaseId, stored: Bytes, expected: Bytes, because: Because },
@@ -289,14 +294,14 @@ impl Decision {
         }
     }
 
-    /// The reading beside the upper threshold.
+    /// Describes the reading, with the upper threshold.
     fn state(&self) -> String {
         let Memory { used, total, swap_used, .. } = self.memory;
         let limit = total.scaled(self.upper);
         format!("used {used} of {total}, {swap_used} swapped out, overloaded above {limit}")
     }
 
-    /// Why the host is overloaded.
+    /// Describes why the host is overloaded.
     fn overload(&self) -> String {
         let Memory { used, total, pressure, .. } = self.memory;
         let limit = total.scaled(self.upper);
@@ -317,7 +322,7 @@ fn percent(share: f64) -> String {
     format!("{} %", (share * 1000.0).round() / 10.0)
 }
 
-/// A reason in the mouth of the host that gives it.
+/// A reason as the host that gives it writes it.
 struct Own(Reason);
 
 impl fmt::Display for Own {

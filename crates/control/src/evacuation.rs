@@ -1,4 +1,5 @@
-//! `mem_len_fin`, the borrower's side: what is in the lease moves elsewhere while I/O goes on (Fig. 5b).
+//! The borrower's side of `mem_len_fin`: pages in the lease move elsewhere while I/O goes on (Fig.
+//! 5b).
 
 use aquifer_page::{Bytes, HostName, LeaseId};
 
@@ -8,7 +9,7 @@ use crate::turn::Turn;
 use crate::{Action, BorrowedLease, Message, What};
 
 impl Borrower {
-    /// `mem_len_fin`: the lender wants its lease back (Algorithm 3 line 1, "feasible").
+    /// Handles `mem_len_fin`: the lender wants its lease back (Algorithm 3 line 1, "feasible").
     pub(crate) fn recalled(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
         self.skip(from, turn);
         if let Some(holding) = self.holdings.get_mut(&lease) {
@@ -29,8 +30,9 @@ impl Borrower {
             }
             let before = round.got.len();
             round.got.retain(|got| got.lease != lease);
-            // A lease that was never heard of may be the answer to the request in flight, overtaken by its own recall. Its
-            // lender is told that it is free, so the answer must find the request forgotten.
+            // An unknown lease may answer the request in flight, if the recall overtook the ack.
+            // This host tells the lender that the lease is free, so a late ack must not match the
+            // request.
             if round.got.len() == before && round.asks(from) && !self.fins.contains(from, lease) {
                 round.forget();
             }
@@ -44,7 +46,7 @@ impl Borrower {
         self.proceed(turn);
     }
 
-    /// This host and `lender` no longer know each other: leaves all of its leases, as if it had asked for them.
+    /// Vacates all leases of `lender`, which is no longer a peer, as if it had recalled them.
     pub(crate) fn part(&mut self, lender: &HostName, turn: &mut Turn<'_>) {
         let of_it = |holding: &&Holding| {
             holding.borrowed.lender == *lender && holding.leaving == Leaving::No
@@ -54,8 +56,8 @@ impl Borrower {
         leases.into_iter().for_each(|lease| self.recalled(lender, lease, turn));
     }
 
-    /// Starts what can be started for recalled leases: first a round for a replacement, then the move. One round at a
-    /// time, and one move at a time in a volume.
+    /// Starts the next step for recalled leases: first a round for a replacement, then the move.
+    /// One round runs at a time, and one move at a time in a volume.
     pub(crate) fn evacuate_waiting(&mut self, turn: &mut Turn<'_>) {
         while self.round.is_none() {
             let next = self.holdings.iter().find(|(_, holding)| {
@@ -75,7 +77,7 @@ impl Borrower {
         }
     }
 
-    /// The round for a replacement is over: moves the lease onto whatever it brought.
+    /// Ends the round for a replacement, and moves the pages of the lease onto the round's leases.
     pub(crate) fn evacuate(&mut self, round: Round, turn: &mut Turn<'_>) {
         let Purpose::Replace { volume, lease } = round.purpose else { return };
         let Some(holding) = self.holdings.get_mut(&lease) else {
@@ -91,7 +93,7 @@ impl Borrower {
         turn.act(Action::Evacuate { volume, lease, onto: round.got });
     }
 
-    /// The lease is empty and out of its volume.
+    /// Gives the lease back: it is empty, and its volume no longer uses it.
     pub(crate) fn evacuated(&mut self, lease: LeaseId, unused: Vec<LeaseId>, turn: &mut Turn<'_>) {
         let Some(holding) = self.holdings.get(&lease) else { return };
         turn.decide(What::Evacuated { lease, lender: holding.borrowed.lender.clone() });
@@ -99,7 +101,8 @@ impl Borrower {
         unused.into_iter().for_each(|lease| self.finish(lease, turn));
     }
 
-    /// The lease is still in use; the lender's next `mem_len_fin` starts another try.
+    /// Keeps the lease, which is still in use. The lender's next `mem_len_fin` starts another
+    /// attempt.
     pub(crate) fn evacuation_failed(
         &mut self,
         lease: LeaseId,
@@ -109,12 +112,12 @@ impl Borrower {
     ) {
         let useless = unused.iter().filter_map(|id| Some(self.holdings.get(id)?.borrowed.clone()));
         let useless: Vec<_> = useless.collect();
-        // Nor would the next lease of that lender be of use so soon.
+        // Another lease of the same lender would be no better so soon.
         useless.iter().for_each(|lease| self.skip(&lease.lender, turn));
         let lost: Bytes = useless.iter().map(|lease| lease.bytes).sum();
         let Some(holding) = self.holdings.get_mut(&lease) else { return };
         holding.leaving = Leaving::No;
-        // The next try asks for what this one did not get, or could not use.
+        // The next attempt asks for the bytes that this one did not get or could not use.
         holding.replaced = holding.replaced.saturating_sub(lost);
         turn.decide(What::EvacuationFailed { lease, lender: holding.borrowed.lender.clone(), why });
         unused.into_iter().for_each(|lease| self.finish(lease, turn));

@@ -1,3 +1,5 @@
+//! The controller's input and output: events, actions, and the records that both carry.
+
 use std::collections::BTreeMap;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
@@ -5,226 +7,240 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Decision, Memory, Message, Offer, RequestId};
 
-/// Why memory is borrowed.
+/// The reason for which memory is borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The host was overloaded; goes back by Algorithm 3.
+    /// The host was overloaded. Algorithm 3 decides when it gives the memory back.
     Overload,
-    /// The operator asked for it; stays until the operator returns it.
+    /// The operator asked for memory, and keeps it until an order to return it.
     ByHand,
 }
 
 /// A lease as its borrower knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BorrowedLease {
-    /// Its id.
+    /// The lease's id.
     pub lease: LeaseId,
-    /// Who gave it.
+    /// The lender.
     pub lender: HostName,
-    /// Its capacity.
+    /// The lease's capacity.
     pub bytes: Bytes,
-    /// By what its pages are reached, one URI a protocol, as the lender wrote them.
+    /// The URIs that reach its pages, one for each protocol, as the lender wrote them.
     pub uris: Vec<String>,
 }
 
-/// A lease as its lender knows it. To be kept beside the lease's pages, so that both survive the agent.
+/// A lease as its lender knows it. The agent stores it beside the lease's pages, so that both
+/// outlive the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LentLease {
-    /// Its id.
+    /// The lease's id.
     pub lease: LeaseId,
-    /// Who holds it.
+    /// The borrower.
     pub borrower: HostName,
-    /// The tenant that it is accounted to.
+    /// The tenant that the lease is accounted to.
     pub group: Group,
-    /// Its capacity.
+    /// The lease's capacity.
     pub bytes: Bytes,
-    /// The request that it answers.
+    /// The request that the lease answers.
     pub request: RequestId,
 }
 
 /// A volume that outlived the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveVolume {
-    /// Its id.
+    /// The volume's id.
     pub volume: VolumeId,
-    /// Its capacity, which stays even when leases leave it for spill.
+    /// The volume's capacity, which does not change when spill replaces leases.
     pub bytes: Bytes,
-    /// The tenant in whose name it was borrowed.
+    /// The tenant for which this host borrowed the volume.
     pub group: Group,
-    /// Why it was made.
+    /// The reason for which this host borrowed the volume.
     pub cause: Cause,
-    /// The leases it lies over. None are left when all was spilled.
+    /// The leases under the volume; none if all extents are spilled.
     pub leases: Vec<BorrowedLease>,
 }
 
-/// What happened. Events may come in any order and more than once.
+/// The input of a step. Events may come in any order and more than once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A monitoring period is over (Algorithm 1 line 1). Timers run on these too, so they also set the resolution of the
-    /// times in [`Config`](crate::Config).
+    /// A monitoring period is over (Algorithm 1 line 1). Timers run on ticks too, so the period is
+    /// the resolution of the times in [`Config`](crate::Config).
     Tick {
         /// The reading.
         memory: Memory,
-        /// What is stored in each lease that this host gave.
+        /// The bytes stored in each lease that this host gave.
         stored: BTreeMap<LeaseId, Bytes>,
-        /// The peers that answered, with what they can spare.
+        /// The peers that answered, each with the bytes that it can spare.
         lenders: Vec<Offer>,
     },
-    /// A peer's message, its sender proven by its certificate.
+    /// A peer's message; the peer's certificate proves the sender.
     Received {
         /// The sender.
         from: HostName,
         /// The message.
         message: Message,
     },
-    /// The peer's agent has handled a message of ours. For `mem_bor_fin` this settles it. The peer's agent should say so
-    /// only after it has carried out the actions of its own step; if it says so before, a crash in between costs only time.
+    /// The peer's agent has handled a message of this host, which settles a `mem_bor_fin`. The
+    /// peer's agent should acknowledge only after it has carried out the actions of its step. If
+    /// the agent acknowledges earlier, a crash in between costs only time.
     Delivered {
         /// The peer.
         to: HostName,
-        /// What it has handled.
+        /// The message that it has handled.
         message: Message,
     },
-    /// [`Action::Activate`] is done: the volume swaps.
+    /// [`Action::Activate`] is done: the kernel swaps to the volume.
     Activated {
         /// The volume.
         volume: VolumeId,
     },
-    /// [`Action::Activate`] failed. Nothing of the volume may be left: its leases are given up now.
+    /// [`Action::Activate`] failed. Nothing of the volume may be left, because this host gives its
+    /// leases back.
     ActivationFailed {
         /// The volume.
         volume: VolumeId,
-        /// For the operator.
+        /// The error, for the operator.
         why: String,
     },
-    /// The volume is gone, by [`Action::Deactivate`] or otherwise. Nothing may use its leases any more.
+    /// The volume is gone, by [`Action::Deactivate`] or otherwise. Nothing may use its leases any
+    /// more.
     Deactivated {
         /// The volume.
         volume: VolumeId,
     },
-    /// [`Action::Deactivate`] failed and the volume serves on.
+    /// [`Action::Deactivate`] failed, and the volume stays in service.
     DeactivationFailed {
         /// The volume.
         volume: VolumeId,
-        /// For the operator.
+        /// The error, for the operator.
         why: String,
     },
     /// [`Action::Evacuate`] is done: nothing uses the lease any more.
     Evacuated {
-        /// The lease that is empty now.
+        /// The empty lease.
         lease: LeaseId,
-        /// Those of `onto` that could not be added to the volume.
+        /// The leases of `onto` that could not be added to the volume.
         unused: Vec<LeaseId>,
     },
-    /// [`Action::Evacuate`] failed: the lease is still in use. It is tried again when the lender asks again.
+    /// [`Action::Evacuate`] failed: the lease is still in use. The lender's next request starts
+    /// another attempt.
     EvacuationFailed {
         /// The lease.
         lease: LeaseId,
-        /// Those of `onto` that could not be added to the volume.
+        /// The leases of `onto` that could not be added to the volume.
         unused: Vec<LeaseId>,
-        /// For the operator.
+        /// The error, for the operator.
         why: String,
     },
-    /// [`Action::OpenLease`] is done: pages can be stored.
+    /// [`Action::OpenLease`] is done: the lease can store pages.
     LeaseOpened {
         /// The lease.
         lease: LeaseId,
-        /// By what its pages are reached, one URI a protocol; they go to the borrower as they are.
+        /// The URIs that reach its pages, one for each protocol. The borrower gets them unchanged.
         uris: Vec<String>,
     },
     /// [`Action::OpenLease`] failed and left nothing behind.
     LeaseFailed {
         /// The lease.
         lease: LeaseId,
-        /// For the operator.
+        /// The error, for the operator.
         why: String,
     },
-    /// [`Action::FreeLease`] is done: the memory is back.
+    /// [`Action::FreeLease`] is done: the memory is free.
     LeaseFreed {
         /// The lease.
         lease: LeaseId,
     },
-    /// The borrower is connected to the lease. To be reported at least every quarter of the grace.
+    /// The borrower is connected to the lease. The agent reports this at least every quarter of the
+    /// grace.
     BorrowerSeen {
         /// The lease.
         lease: LeaseId,
     },
     /// The operator wants to borrow.
     Borrow {
-        /// How much; rounded up to whole extents.
+        /// The bytes to borrow, rounded up to whole extents.
         bytes: Bytes,
-        /// In whose name.
+        /// The tenant to account the leases to.
         group: Group,
     },
-    /// The operator wants all that was lent back, and lends nothing meanwhile; or lends again.
+    /// The operator recalls all leases and stops lending, or allows lending again.
     Drain {
         /// Whether to drain.
         on: bool,
     },
-    /// This host is to take back what it lent to `host`, and to leave what it borrowed of it: the two no longer know
-    /// each other. May be repeated; a move that failed is then tried again.
+    /// This host and `host` are no longer peers: this host recalls its leases from `host`, and
+    /// vacates the leases that it holds from `host`. The event may be repeated, and then retries a
+    /// failed move.
     Part {
         /// The other host.
         host: HostName,
     },
-    /// The peer's agent has refused a message of ours, and will refuse it again.
+    /// The peer's agent has refused a message of this host, and will refuse it again.
     Refused {
         /// The peer.
         by: HostName,
-        /// What it has refused.
+        /// The message that it has refused.
         message: Message,
-        /// In its own words.
+        /// The peer's explanation.
         why: String,
     },
     /// The operator gives back one volume, or all.
     Return {
-        /// Which; none for all.
+        /// The volume; `None` for all.
         volume: Option<VolumeId>,
     },
 }
 
-/// What the agent is to do. The actions of a step are begun in their order; their results come back as events.
+/// A command to the agent. The agent begins the actions of a step in order, and reports the results
+/// as events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a message; [`Event::Delivered`] when the peer has it. No retries needed: what matters is sent again.
+    /// Send a message. The agent reports [`Event::Delivered`] when the peer has it. The agent need
+    /// not retry, because the controller sends again each message that matters.
     Send {
-        /// To whom.
+        /// The receiver.
         to: HostName,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Borrower: make a volume over these leases and swap to it. Answered by `Activated` or `ActivationFailed`.
+    /// Borrower: make a volume over these leases and swap to it. The agent answers with `Activated`
+    /// or `ActivationFailed`.
     Activate(LiveVolume),
-    /// Borrower: swap off and remove the volume. Answered by `Deactivated` or `DeactivationFailed`.
+    /// Borrower: swap off and remove the volume. The agent answers with `Deactivated` or
+    /// `DeactivationFailed`.
     Deactivate {
         /// The volume.
         volume: VolumeId,
     },
-    /// Borrower: add the leases `onto` to the volume, then move all that is in `lease` to wherever the volume has room, else
-    /// to spill, while I/O goes on. Answered by `Evacuated` or `EvacuationFailed`.
+    /// Borrower: add the leases `onto` to the volume, then vacate `lease` while I/O goes on. The
+    /// pages of `lease` move to free room in the volume, else to spill. The agent answers with
+    /// `Evacuated` or `EvacuationFailed`.
     Evacuate {
         /// The volume.
         volume: VolumeId,
-        /// The lease that leaves it.
+        /// The lease to vacate.
         lease: LeaseId,
-        /// Leases borrowed to replace it; may be none.
+        /// The leases borrowed to replace it; may be empty.
         onto: Vec<BorrowedLease>,
     },
-    /// Lender: set up the lease. Answered by `LeaseOpened` or `LeaseFailed`; the `mem_bor_ack` goes out only then.
+    /// Lender: set up the lease. The agent answers with `LeaseOpened` or `LeaseFailed`. The
+    /// controller sends `mem_bor_ack` only after `LeaseOpened`.
     OpenLease(LentLease),
-    /// Lender: drop the lease with its pages. Answered by `LeaseFreed`; repeated until then.
+    /// Lender: drop the lease with its pages. The agent answers with `LeaseFreed`; the controller
+    /// repeats the action until then.
     FreeLease {
         /// The lease.
         lease: LeaseId,
     },
 }
 
-/// What came of one event.
+/// The output of one event.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// To be carried out, in order.
+    /// The actions, in the order in which to begin them.
     pub actions: Vec<Action>,
-    /// Why, for the log and the status.
+    /// The reasons, for the log and the status.
     pub decisions: Vec<Decision>,
 }

@@ -1,3 +1,5 @@
+//! The `mem_bor_fin`s in flight, and their retries.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -6,10 +8,12 @@ use aquifer_page::{HostName, LeaseId};
 use crate::turn::Turn;
 use crate::{Message, What};
 
-/// Leases given back whose lenders have not confirmed it yet: `mem_bor_fin` is repeated until they do.
+/// Leases given back but not yet confirmed by their lenders. The controller repeats `mem_bor_fin`
+/// until the lender confirms it.
 ///
-/// A fin that is unconfirmed for the whole grace is dropped: a lender that heard none of it has heard nothing of the
-/// lease for the whole grace either, and frees it by itself. One that comes back later asks ("ack") and is told again.
+/// The controller drops a fin that stays unconfirmed for the whole grace. A lender that heard none
+/// of the repeats has not heard of the lease for the whole grace either, and frees it. A lender
+/// that returns later asks by `mem_bor_ack`, and gets a new fin.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fins(BTreeMap<(HostName, LeaseId), Fin>);
 
@@ -20,7 +24,8 @@ struct Fin {
 }
 
 impl Fins {
-    /// Says `mem_bor_fin` until it is confirmed; says it once more if that is going on already.
+    /// Sends `mem_bor_fin`, and repeats it until the lender confirms it. If it is pending already,
+    /// sends it at once again.
     pub(crate) fn add(&mut self, lender: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
         let now = turn.now();
         let fin = self.0.entry((lender.clone(), lease)).or_insert_with(|| {
@@ -31,12 +36,12 @@ impl Fins {
         turn.send(lender, Message::MemBorFin { lease });
     }
 
-    /// Whether this fin is still unconfirmed.
+    /// Returns whether this fin is still unconfirmed.
     pub(crate) fn contains(&self, lender: &HostName, lease: LeaseId) -> bool {
         self.0.contains_key(&(lender.clone(), lease))
     }
 
-    /// The lender has taken it.
+    /// Removes the fin that the lender has confirmed.
     pub(crate) fn delivered(&mut self, lender: &HostName, lease: LeaseId) {
         self.0.remove(&(lender.clone(), lease));
     }

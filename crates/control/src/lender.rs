@@ -1,4 +1,4 @@
-//! What this host lends: the answer to requests (Algorithm 2), and Algorithm 4.
+//! The lender's half of the controller: the answer to requests (Algorithm 2), and Algorithm 4.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,21 +12,22 @@ use crate::{
     Action, Because, Lent, LentLease, LentStatus, Message, Reason, RequestId, What, recall,
 };
 
-/// How many requests whose leases have come and gone are remembered. They only keep a straggling copy of a request from
-/// being granted again for nothing; it would be given back at once.
+/// The number of settled requests that the lender remembers. This record keeps the lender from
+/// granting a late copy of a request again. The borrower would return such a lease at once.
 const REMEMBERED: usize = 256;
 
 /// The lender's half of the controller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lender {
     loans: BTreeMap<LeaseId, Loan>,
-    /// All that is lent is asked back, and nothing is granted.
+    /// Whether this host recalls all leases and grants none.
     draining: bool,
     settled: VecDeque<(HostName, RequestId)>,
 }
 
 impl Lender {
-    /// Leases found after a restart, with their URIs. Their borrowers are asked whether they still hold them.
+    /// Restores leases found after a restart, with their URIs. The next ticks ask their borrowers
+    /// whether they still hold them.
     pub(crate) fn restore(lent: Vec<(LentLease, Vec<String>)>, lends: bool, now: Duration) -> Self {
         let loan = |(lease, uris): (LentLease, Vec<String>)| {
             let loan = Loan {
@@ -43,17 +44,18 @@ impl Lender {
         Self { loans, draining: !lends, settled: VecDeque::new() }
     }
 
-    /// Nothing is lent or being set up.
+    /// Returns whether no lease exists or is being set up.
     pub(crate) fn is_idle(&self) -> bool {
         self.loans.is_empty()
     }
 
-    /// At least one lease is set up.
+    /// Returns whether at least one lease is set up.
     pub(crate) fn lends(&self) -> bool {
         self.loans.values().any(Loan::exists)
     }
 
-    /// What is out. Leases that are being dropped are no promise any more; what is stored in them is still in M_u.
+    /// Returns the sums over all leases. Leases being dropped are no longer a promise; M_u still
+    /// includes the pages stored in them.
     pub(crate) fn lent(&self) -> Lent {
         let promised = self.loans.values().filter(|loan| loan.state != LoanState::Freeing);
         promised.fold(Lent::default(), |sum, loan| Lent {
@@ -66,7 +68,8 @@ impl Lender {
         self.loans.values().any(|loan| loan.state == LoanState::Recalled)
     }
 
-    /// Why this host would grant nothing now, of whatever size. `busy`: it borrows or asks.
+    /// Returns why this host would grant nothing at present, of whatever size. `busy` is set if it
+    /// borrows or asks.
     fn closed(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Option<Reason> {
         if turn.memory().total == Bytes::ZERO {
             return Some(Reason::Starting);
@@ -76,7 +79,7 @@ impl Lender {
         draining.or(busy).or(self.recalling().then_some(Reason::Recalling)).or(overloaded)
     }
 
-    /// What this host would grant now.
+    /// Returns the bytes that this host would grant at present.
     pub(crate) fn spare(&self, busy: Option<Reason>, turn: &Turn<'_>) -> Bytes {
         match self.closed(busy, turn) {
             Some(_) => Bytes::ZERO,
@@ -84,7 +87,7 @@ impl Lender {
         }
     }
 
-    /// `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13).
+    /// Handles `mem_bor_req` (Algorithm 2 lines 2-3 and 9-13).
     pub(crate) fn requested(
         &mut self,
         from: &HostName,
@@ -159,7 +162,7 @@ impl Lender {
         turn.send(to, Message::MemBorRej { request, spare, reason });
     }
 
-    /// The lease is set up: the borrower may have it (Algorithm 2 lines 11-13, Fig. 4a).
+    /// Offers the lease, which is set up, to the borrower (Algorithm 2 lines 11-13, Fig. 4a).
     pub(crate) fn opened(&mut self, lease: LeaseId, uris: Vec<String>, turn: &mut Turn<'_>) {
         if let Some(loan) = self.loans.get_mut(&lease)
             && loan.state == LoanState::Opening
@@ -171,7 +174,7 @@ impl Lender {
         }
     }
 
-    /// The lease could not be set up.
+    /// Rejects the request, because the agent could not set up the lease.
     pub(crate) fn open_failed(
         &mut self,
         lease: LeaseId,
@@ -189,7 +192,8 @@ impl Lender {
         }
     }
 
-    /// `mem_bor_fin` (Algorithm 4 lines 5-7). One for a lease that is gone needs nothing: that it was taken is the answer.
+    /// Handles `mem_bor_fin` (Algorithm 4 lines 5-7). For a lease that is gone it does nothing: the
+    /// delivery itself is the confirmation.
     pub(crate) fn finished(&mut self, from: &HostName, lease: LeaseId, turn: &mut Turn<'_>) {
         let Some(loan) = self.loans.get_mut(&lease) else { return };
         if loan.lease.borrower != *from || !loan.exists() {
@@ -201,7 +205,7 @@ impl Lender {
         }
     }
 
-    /// The lease's memory is back.
+    /// Removes the lease, the memory of which is free again.
     pub(crate) fn freed(&mut self, lease: LeaseId) {
         if let Some(loan) = self.loans.remove(&lease) {
             self.settled.push_back((loan.lease.borrower, loan.lease.request));
@@ -211,14 +215,15 @@ impl Lender {
         }
     }
 
-    /// The borrower is connected to the lease.
+    /// Notes that the borrower is connected to the lease.
     pub(crate) fn seen(&mut self, lease: LeaseId, now: Duration) {
         if let Some(loan) = self.loans.get_mut(&lease) {
             loan.seen(now);
         }
     }
 
-    /// A borrower's agent that has taken a message about a lease knows of it; if it did not hold it, it would finish it.
+    /// Notes that the borrower knows of the lease, because its agent has handled a message about
+    /// it. If it did not hold the lease, it would send `mem_bor_fin`.
     pub(crate) fn delivered(&mut self, to: &HostName, message: &Message, now: Duration) {
         let (Message::MemBorAck { lease, .. } | Message::MemLenFin { lease }) = message else {
             return;
@@ -230,7 +235,7 @@ impl Lender {
         }
     }
 
-    /// Takes note of what is stored.
+    /// Records the bytes stored in each lease.
     pub(crate) fn read(&mut self, stored: &BTreeMap<LeaseId, Bytes>) {
         for (id, loan) in &mut self.loans {
             loan.stored = stored.get(id).copied().unwrap_or_default();
@@ -242,7 +247,8 @@ impl Lender {
         self.loans.values_mut().for_each(|loan| loan.tick(turn));
     }
 
-    /// Asks all leases back and grants none, until told otherwise. What was asked back goes on leaving then.
+    /// Recalls all leases and grants none, until a call with `false`. That call does not undo
+    /// recalls.
     pub(crate) fn drain(&mut self, on: bool, turn: &mut Turn<'_>) {
         self.draining = on;
         if on {
@@ -250,24 +256,25 @@ impl Lender {
         }
     }
 
-    /// Asks back all that this borrower has.
+    /// Recalls all leases of this borrower.
     pub(crate) fn part(&mut self, borrower: &HostName, turn: &mut Turn<'_>) {
         self.recall_held(Because::Parted, |loan| loan.lease.borrower == *borrower, turn);
     }
 
-    /// Algorithm 4 for a monitoring period: without `mem_bor_fin` this host stays Lender (lines 1 and 2), and asks for
-    /// leases back if it is overloaded (lines 3 and 4).
+    /// Runs Algorithm 4 for a monitoring period. Without `mem_bor_fin` this host stays Lender
+    /// (lines 1 and 2), and recalls leases if it is overloaded (lines 3 and 4).
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
         if self.draining {
-            // Those that were being set up when the drain began.
+            // Leases that were being set up when the drain began.
             self.recall_all(Because::Drain, turn);
         } else if turn.memory().overloaded(turn.config()) {
             self.recall(turn);
         }
     }
 
-    /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t; for one at a time on the early signal,
-    /// which does not say how much is missing. Waits while what is on its way back suffices.
+    /// Sends `mem_len_fin` for the fewest leases that bring M_u below T_lower M_t. On the early
+    /// signal, which does not say how much is missing, it recalls one at a time. No recall starts
+    /// while the leases on their way back suffice.
     fn recall(&mut self, turn: &mut Turn<'_>) {
         let (used, config) = (turn.memory().used, turn.config());
         let (upper, lower) = (turn.memory().upper(config), turn.memory().lower(config));
@@ -310,7 +317,7 @@ impl Lender {
         }
     }
 
-    /// Asks all leases back: what a host must do that borrows as well, whatever brought it there.
+    /// Recalls all leases, as a host must that borrows as well, whatever the cause.
     pub(crate) fn recall_all(&mut self, because: Because, turn: &mut Turn<'_>) {
         self.recall_held(because, |_| true, turn);
     }

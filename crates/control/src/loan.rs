@@ -1,4 +1,4 @@
-//! One lease that this host gave, from its setting up to its end.
+//! One lease that this host gave, from its setup to its end.
 
 use std::time::Duration;
 
@@ -8,33 +8,33 @@ use serde::Serialize;
 use crate::turn::Turn;
 use crate::{Action, LentLease, Message, What};
 
-/// Where a lease is in its life.
+/// The state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoanState {
-    /// Being set up; the borrower does not know of it yet.
+    /// The agent is setting the lease up; the borrower does not know of it yet.
     Opening,
-    /// Set up, but the borrower has not shown that it knows.
+    /// Set up, but the borrower has not shown that it knows of the lease.
     Offered,
-    /// Held by the borrower.
+    /// The borrower holds the lease.
     Held,
-    /// Asked back.
+    /// The lender has asked for the lease back.
     Recalled,
-    /// Being dropped.
+    /// The agent is dropping the lease.
     Freeing,
 }
 
-/// For the status: one lease that this host gave.
+/// One lease that this host gave, for the status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LentStatus {
     /// The lease.
     #[serde(flatten)]
     pub lease: LentLease,
-    /// What is stored in it.
+    /// The bytes stored in the lease.
     pub stored: Bytes,
-    /// Where it is in its life.
+    /// The lease's state.
     pub state: LoanState,
-    /// When the borrower last gave a sign of it.
+    /// The time of the borrower's last sign of the lease.
     pub seen: Duration,
 }
 
@@ -45,12 +45,12 @@ pub(crate) struct Loan {
     pub(crate) stored: Bytes,
     pub(crate) state: LoanState,
     pub(crate) seen: Duration,
-    /// When the last message or action that this loan waits for went out.
+    /// The time at which this host last sent the message or action that this loan waits for.
     pub(crate) sent: Duration,
 }
 
 impl Loan {
-    /// Set up, so that it makes this host a lender.
+    /// Returns whether the lease is set up, so that it makes this host a lender.
     pub(crate) fn exists(&self) -> bool {
         self.state != LoanState::Opening
     }
@@ -71,7 +71,7 @@ impl Loan {
         turn.act(Action::FreeLease { lease: self.lease.lease });
     }
 
-    /// The borrower knows of the lease.
+    /// Notes that the borrower knows of the lease.
     pub(crate) fn seen(&mut self, now: Duration) {
         self.seen = now;
         if self.state == LoanState::Offered {
@@ -79,7 +79,7 @@ impl Loan {
         }
     }
 
-    /// Sends again what is not settled; frees the lease when the grace is over.
+    /// Repeats the pending message or action; frees the lease when the grace is over.
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
         let silent = turn.now().saturating_sub(self.seen);
         let grace = turn.config().grace;

@@ -1,3 +1,5 @@
+//! A reading of a host's memory, and the thresholds and equations on it.
+
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -10,44 +12,46 @@ pub struct Memory {
     pub total: Bytes,
     /// M_u. Includes the pages that this host stores for others.
     pub used: Bytes,
-    /// S_u: what is swapped out to borrowed devices.
+    /// S_u, the memory swapped out to borrowed devices.
     pub swap_used: Bytes,
-    /// The kernel's early signal (PSI) that programs wait for memory: acts like M_u above T_upper.
+    /// The kernel's early signal (PSI) that programs wait for memory; acts like M_u above T_upper.
     pub pressure: bool,
 }
 
-/// What a lender has out.
+/// The sums over a lender's leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lent {
-    /// The capacity of all leases together.
+    /// The capacity of all leases.
     pub granted: Bytes,
-    /// What borrowers have stored in them.
+    /// The bytes that borrowers have stored in them.
     pub stored: Bytes,
 }
 
 impl Memory {
-    /// Algorithm 2 line 4 and Algorithm 4 line 3: M_u > T_upper M_t, or the kernel's early signal.
+    /// Returns whether M_u > T_upper M_t (Algorithm 2 line 4, Algorithm 4 line 3), or the kernel
+    /// gives its early signal.
     pub fn overloaded(&self, config: &Config) -> bool {
         self.pressure || self.used > self.upper(config)
     }
 
-    /// Algorithm 3 line 1: M_u + S_u >= T_lower M_t, so what is swapped out would not fit back in, or the early signal.
+    /// Returns whether M_u + S_u >= T_lower M_t (Algorithm 3 line 1), or the kernel gives its early
+    /// signal. Above that threshold, swapped-out memory would not fit back in.
     pub fn needs_borrowed(&self, config: &Config) -> bool {
         let whole = self.used.saturating_add(self.swap_used);
         self.pressure || whole.0 as f64 >= self.total.0 as f64 * config.lower
     }
 
-    /// T_upper M_t.
+    /// Returns T_upper M_t.
     pub fn upper(&self, config: &Config) -> Bytes {
         self.total.scaled(config.upper)
     }
 
-    /// T_lower M_t.
+    /// Returns T_lower M_t.
     pub fn lower(&self, config: &Config) -> Bytes {
         self.total.scaled(config.lower)
     }
 
-    /// M_s by eq. 1 or eq. 2.
+    /// Returns M_s by eq. 1 or eq. 2.
     pub fn shareable(&self, config: &Config) -> Bytes {
         match config.shareable {
             Shareable::Preconfigured { reserved } => self.total.saturating_sub(reserved),
@@ -55,11 +59,11 @@ impl Memory {
         }
     }
 
-    /// How much more can be granted so that this host stays within M_s and below T_upper M_t even when every lease is
-    /// filled to its last page.
+    /// Returns how much more this host can grant and still stay within M_s and below T_upper M_t
+    /// when every lease is full.
     ///
-    /// What is granted but not stored yet is not in M_u, so it is taken off. A preconfigured M_s does not shrink as leases
-    /// fill, so there all that is granted is taken off.
+    /// M_u does not include granted bytes that are not stored yet, so this function subtracts them.
+    /// A preconfigured M_s does not shrink as leases fill, so there it subtracts all granted bytes.
     pub fn spare(&self, config: &Config, lent: Lent) -> Bytes {
         let promised = lent.granted.saturating_sub(lent.stored);
         let taken = match config.shareable {
@@ -123,11 +127,12 @@ mod tests {
         let lent =
             |granted, stored| Lent { granted: Bytes::gib(granted), stored: Bytes::gib(stored) };
         let dynamic = Config::default();
-        // 8 GiB is T_upper M_t, 3 GiB are used (1 of them stored), 2 are promised still.
+        // T_upper M_t is 8 GiB; 3 GiB are used (1 GiB of them stored), and 2 GiB are still
+        // promised.
         assert_eq!(memory(3).spare(&dynamic, lent(3, 1)), Bytes::gib(3));
         assert_eq!(memory(3).spare(&dynamic, lent(3, 3)), Bytes::gib(5));
         assert_eq!(memory(9).spare(&dynamic, lent(0, 0)), Bytes::ZERO);
-        // M_s = 4 GiB by eq. 1: storing does not make it larger.
+        // M_s = 4 GiB by eq. 1: stored bytes do not make it larger.
         assert_eq!(memory(3).spare(&preconfigured(6), lent(3, 1)), Bytes::gib(1));
         assert_eq!(memory(3).spare(&preconfigured(6), lent(3, 3)), Bytes::gib(1));
     }

@@ -1,18 +1,20 @@
+//! The five messages between the controllers of two hosts.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, Group, LeaseId, NameError};
 use serde::{Deserialize, Serialize};
 
-/// What a host is to the others (the paper's StateFlag, Fig. 3).
+/// A host's role towards the others (StateFlag of \[Ge23\], Fig. 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Neither borrows nor lends.
+    /// The host neither borrows nor lends.
     #[default]
     Neutral,
-    /// Has at least one volume in other hosts' memory.
+    /// The host has at least one volume in other hosts' memory.
     Borrower,
-    /// Has given at least one lease.
+    /// The host has given at least one lease.
     Lender,
 }
 
@@ -26,13 +28,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// One request of a borrower to one lender: repeated, it is the same request. Written as 32 hexadecimal digits.
+/// The id of one request of a borrower to one lender; a repeated request has the same id. Written
+/// as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RequestId(pub u128);
 
 impl fmt::Debug for RequestId {
-    /// With the digits by which people know it.
+    /// Writes the same digits as `Display`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RequestId({self})")
     }
@@ -62,29 +65,29 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Why a lender says no.
+/// The reason why a lender rejects a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It borrows itself.
+    /// The lender borrows itself.
     Borrowing,
-    /// It is asking others for memory itself.
+    /// The lender is asking others for memory.
     Asking,
-    /// Its own memory is above T_upper.
+    /// The lender's memory use is above T_upper.
     Overloaded,
-    /// It is taking back what it lent.
+    /// The lender is recalling leases.
     Recalling,
-    /// It lends nothing now: its operator wants all that it has lent back.
+    /// The lender is draining: its operator wants all leases back.
     Draining,
-    /// The request is larger than what it can spare (Algorithm 2 line 2).
+    /// The request is larger than the lender's spare memory (Algorithm 2 line 2).
     NoRoom,
-    /// It has not read its own memory yet.
+    /// The lender has not read its own memory yet.
     Starting,
     /// The lease of this request has come and gone: the request is an old one.
     Settled,
-    /// The size asked for is zero or not in whole extents.
+    /// The requested size is zero or not in whole extents.
     Invalid,
-    /// It could not set the lease up; its own log says why.
+    /// The lender could not set the lease up; its log has the error.
     Failed,
 }
 
@@ -105,37 +108,38 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The five messages of the paper ("API Listener", Figs. 4 and 5). Each may be repeated without harm.
+/// The five messages of \[Ge23\] ("API Listener", Figs. 4 and 5). Each may be repeated without
+/// harm.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub enum Message {
-    /// Borrower to lender: lend me this much.
+    /// Borrower to lender: lend me memory.
     MemBorReq {
-        /// Names the request; the answer carries it too.
+        /// The request's id, which the answer repeats.
         request: RequestId,
         /// M_req in whole extents.
         bytes: Bytes,
         /// The tenant that the lease is accounted to.
         group: Group,
     },
-    /// Lender to borrower: here it is. Repeated, it asks: do you still hold this lease?
+    /// Lender to borrower: here is the lease. When repeated, it asks: do you still hold this lease?
     MemBorAck {
-        /// The request that is answered.
+        /// The id of the request.
         request: RequestId,
-        /// The lease that was set up for it.
+        /// The lease set up for the request.
         lease: LeaseId,
-        /// Its capacity.
+        /// The lease's capacity.
         bytes: Bytes,
-        /// By what its pages are reached, one URI a protocol (the paper's NQN).
+        /// The URIs that reach its pages, one for each protocol (the paper's NQN).
         uris: Vec<String>,
     },
     /// Lender to borrower: no.
     MemBorRej {
-        /// The request that is answered.
+        /// The id of the request.
         request: RequestId,
-        /// What the lender could spare instead.
+        /// The bytes that the lender could spare instead.
         spare: Bytes,
-        /// Why not.
+        /// The reason.
         reason: Reason,
     },
     /// Borrower to lender: I no longer use this lease, free it.

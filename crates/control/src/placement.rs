@@ -1,18 +1,21 @@
+//! The choice of the lender to ask next: worst-fit, in whole extents.
+
 use std::cmp::Reverse;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName};
 use serde::{Deserialize, Serialize};
 
-/// A peer and what it says that it can spare.
+/// A peer and the memory that it offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
     /// The peer.
     pub host: HostName,
-    /// What it would grant now.
+    /// The bytes that it would grant at present.
     pub spare: Bytes,
 }
 
-/// Lenders still to be asked, worst-fit: the one with most spare first, so that load spreads; ties by name.
+/// The lenders still to be asked, worst-fit: the largest spare first, so that load spreads; ties go
+/// by name.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     /// In ascending order of preference: the next one is the last.
@@ -20,14 +23,15 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// The offers that hold at least one extent.
+    /// Returns the offers that hold at least one extent.
     pub fn new(offers: impl IntoIterator<Item = Offer>) -> Self {
         let mut candidates = Self::default();
         offers.into_iter().for_each(|offer| candidates.add(offer));
         candidates
     }
 
-    /// Adds an offer, or one that has changed after it was taken.
+    /// Adds an offer, if it holds at least one extent. A lender already taken may come back with
+    /// another offer.
     pub fn add(&mut self, offer: Offer) {
         if offer.spare >= Bytes(EXTENT_SIZE) {
             self.offers.push(offer);
@@ -35,12 +39,13 @@ impl Candidates {
         }
     }
 
-    /// Nobody is left to ask.
+    /// Returns whether no lender is left to ask.
     pub fn is_empty(&self) -> bool {
         self.offers.is_empty()
     }
 
-    /// Takes the next lender to ask and how much to ask it for: what is missing, but no more than its whole spare extents.
+    /// Takes the next lender, and the size to ask it for: the missing bytes, but at most its whole
+    /// spare extents.
     pub fn take(&mut self, missing: Bytes) -> Option<(HostName, Bytes)> {
         let offer = self.offers.pop()?;
         let whole = whole_extents(offer.spare);
@@ -48,12 +53,12 @@ impl Candidates {
     }
 }
 
-/// The whole extents that fit in `bytes`.
+/// Returns the whole extents that fit in `bytes`.
 pub(crate) fn whole_extents(bytes: Bytes) -> Bytes {
     Bytes(bytes.0 / EXTENT_SIZE * EXTENT_SIZE)
 }
 
-/// Whether `bytes` are one or more whole extents, as every request and lease must be.
+/// Returns whether `bytes` are one or more whole extents, as every request and lease must be.
 pub(crate) fn in_whole_extents(bytes: Bytes) -> bool {
     bytes > Bytes::ZERO && whole_extents(bytes) == bytes
 }

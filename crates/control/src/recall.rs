@@ -1,10 +1,13 @@
+//! The choice of the leases that an overloaded lender recalls.
+
 use aquifer_page::{Bytes, LeaseId};
 
-/// Which leases an overloaded lender asks back: the fewest that bring `used` to `target` once they are gone, and of the
-/// sets of that size one that takes little more than needed. All of them where even that does not suffice.
+/// Returns the fewest leases to recall that bring `used` to `target`. Of the sets of that size, it
+/// picks one that takes little more than needed. If all leases do not suffice, it returns all.
 ///
-/// `stored` gives the bytes in each lease that is not asked back yet; `leaving` those of the leases that are, which count
-/// as gone. Returns each lease with the use that is expected after it.
+/// `stored` has the bytes in each lease that is not recalled yet. `leaving` is the sum of the bytes
+/// in recalled leases, which count as gone. Each returned lease comes with the use expected after
+/// it.
 pub(crate) fn fewest(
     used: Bytes,
     leaving: Bytes,
@@ -17,7 +20,8 @@ pub(crate) fn fewest(
     let mut chosen = Vec::new();
     while expected > target {
         let needed = expected - target;
-        // Ascending: the first that suffices alone is the smallest that does; else the largest brings us nearest.
+        // Ascending: the first lease that suffices alone is the smallest that does. Else the
+        // largest comes nearest.
         let enough = left.partition_point(|&(_, bytes)| bytes < needed);
         if left.is_empty() {
             break;

@@ -1,3 +1,5 @@
+//! A round of requests: the borrower asks one lender after the other.
+
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
@@ -7,12 +9,12 @@ use crate::placement::{in_whole_extents, whole_extents};
 use crate::turn::Turn;
 use crate::{BorrowedLease, Candidates, Cause, Message, Offer, Reason, RequestId, What};
 
-/// What a round of asking is for.
+/// The purpose of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A new volume.
     Volume(Cause),
-    /// A place for what is in a recalled lease.
+    /// Room for the pages of a recalled lease.
     Replace { volume: VolumeId, lease: LeaseId },
 }
 
@@ -25,7 +27,7 @@ impl Purpose {
     }
 }
 
-/// The request that is in flight.
+/// The request in flight.
 #[derive(Clone, Debug)]
 struct Ask {
     request: RequestId,
@@ -35,23 +37,24 @@ struct Ask {
     sent: Duration,
 }
 
-/// For the status: whom this host is asking.
+/// The request in flight, for the status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AskingStatus {
-    /// The lender that has the request now.
+    /// The lender that has the request.
     pub lender: HostName,
-    /// What it was asked for.
+    /// The bytes of this request.
     pub bytes: Bytes,
-    /// What is wanted in all.
+    /// The bytes wanted in all.
     pub wanted: Bytes,
-    /// What other lenders have given already.
+    /// The bytes that other lenders have given already.
     pub got: Bytes,
 }
 
-/// One lender after the other is asked, most spare first, until there is enough or nobody is left.
+/// A round: asks one lender after the other, largest spare first, until there is enough or no
+/// lender is left.
 ///
-/// One at a time, because asking all at once would make them all keep room for what is needed once. Between steps a
-/// round always has a request in flight.
+/// A round asks one lender at a time, because otherwise all lenders would set room aside for a need
+/// that one can meet. Between steps, a round always has a request in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
     pub(crate) purpose: Purpose,
@@ -60,16 +63,16 @@ pub(crate) struct Round {
     pub(crate) got: Vec<BorrowedLease>,
     candidates: Candidates,
     ask: Option<Ask>,
-    /// A lender rejected because it was asking too, and its name comes before ours.
+    /// A lender rejected because it was asking too, and its name sorts before this host's.
     yields: bool,
 }
 
-/// What has become of the request in flight.
+/// The state of the request in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Still waiting.
+    /// The request is still waiting.
     Goes,
-    /// Given up: ask the next, and leave this lender alone for a while.
+    /// The request timed out: ask the next lender, and do not ask this one for a while.
     Over(HostName),
 }
 
@@ -87,7 +90,7 @@ impl Round {
         self.got.iter().map(|lease| lease.bytes).sum()
     }
 
-    /// Sends the next request. False: there is enough, or nobody is left.
+    /// Sends the next request. Returns false if there is enough, or no lender is left.
     pub(crate) fn ask_next(&mut self, turn: &mut Turn<'_>) -> bool {
         let missing = self.wanted.saturating_sub(self.got_bytes());
         if missing == Bytes::ZERO {
@@ -106,17 +109,18 @@ impl Round {
         Message::MemBorReq { request: ask.request, bytes: ask.bytes, group: self.group.clone() }
     }
 
-    /// Whether this is the request in flight.
+    /// Returns whether this is the request in flight.
     pub(crate) fn awaits(&self, from: &HostName, request: RequestId) -> bool {
         self.ask.as_ref().is_some_and(|ask| ask.lender == *from && ask.request == request)
     }
 
-    /// Whether a lease of this size may answer the request in flight: whole extents, and no more than was asked for.
+    /// Returns whether a lease of this size may answer the request in flight: whole extents, and at
+    /// most the requested size.
     pub(crate) fn fits(&self, bytes: Bytes) -> bool {
         in_whole_extents(bytes) && self.ask.as_ref().is_some_and(|ask| bytes <= ask.bytes)
     }
 
-    /// Whether a request to this lender is in flight.
+    /// Returns whether a request to this lender is in flight.
     pub(crate) fn asks(&self, lender: &HostName) -> bool {
         self.ask.as_ref().is_some_and(|ask| ask.lender == *lender)
     }
@@ -130,8 +134,9 @@ impl Round {
         turn.decide(What::Got { lender, lease: id, bytes, missing });
     }
 
-    /// Ends the request in flight because it was rejected. True: leave this lender alone for a while; false: it has less
-    /// room than was thought and gets another request for what it has.
+    /// Ends the request in flight, which the lender rejected. Returns whether to skip this lender
+    /// for a while. If not, the lender has less room than expected, and gets another request for
+    /// that room.
     pub(crate) fn rejected(&mut self, spare: Bytes, reason: Reason, turn: &mut Turn<'_>) -> bool {
         let Some(Ask { lender, bytes, .. }) = self.ask.take() else { return false };
         turn.decide(What::Rejected { lender: lender.clone(), bytes, spare, reason });
@@ -146,19 +151,19 @@ impl Round {
         true
     }
 
-    /// Ends the request in flight because the lender does not hear it.
+    /// Ends the request in flight, which the lender refused to accept.
     pub(crate) fn refused(&mut self, why: String, turn: &mut Turn<'_>) {
         if let Some(Ask { lender, bytes, .. }) = self.ask.take() {
             turn.decide(What::Refused { lender, bytes, why });
         }
     }
 
-    /// Forgets the request in flight: an ack that comes late is answered with `mem_bor_fin`.
+    /// Forgets the request in flight, so that a late ack is answered with `mem_bor_fin`.
     pub(crate) fn forget(&mut self) {
         self.ask = None;
     }
 
-    /// Sends the request again, or gives it up.
+    /// Sends the request again, or ends it after its timeout.
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) -> Wait {
         let Some(ask) = &mut self.ask else { return Wait::Goes };
         if turn.passed(turn.config().give_up, ask.since) {
@@ -176,8 +181,8 @@ impl Round {
         Wait::Goes
     }
 
-    /// How long to wait before the next round when this one brought nothing. Of two hosts that ask each other the one
-    /// whose name comes first asks again first, and finds the other at rest.
+    /// Returns how long to wait after a round that brought nothing. Of two hosts that ask each
+    /// other, the one with the first name asks again first, and finds the other idle.
     pub(crate) fn pause(&self, cooldown: Duration) -> Duration {
         if self.yields { cooldown * 2 } else { cooldown }
     }

@@ -1,10 +1,12 @@
+//! The context of one step of the controller: facts, ids, and the output so far.
+
 use std::time::Duration;
 
 use aquifer_page::{HostName, LeaseId, VolumeId};
 
 use crate::{Action, Config, Decision, Memory, Message, RequestId, Step, What};
 
-/// What every part of the controller may know.
+/// The facts that every part of the controller may read.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) host: HostName,
@@ -13,7 +15,8 @@ pub(crate) struct Facts {
     pub(crate) now: Duration,
 }
 
-/// Ids that are unique among hosts and restarts because each run begins at a random place.
+/// A source of ids that are unique among hosts and restarts, because each run starts at a random
+/// number.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids(pub(crate) u128);
 
@@ -36,7 +39,7 @@ impl Ids {
     }
 }
 
-/// One step in the making: the facts, and what has come of the event so far.
+/// The context of one step: the facts, and the output so far.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     pub(crate) facts: &'a Facts,
@@ -57,7 +60,7 @@ impl Turn<'_> {
         &self.facts.memory
     }
 
-    /// Whether `wait` has passed since `then`.
+    /// Returns whether `wait` has passed since `then`.
     pub(crate) fn passed(&self, wait: Duration, then: Duration) -> bool {
         self.facts.now.saturating_sub(then) >= wait
     }

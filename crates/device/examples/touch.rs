@@ -1,8 +1,10 @@
-//! A load for swap: fills memory with checked content, then reads, checks and rewrites pages at random.
+//! A load for swap: fills memory with known content, then checks and rewrites pages at random.
 //!
-//! `touch SIZE COUNT [SEED]` prints one JSON line when memory is filled and one when `COUNT` random accesses are
-//! done, then reads lines from its input: `verify` checks all pages and prints a JSON line, `access` makes `COUNT` random accesses
-//! more; anything else, or the end of the input, ends it. The exit status is 1 if any page was not what it must be.
+//! `touch SIZE COUNT [SEED]` prints one JSON line once memory is filled and one after `COUNT`
+//! random accesses. Then it reads commands from standard input. `verify` checks all pages and
+//! prints a JSON line; `access` makes `COUNT` more random accesses. Any other line, or the end of
+//! the input, ends the program. The exit status is 1 if any page had wrong content, and 2 if the
+//! arguments are wrong.
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
@@ -12,7 +14,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 
 const WORDS: usize = PAGE_SIZE / 8;
 
-/// Pages whose content is a function of their index and of how often they were rewritten.
+/// Pages with content that follows from their index and the number of rewrites.
 struct Load {
     words: Vec<u64>,
     generations: Vec<u8>,
@@ -51,7 +53,7 @@ impl Load {
         self.wrong += u64::from(!good);
     }
 
-    /// Checks a page and gives it new content; returns how long that took.
+    /// Checks a page and gives it new content. Returns the time that this took, in nanoseconds.
     fn access(&mut self, page: usize) -> u32 {
         let start = Instant::now();
         self.check(page);
@@ -60,7 +62,7 @@ impl Load {
         u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX)
     }
 
-    /// Accesses so many pages at random, and reports how long that took.
+    /// Accesses `count` random pages, and writes the latencies to `out` as one JSON line.
     fn accesses(&mut self, count: usize, seed: u64, mut out: impl Write) -> io::Result<()> {
         let pages = self.generations.len();
         let mut times = Vec::with_capacity(count);
@@ -84,7 +86,7 @@ impl Load {
     }
 }
 
-/// A good enough hash of a number (the finaliser of splitmix64).
+/// Hashes a number (the finaliser of splitmix64).
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -115,7 +117,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does the whole of it on this process's input and output; returns how many pages were wrong.
+/// Runs the whole load on standard input and output. Returns the number of failed page checks.
 pub fn run(size: Bytes, count: usize, mut seed: u64) -> io::Result<u64> {
     let mut out = io::stdout();
     let start = Instant::now();
@@ -127,7 +129,8 @@ pub fn run(size: Bytes, count: usize, mut seed: u64) -> io::Result<u64> {
     for line in io::stdin().lock().lines() {
         match line?.as_str() {
             "verify" => {
-                // From the end, which was filled last: from the start each page would be swapped out just before its turn.
+                // Starts at the end, which was filled last. In the other order, reclaim would swap
+                // out each page just before its check.
                 (0..pages).rev().for_each(|page| load.check(page));
                 writeln!(out, r#"{{"verified_pages":{pages},"wrong":{}}}"#, load.wrong)?;
             }

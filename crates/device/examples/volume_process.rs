@@ -1,4 +1,4 @@
-//! The least program that can serve volumes: what the hidden subcommand of a program does, and nothing else.
+//! The smallest program that can serve volumes: the hidden subcommand of `aquifer`, by itself.
 
 use std::process::ExitCode;
 

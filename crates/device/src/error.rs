@@ -1,33 +1,35 @@
+//! The error of this crate's operations on block devices.
+
 use std::io;
 use std::path::PathBuf;
 
 use crate::backend::BackendKind;
 
-/// Why a block device could not be made, used or taken away.
+/// The reason why a block device could not be made, used or detached.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The kernel does not offer this backend.
     #[error("cannot make a block device here ({kind}): {why}")]
     Unavailable {
-        /// The backend asked for.
+        /// The requested backend.
         kind: BackendKind,
-        /// What is missing and how to get it.
+        /// The missing part and its remedy.
         why: String,
     },
     /// A step failed.
     #[error("{what}: {source}")]
     Failed {
-        /// The step, naming the device or file.
+        /// The step, with the device or file.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// Somebody still uses the device.
+    /// The device is in use.
     #[error("{} is in use: {why}", .device.display())]
     Busy {
-        /// The device.
+        /// The path of the device.
         device: PathBuf,
-        /// By whom, as far as known, and the way out.
+        /// The user of the device, as far as it is known, and the remedy.
         why: String,
     },
 }

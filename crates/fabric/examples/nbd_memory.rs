@@ -1,4 +1,6 @@
-//! Serves one elastic lease as the default export until it is killed: `nbd_memory ADDRESS SIZE [STORE_DIR]`.
+//! A server of one elastic lease as the default export: `nbd_memory ADDRESS SIZE [STORE_DIR]`.
+//!
+//! It runs until a signal kills it.
 
 mod memory;
 
@@ -10,7 +12,7 @@ use aquifer_fabric::Address;
 use aquifer_fabric::nbd::server::{Export, Exports, Peer, Refused, Security, Server};
 use aquifer_store::Lease;
 
-/// One lease, for everybody.
+/// Exports of one lease, open to every peer.
 struct OnlyOne(Arc<Lease>);
 
 impl Exports for OnlyOne {

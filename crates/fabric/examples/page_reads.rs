@@ -1,7 +1,9 @@
-//! Reads random pages for a while: `page_reads bare|nbd|nvme HOST:PORT DEPTH SECONDS [NQN]`, over 64 MiB.
+//! A benchmark of random page reads over 64 MiB:
+//! `page_reads bare|nbd|nvme HOST:PORT DEPTH SECONDS [NQN]`.
 //!
-//! `DEPTH` reads are sent together, and their replies waited for, again and again. For NBD and NVMe every page is written
-//! first, and with its number, which is checked at the end. Prints pages a second and the median microseconds of a round.
+//! Each round sends `DEPTH` reads together and waits for all replies. For NBD and NVMe the program
+//! first writes each page with its own content, and checks the pages of the last round. It prints
+//! pages per second and the median duration of a round in microseconds.
 
 use std::error::Error;
 use std::io::IoSlice;
@@ -22,9 +24,9 @@ const REQUEST: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 const HOST: &str = "nqn.2014-08.org.example:page-reads";
 
-/// Where pages come from.
+/// The server of the pages.
 enum Source {
-    /// And room for the pages that come together.
+    /// `ping_pong`, with a buffer for the pages of a round.
     Bare(Socket, Box<[u8]>),
     Nbd(nbd::Connection),
     Nvme(nvme::Connection),
@@ -42,7 +44,7 @@ impl Source {
     }
 }
 
-/// Asks for all pages, and takes them as they come: where each belongs is known without a look at it.
+/// Requests all pages and receives them in order, without a header to parse.
 fn ping(
     socket: &mut Socket,
     into: &mut [u8],
@@ -98,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Pages a second, and the median of rounds in microseconds.
+/// Returns the pages per second and the median duration of a round in microseconds.
 fn measure(
     source: &mut Source,
     depth: usize,

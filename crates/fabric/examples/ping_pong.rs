@@ -1,6 +1,7 @@
-//! The least that a page from elsewhere can cost: answers every 64 bytes by a page, until it is killed: `ping_pong ADDRESS`.
+//! A lower bound for the cost of a remote page: a server that answers every 64 bytes with a page.
 //!
-//! Requests that have come together are answered by one send, straight from the memory where the pages are.
+//! Usage: `ping_pong ADDRESS`; it runs until a signal kills it. Requests that arrive together get
+//! one send, straight from the memory of the pages.
 
 use std::error::Error;
 use std::io::IoSlice;
@@ -11,9 +12,9 @@ use aquifer_fabric::channel::{Channel, Socket};
 use aquifer_page::PAGE_SIZE;
 
 const REQUEST: usize = 64;
-/// The most requests that are answered together.
+/// The most requests that one send answers.
 const MOST: usize = 64;
-/// As many as a small cache does not hold.
+/// Number of pages: 64 MiB, more than a small CPU cache holds.
 const PAGES: usize = 64 << 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -23,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for stream in listener.incoming() {
         let stream = stream?;
         thread::spawn(move || {
-            // Its end is the peer's wish.
+            // An error means that the peer has gone, as any peer may.
             let _ = serve(&mut stream.into());
         });
     }

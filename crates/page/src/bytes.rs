@@ -1,3 +1,5 @@
+//! Sizes in bytes, and the forms in which people and machines write them.
+
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 use std::str::FromStr;
@@ -9,12 +11,12 @@ use crate::{EXTENT_SIZE, PAGE_SIZE};
 
 /// A number of bytes.
 ///
-/// Written by people as `2G`, `512MiB`, `4096` (units are powers of 1024, with or without `iB`/`B`, in either
-/// case) and by machines as a plain number. Serialises as a number; deserialises from either.
+/// People write a size as `2G`, `512MiB` or `4096`. Units are powers of 1024, with or without `iB`
+/// or `B`, in either case. A size serializes as a plain number and deserializes from both forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
-/// Why a text is not a size.
+/// The reason why a text is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not a size: {why}; write for example 4096, 512MiB or 2G")]
 pub struct ParseBytesError {
@@ -26,47 +28,47 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Self = Self(0);
 
-    /// `n` KiB.
+    /// Returns `n` KiB.
     pub const fn kib(n: u64) -> Self {
         Self(n << 10)
     }
 
-    /// `n` MiB.
+    /// Returns `n` MiB.
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
 
-    /// `n` GiB.
+    /// Returns `n` GiB.
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
 
-    /// The fewest whole pages that hold this many bytes.
+    /// Returns the fewest whole pages that hold this many bytes.
     pub const fn pages(self) -> u64 {
         self.0.div_ceil(PAGE_SIZE as u64)
     }
 
-    /// The fewest whole extents that hold this many bytes.
+    /// Returns the fewest whole extents that hold this many bytes.
     pub const fn extents(self) -> u64 {
         self.0.div_ceil(EXTENT_SIZE)
     }
 
-    /// This size rounded up to whole extents.
+    /// Returns this size, rounded up to whole extents.
     pub const fn round_up_to_extents(self) -> Self {
         Self(self.extents() * EXTENT_SIZE)
     }
 
-    /// The difference, or zero where `other` is larger.
+    /// Returns the difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The sum, or the largest size where it does not fit.
+    /// Returns the sum, or the largest size if the sum does not fit.
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// This size times `share` (0.0 and up), rounded down.
+    /// Returns this size times `share` (0.0 and up), rounded down.
     pub fn scaled(self, share: f64) -> Self {
         Self((self.0 as f64 * share) as u64)
     }
@@ -99,7 +101,8 @@ impl std::iter::Sum for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// The largest unit that is not below one, with one decimal where it is not whole: `1.5GiB`, `64MiB`.
+    /// Writes the size in the largest unit that is not larger than it, with one decimal if it is
+    /// not whole: `1.5GiB`, `64MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (shift, unit) = match self.0 {
             n if n >= 1 << 40 => (40, "TiB"),
@@ -174,7 +177,7 @@ impl<'de> Deserialize<'de> for Bytes {
                 u64::try_from(value).map(Bytes).map_err(|_| E::custom("a size cannot be negative"))
             }
 
-            /// JSON does not tell 4096 from 4096.0.
+            /// Accepts whole numbers only. JSON does not tell 4096 from 4096.0.
             fn visit_f64<E: de::Error>(self, value: f64) -> Result<Bytes, E> {
                 let is_whole = value.fract() == 0.0 && (0.0..u64::MAX as f64).contains(&value);
                 is_whole

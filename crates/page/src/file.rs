@@ -1,4 +1,4 @@
-//! Files that are replaced whole: a reader finds what was there before or what is there now, and never a part.
+//! Atomic replacement of files: a reader finds the old content or the new, never a part.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -6,32 +6,34 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Puts `data` in the place of what is in the file at `path`, for its owner only.
+/// Replaces the content of the file at `path` with `data`, in a file of mode 0600.
 ///
-/// A process that is killed meanwhile leaves the old content or the new. A host that loses power may lose both: see
-/// [`replace_durably`]. One writer of a path at a time; the draft is `PATH.new`.
+/// If the process is killed meanwhile, the file has the old content or the new. If the host loses
+/// power, both may be lost: see [`replace_durably`]. The caller allows one writer of a path at a
+/// time, because all use the draft `PATH.new`.
 ///
 /// # Errors
-/// The system's; the old content is still there then.
+/// The system's. The old content then stays in place.
 pub fn replace(path: &Path, data: &[u8]) -> io::Result<()> {
     replace_with(path, data, |_| Ok(())).map(drop)
 }
 
-/// As [`replace`], and returns only once the content would outlive a loss of power.
+/// Replaces a file as [`replace`] does, and returns once the content survives a loss of power.
 ///
 /// # Errors
-/// As [`replace`].
+/// As [`replace`]. If only the directory cannot be synced, the new content is in place.
 pub fn replace_durably(path: &Path, data: &[u8]) -> io::Result<()> {
     replace_with(path, data, File::sync_all)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(directory.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all())
 }
 
-/// As [`replace`], with something done to the new file before anybody can find it: to lock it, for example. Returns the file,
-/// open for reading and writing.
+/// Replaces a file as [`replace`] does, and calls `prepare` with the new file before another
+/// process can find it. `prepare` may lock it, for example. Returns the file, open for reading and
+/// writing.
 ///
 /// # Errors
-/// As [`replace`], and that of `prepare`.
+/// As [`replace`], and the error of `prepare`.
 pub fn replace_with(
     path: &Path,
     data: &[u8],
@@ -39,7 +41,7 @@ pub fn replace_with(
 ) -> io::Result<File> {
     let draft = draft(path);
     let mut options = OpenOptions::new();
-    // Never into what is there already, which may be a link.
+    // Never opens an existing draft, which may be a symbolic link.
     options.read(true).write(true).create_new(true).mode(0o600);
     let mut file = match options.open(&draft) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -51,17 +53,18 @@ pub fn replace_with(
     let done =
         file.write_all(data).and_then(|()| prepare(&file)).and_then(|()| fs::rename(&draft, path));
     if let Err(error) = done {
-        // What cannot be removed is removed by the next draft.
+        // The next call removes a draft that stays here.
         let _ = fs::remove_file(&draft);
         return Err(error);
     }
     Ok(file)
 }
 
-/// Whether the open file is the one at `path`: it may have been replaced or removed since it was opened.
+/// Returns whether the open file is the one at `path`. Another process may have replaced or removed
+/// that since.
 ///
 /// # Errors
-/// The system's, but not that there is nothing at `path`.
+/// When the metadata of `file` cannot be read. An error for `path` only makes the result `false`.
 pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let (ours, there) = (file.metadata()?, fs::metadata(path));
     Ok(there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))

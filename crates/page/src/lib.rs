@@ -1,6 +1,7 @@
-//! Pages, extents, sizes and names: the words every other room uses.
+//! Pages, extents, sizes and names: the vocabulary of all other crates.
 //!
-//! A **page** (4 KiB) is the unit of transfer, an **extent** (64 MiB) the unit of promise and placement.
+//! A **page** (4 KiB) is the unit of transfer. An **extent** (64 MiB) is the unit of promise and
+//! placement.
 
 mod bytes;
 pub mod file;
@@ -23,9 +24,10 @@ pub const PAGES_PER_EXTENT: u64 = EXTENT_SIZE / PAGE_SIZE as u64;
 
 static ZERO_PAGE: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
-/// Whether every byte of `data` (of any length) is zero.
+/// Returns whether every byte of `data` (of any length) is zero.
 ///
-/// Compares with a page of zeros, so it runs at the speed of `memcmp` and stops at the first difference.
+/// Compares with a page of zeroes at the speed of `memcmp`, and stops at the first page that
+/// differs.
 pub fn is_zero(data: &[u8]) -> bool {
     data.chunks(PAGE_SIZE).all(|chunk| chunk == &ZERO_PAGE[..chunk.len()])
 }

@@ -1,17 +1,20 @@
+//! Names of hosts, groups and regions, and random ids of 128 bits.
+
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a text cannot be a name or an id.
+/// The reason why a text is not a name or an id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Host and group names follow the rules of DNS labels, so that they fit certificates, paths and URLs.
+    /// The text is not a name. The rules resemble those of DNS labels, so that names fit
+    /// certificates, paths and URLs.
     #[error(
         "'{0}' cannot be a {1} name: use 1 to 63 of a-z, A-Z, 0-9, '-', '.' and '_', starting with a letter or digit"
     )]
     Name(String, &'static str),
-    /// Ids are 32 hexadecimal digits.
+    /// The text is not an id: an id has 32 hexadecimal digits.
     #[error("'{0}' is not a {1} id: it must be 32 hexadecimal digits")]
     Id(String, &'static str),
 }
@@ -24,7 +27,7 @@ macro_rules! name {
         pub struct $type(String);
 
         impl $type {
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -72,17 +75,17 @@ macro_rules! id {
         pub struct $type(pub u128);
 
         impl fmt::Debug for $type {
-            /// With the digits by which people know it.
+            /// Writes the type and the 32 hexadecimal digits.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}({self})", stringify!($type))
             }
         }
 
         impl $type {
-            /// A new random id.
+            /// Returns a new random id.
             ///
             /// # Panics
-            /// If the kernel has no randomness to give, which Linux only does before it has booted.
+            /// If the kernel gives no random bytes.
             pub fn random() -> Self {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).expect("the kernel gives random bytes");
@@ -125,54 +128,55 @@ macro_rules! id {
 }
 
 name!(
-    /// The name of a host: what its certificate says and what its peers call it.
+    /// The name of a host, in its certificate and for its peers.
     HostName,
     "host"
 );
 name!(
-    /// The tenant whose pages may be shared with each other and with no one else.
+    /// The name of a tenant. Pages are shared within a group, never between groups.
     Group,
     "group"
 );
 name!(
-    /// The name of a region and of its file; that of a VM is its region's.
+    /// The name of a region and of its file. A VM has the name of its region.
     RegionName,
     "region"
 );
 id!(
-    /// A lender's promise of extents to one borrower.
+    /// The id of a lease: a lender's promise of extents to one borrower.
     LeaseId,
     "lease"
 );
 id!(
-    /// A borrower's linear address space over extents of one or more leases.
+    /// The id of a volume: a borrower's linear address space over extents of one or more leases.
     VolumeId,
     "volume"
 );
 id!(
-    /// One attempt to move a VM to another host.
+    /// The id of one attempt to move a VM to another host.
     MigrationId,
     "migration"
 );
 
 id!(
-    /// Who owns the pages in a lease: a volume or a region, for as long as that lives.
+    /// The id of the owner of a lease's pages: a volume or a region, for its lifetime.
     OwnerId,
     "owner"
 );
 id!(
-    /// A process that works for an owner. Random, so that one of the past is never taken for another.
+    /// The id of a process that works for an owner. It is random, so no later process has the same.
     ClientId,
     "client"
 );
 id!(
-    /// The life of the pages behind an export. It is new whenever they are gone, so a lender that forgot is known by it.
+    /// The id of one life of the pages behind an export. It is new once the pages are gone, so a
+    /// borrower recognizes a lender that lost them.
     Incarnation,
     "incarnation"
 );
 
 impl Default for Group {
-    /// The group of leases that name none: `default`.
+    /// Returns `default`: the group of leases that name none.
     fn default() -> Self {
         Self("default".to_owned())
     }

@@ -1,6 +1,8 @@
-//! What sealing costs: pages written to two lenders and read back, one by one, sealed and not, in turns.
+//! The cost of encryption: writes and reads of single pages at two lenders, one of them with
+//! encryption, in turns.
 //!
-//! `sealing ADDRESS ADDRESS`: where two NBD servers listen, of 64 MiB at least each. Prints JSON: microseconds a page, medians of rounds.
+//! `sealing ADDRESS ADDRESS`: the addresses of two NBD servers of at least 64 MiB each. Prints
+//! JSON: microseconds a page, as medians of the rounds.
 
 #![allow(clippy::unwrap_used, reason = "what cannot go on ends")]
 

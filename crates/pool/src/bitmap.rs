@@ -1,4 +1,4 @@
-//! Which pages of an extent may hold something other than zeroes.
+//! A bitmap of the pages of an extent that may hold data other than zeroes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,25 +10,27 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// A bit for each page of an extent: 2 KiB for 64 MiB.
 ///
-/// An unset bit is a promise: the page reads as zeroes where the extent is. So it is set before a write and cleared
-/// after a discard. A thread that sets bits holds the extent's place and the parts that it touches shared; one that clears
-/// bits holds those parts alone; one that relies on no bit being set meanwhile holds the place alone. The order of the
-/// atomics themselves does not matter.
+/// An unset bit is a promise: the page reads as zeroes in its slot. So a thread sets the bit before
+/// a write and clears it after a discard.
+///
+/// To set bits, a thread holds the extent's place and the parts concerned shared. To clear bits, it
+/// holds those parts exclusively. To rely on bits that stay unset, it holds the place exclusively.
+/// These locks order the accesses, so the atomics need no ordering of their own.
 #[derive(Debug)]
 pub(crate) struct Bitmap(Box<[AtomicU64]>);
 
-/// The pages that bytes of an extent touch.
+/// Returns the pages that bytes of an extent touch.
 fn touched(bytes: &Range<u64>) -> Range<u64> {
     if bytes.is_empty() { 0..0 } else { bytes.start / PAGE..bytes.end.div_ceil(PAGE) }
 }
 
-/// The pages that bytes of an extent cover whole.
+/// Returns the pages that bytes of an extent cover whole.
 fn covered(bytes: &Range<u64>) -> Range<u64> {
     let (start, end) = (bytes.start.div_ceil(PAGE), bytes.end / PAGE);
     start..end.max(start)
 }
 
-/// The words that a range of pages lies in, each with the bits that do.
+/// Returns the words that a range of pages lies in, each with the bits of those pages.
 fn words(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let last = if pages.is_empty() { pages.start / 64 } else { pages.end.div_ceil(64) };
     (pages.start / 64..last).map(move |word| {
@@ -46,7 +48,7 @@ impl Bitmap {
     /// Marks the pages that these bytes touch.
     pub(crate) fn set(&self, bytes: &Range<u64>) {
         for (word, bits) in words(touched(bytes)) {
-            // Most writes are to pages that were written before: spare the others the cache line.
+            // Most writes go to pages that are marked already: spare other CPUs the cache line.
             if self.0[word].load(Ordering::Relaxed) & bits != bits {
                 self.0[word].fetch_or(bits, Ordering::Relaxed);
             }
@@ -69,7 +71,8 @@ impl Bitmap {
         }
     }
 
-    /// The smallest range of bytes that has all set pages among these bytes; empty if there are none.
+    /// Returns the smallest range within these bytes that covers all marked pages; empty if there
+    /// are none.
     pub(crate) fn trim(&self, bytes: &Range<u64>) -> Range<u64> {
         let set = |(word, bits): (usize, u64)| {
             let found = self.0[word].load(Ordering::Relaxed) & bits;
@@ -95,7 +98,7 @@ impl Bitmap {
         self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
-    /// How many pages are set.
+    /// Counts the marked pages.
     pub(crate) fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
     }

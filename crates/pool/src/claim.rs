@@ -1,4 +1,4 @@
-//! Whose pages a lease holds, and which life of the lease it is that holds them.
+//! The claim of an owner on a lease's pages, and the incarnation of those pages.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -9,55 +9,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock;
 
-/// What a lender is told of who uses its lease, and what it must prove of itself: part of the lease's record, so that the
-/// process that takes the volume up next says and expects the same.
+/// The identity that a borrower tells its lender, and the incarnation that it expects there. The
+/// claim is part of the lease's record, so the next process of the volume says and expects the
+/// same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// Whose pages the lease holds. It stays the same for as long as they do.
+    /// The owner of the lease's pages. It stays the same for as long as the pages do.
     pub owner: OwnerId,
-    /// What operators call the owner, for the errors of others.
+    /// The owner's name for operators. Errors of other owners show it.
     pub name: String,
-    /// How often the owner has moved to another host.
+    /// The number of times that the owner has moved to another host.
     #[serde(default)]
     pub generation: u32,
-    /// Whether the claim outlives this host's processes.
+    /// Whether the claim outlives the processes of this host.
     #[serde(default)]
     pub keeps: bool,
-    /// The life of the lease's pages, once it is known. A lender that has another has lost them.
+    /// The incarnation of the lease's pages, once known. A lender with another incarnation has lost
+    /// the pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incarnation: Option<Incarnation>,
 }
 
 impl Claim {
-    /// One of an owner that there has not been yet.
+    /// Makes the claim of a new owner.
     pub fn new(name: String, keeps: bool) -> Self {
         Self { owner: OwnerId::random(), name, generation: 0, keeps, incarnation: None }
     }
 }
 
-/// This process, for all lenders and as long as it lives.
+/// Returns the id of this process: one for all lenders, for the lifetime of the process.
 fn this_client() -> ClientId {
     static CLIENT: OnceLock<ClientId> = OnceLock::new();
     *CLIENT.get_or_init(ClientId::random)
 }
 
-/// A claim in use: what every connection says and is held to.
+/// A claim in use, and the state that its connections share.
 #[derive(Debug)]
 pub(crate) struct Identity {
     claim: Claim,
     takes_over: bool,
     /// See [`Identity::end_older`].
     ends_older: AtomicBool,
-    /// Grows when a connection breaks, so that the lender ends those of before.
+    /// Grows when a connection breaks, so that the lender ends the connections of older epochs.
     epoch: AtomicU64,
     incarnation: Mutex<Option<Incarnation>>,
 }
 
 impl Identity {
     pub(crate) fn new(claim: Claim, takes_over: bool) -> Self {
-        // The clock has later processes, and later volumes of one process, begin above earlier ones; a process that is
-        // new to the lender is known by its own random number.
+        // The clock makes later processes, and later volumes of one process, start at a higher
+        // epoch. A lender recognizes a new process by its random client id.
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let (epoch, incarnation) =
@@ -83,25 +85,27 @@ impl Identity {
         self.epoch.load(Ordering::SeqCst)
     }
 
-    /// The owner has moved here for good: whatever is asked of the lender from now on, it ends the clients of earlier
-    /// generations before. Connections of a new epoch tell it so.
+    /// Makes the lender end the owner's clients of earlier generations before it serves anything
+    /// more. The caller calls this once the owner has moved here for good. The new epoch makes
+    /// workers connect again, and so tell the lender.
     pub(crate) fn end_older(&self) {
         self.ends_older.store(true, Ordering::SeqCst);
         self.epoch.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A connection of this epoch has broken: those that follow belong to another.
+    /// Starts a new epoch, because a connection of this one has broken.
     pub(crate) fn broke(&self, epoch: u64) {
-        // Where it is another already, somebody else found the same.
+        // A failure means that another thread has started a new epoch already.
         let _ = self.epoch.compare_exchange(epoch, epoch + 1, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// The life of the lease's pages, as far as it is known.
+    /// Returns the incarnation of the lease's pages, if it is known.
     pub(crate) fn incarnation(&self) -> Option<Incarnation> {
         *lock(&self.incarnation)
     }
 
-    /// Holds a lender to what it was when it was first seen; says what it should have been where it is not.
+    /// Checks that the lender has the incarnation that it had first, and records the first one. The
+    /// error is the expected incarnation.
     pub(crate) fn check(&self, found: Option<Incarnation>) -> Result<(), Incarnation> {
         let mut expected = lock(&self.incarnation);
         match *expected {

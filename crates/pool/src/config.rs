@@ -1,3 +1,5 @@
+//! The configuration of a volume.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,27 +9,29 @@ use aquifer_page::{Bytes, VolumeId};
 
 use crate::ledger::Ledger;
 
-/// What a volume is made with.
+/// The configuration of a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {
-    /// Its id.
+    /// The volume's id.
     pub id: VolumeId,
-    /// Its size, which may be more or less than that of its leases.
+    /// The volume's size, which may be more or less than the capacity of its leases.
     pub capacity: Bytes,
-    /// How many threads will use it at a time. Each is known by a number below this and has connections of its own.
+    /// The number of threads that use the volume at a time. Each has a number below this, and
+    /// connections of its own.
     pub workers: usize,
-    /// How long I/O waits for a lender that cannot be reached before it fails.
+    /// The timeout of I/O for a lender that cannot be reached.
     pub patience: Duration,
-    /// This host's certificate; needed for leases that are `secure`.
+    /// This host's certificate, which `secure` leases need.
     pub tls: Option<Identity>,
     /// A directory on a disk for the spill file, which takes extents when no lender has room.
     pub spill: Option<PathBuf>,
-    /// Who is told where extents are, so that the next process can [restore](crate::Volume::restore) the volume.
+    /// The ledger that records the places of extents, so that the next process can
+    /// [restore](crate::Volume::restore) the volume.
     pub ledger: Option<Arc<dyn Ledger>>,
 }
 
 impl VolumeConfig {
-    /// How long I/O waits for an unreachable lender unless configured otherwise: long enough for its agent to be
-    /// restarted, below the ten seconds after which people take a machine for dead.
+    /// The default timeout of I/O for an unreachable lender. It leaves enough time for a restart of
+    /// the lender's agent. It stays below the 10 s after which people take a machine for dead.
     pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(8);
 }

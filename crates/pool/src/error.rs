@@ -1,3 +1,5 @@
+//! The errors of a volume.
+
 use std::io;
 use std::path::PathBuf;
 
@@ -5,22 +7,22 @@ use aquifer_page::{Bytes, LeaseId, VolumeId};
 
 use crate::holder::{HolderError, LinkError};
 
-/// Why a volume could not do what it was asked to.
+/// The reason why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A lender, or the spill file, failed; what it held that was not asked for now is untouched.
+    /// A lender, or the spill file, failed. Data that the operation did not concern stays intact.
     #[error("volume {volume}, page {page}: {place}: {source}")]
     Holder {
         /// The volume.
         volume: VolumeId,
-        /// The first page of the volume that was concerned.
+        /// The first page of the volume that the operation concerned.
         page: u64,
         /// The lender and the lease, or the spill file.
         place: String,
-        /// What went wrong there.
+        /// The error of the lender or the file.
         source: HolderError,
     },
-    /// No lease has an extent free, and there is no spill file, or it is full as well.
+    /// No lease has a free extent, and there is no spill file, or it is full too.
     #[error(
         "volume {0}: no lease has room for another extent, and no spill directory can take it: borrow more, or configure one"
     )]
@@ -30,9 +32,9 @@ pub enum PoolError {
     OutOfRange {
         /// The volume.
         volume: VolumeId,
-        /// First byte.
+        /// The offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// The length in bytes.
         length: u64,
         /// The volume's size.
         capacity: Bytes,
@@ -43,10 +45,10 @@ pub enum PoolError {
     /// The lease is part of the volume already, or on its way out of it.
     #[error("volume {0} has lease {1} already")]
     LeaseInUse(VolumeId, LeaseId),
-    /// The lease is moving out already.
+    /// The lease is being evacuated already.
     #[error("lease {1} is already being moved out of volume {0}")]
     Evacuating(VolumeId, LeaseId),
-    /// All of a lease was to be moved out, and something is still there.
+    /// The evacuation of a lease has ended, but extents are still there.
     #[error(
         "volume {volume}: {lease} still holds {extents} extents after all were moved, so it is kept: move it out again"
     )]
@@ -55,7 +57,7 @@ pub enum PoolError {
         volume: VolumeId,
         /// The lender and the lease.
         lease: String,
-        /// What it still holds.
+        /// The number of extents that it still holds.
         extents: u64,
     },
     /// The lease cannot be used.
@@ -63,19 +65,19 @@ pub enum PoolError {
     Unusable {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The lease's lender.
         lender: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The lender did not let us in.
+    /// The lender cannot be reached, or refused the handshake.
     #[error("cannot use lease {lease} of {lender}: {source}")]
     Connect {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The lease's lender.
         lender: String,
-        /// What went wrong.
+        /// The error of the connection.
         source: Box<LinkError>,
     },
     /// A secret could not be read.
@@ -83,37 +85,38 @@ pub enum PoolError {
     Secret {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The lease's lender.
         lender: String,
-        /// The file.
+        /// The file of the secret.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The spill file could not be made.
     #[error("cannot make a spill file in {path}: {source}", path = path.display())]
     Spill {
-        /// The directory.
+        /// The directory for the spill file.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl PoolError {
-    /// Whether a lender does not have what was stored there.
+    /// Returns whether a lender no longer has the data that was stored there.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Holder { source: HolderError::Lost(_), .. })
     }
 
-    /// Whether a lender could not be reached for as long as patience lasts.
+    /// Returns whether a lender could not be reached before the timeout.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Holder { source: HolderError::Unreachable { .. }, .. })
     }
 }
 
 impl From<PoolError> for io::Error {
-    /// For block devices: out of room is `ENOSPC`, all else an input/output error with its text.
+    /// Converts the error for block devices. A full lender or volume becomes `StorageFull`, an
+    /// unreachable lender `TimedOut`, a bad range `InvalidInput`, and the rest `Other`.
     fn from(error: PoolError) -> Self {
         let kind = match &error {
             PoolError::NoRoom(_) | PoolError::Holder { source: HolderError::Full(_), .. } => {

@@ -1,4 +1,4 @@
-//! What happens to a volume that its operator has to know.
+//! Events of a volume that its operator must know.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,55 +10,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock;
 
-/// How many events a volume remembers.
+/// The number of events that a volume remembers.
 const REMEMBERED: usize = 64;
 
-/// Something that happened to a volume.
+/// An event of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts the volume's events, from 1 on.
+    /// The event's number: events of a volume count from 1.
     pub number: u64,
-    /// When, in milliseconds since the epoch.
+    /// The time, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// What.
+    /// The kind of event, with its details.
     #[serde(flatten)]
     pub what: Happening,
 }
 
-/// What can happen to a volume.
+/// The kinds of events of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Happening {
-    /// A lender did not answer for as long as I/O waits for it. Pages there cannot be read unless
-    /// it comes back with them.
+    /// A lender did not answer before the timeout. Its pages cannot be read unless it comes back
+    /// with them.
     LenderLost {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The lease's lender.
         lender: HostName,
-        /// What was found last.
+        /// The last error.
         why: String,
     },
     /// A lost lender answers again.
     LenderBack {
         /// The lease.
         lease: LeaseId,
-        /// Whose it is.
+        /// The lease's lender.
         lender: HostName,
-        /// How long it was lost.
+        /// The time since the last I/O that failed on the lost lender, in milliseconds.
         away_ms: u64,
     },
-    /// A page could not be read: the program that touched it gets a bus error. Told once for each loss of a lender; how many
-    /// pages there were is in the status.
+    /// A page could not be read, so the program that touched it gets SIGBUS. The volume reports
+    /// this once for each loss of a lender; its status counts the failed reads.
     PageLost {
-        /// The page of the volume.
+        /// The number of the page in the volume.
         page: u64,
         /// The lender and the lease, or the spill file.
         place: String,
-        /// Why it cannot be read.
+        /// The error of the read.
         why: String,
     },
-    /// Extents are in the spill file, as no lender has room.
+    /// Extents are in the spill file, because no lender has room.
     SpillStarted,
     /// All extents are with lenders again.
     SpillEnded,
@@ -91,7 +91,7 @@ impl fmt::Display for Happening {
     }
 }
 
-/// The latest events, and the bell that wakes the thread that looks after the volume.
+/// The latest events, and the bell that wakes the upkeep thread.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     latest: Mutex<(u64, VecDeque<Event>)>,
@@ -112,18 +112,18 @@ impl Events {
         self.ring();
     }
 
-    /// Those after the one of this number that are still remembered.
+    /// Returns the remembered events with a higher number.
     pub(crate) fn after(&self, number: u64) -> Vec<Event> {
         lock(&self.latest).1.iter().filter(|event| event.number > number).cloned().collect()
     }
 
-    /// Wakes the thread that looks after the volume.
+    /// Wakes the upkeep thread.
     pub(crate) fn ring(&self) {
         *lock(&self.rung) = true;
         self.bell.notify_all();
     }
 
-    /// Waits for the bell, for so long at most.
+    /// Waits for the bell, for at most this long.
     pub(crate) fn wait(&self, most: Option<Duration>) {
         let rung = lock(&self.rung);
         let is_silent = |rung: &mut bool| !*rung;
@@ -140,7 +140,7 @@ impl Events {
     }
 }
 
-/// Milliseconds since the epoch.
+/// Returns the milliseconds since the Unix epoch.
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!((all.len(), all[0].number, all[63].number), (64, 37, 100));
         assert_eq!(events.after(99).len(), 1);
         assert!(events.after(100).is_empty());
-        // The bell was rung, so nobody waits.
+        // The events rang the bell, so this wait ends at once.
         events.wait(None);
         events.wait(Some(Duration::from_millis(1)));
         let text = serde_json::to_string(&all[0]).unwrap();

@@ -1,4 +1,4 @@
-//! One extent: where it is, which pages of it hold anything, and I/O on it, also while it moves.
+//! An extent: its place, the pages of it that hold data, and I/O on it, even while it moves.
 
 use std::array;
 use std::ops::Range;
@@ -15,18 +15,20 @@ use crate::lease::{Lease, Slot};
 use crate::lock;
 use crate::nonzero::NonZero;
 
-/// Parts of an extent, of 4 MiB each, that are discarded one by one.
+/// The parts of an extent, of 4 MiB each, that writes and discards lock separately.
 const PARTS: usize = 16;
 
 const PART: u64 = EXTENT_SIZE / PARTS as u64;
 
 /// An extent of a volume.
 ///
-/// Reads, writes and discards hold the place shared for their duration, so none waits for another by that. Placing an extent,
-/// copying a piece of it and freeing its slot take the place alone.
+/// Reads, writes and discards hold the place shared for their duration, so none waits for another
+/// because of the place. A thread holds the place exclusively to place the extent, to copy a piece
+/// of it, or to free its slot.
 ///
-/// A discard holds the parts that it touches alone, and a write holds them shared: a page's bit must not be cleared for a
-/// discard while a write to the page is under way. Reads take no part, so no fault waits for a discard.
+/// A discard holds the parts that it touches exclusively, and a write holds them shared. Otherwise
+/// a discard could clear the bit of a page to which a write is in flight. Reads lock no part, so no
+/// fault waits for a discard.
 #[derive(Debug)]
 pub(crate) struct Extent {
     place: RwLock<Place>,
@@ -35,7 +37,7 @@ pub(crate) struct Extent {
     pub(crate) nonzero: NonZero,
 }
 
-/// The parts of an extent that bytes of it touch.
+/// Returns the parts of an extent that bytes of it touch.
 fn parts(bytes: &Range<u64>) -> Range<usize> {
     let end = bytes.end.div_ceil(PART).min(PARTS as u64);
     ((bytes.start / PART).min(end) as usize)..end as usize
@@ -43,7 +45,7 @@ fn parts(bytes: &Range<u64>) -> Range<usize> {
 
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// Nothing was written to it: it reads as zeroes.
+    /// No slot: the extent was never written, or holds nothing, and reads as zeroes.
     Nowhere,
     /// In a slot.
     At(Slot),
@@ -51,24 +53,25 @@ pub(crate) enum Place {
     Moving(Move),
 }
 
-/// An extent on its way. What is below `copied` is the same in both slots, and is kept so; the rest is in `from` only.
+/// An extent that moves. Bytes below `copied` are equal in both slots, and writes keep them so. The
+/// rest is in `from` only.
 #[derive(Debug)]
 pub(crate) struct Move {
     pub(crate) from: Slot,
     pub(crate) to: Slot,
     pub(crate) copied: u64,
-    /// A write could not reach `to`: the move is off.
+    /// Set when a write or discard could not reach `to`, so that the mover calls the move off.
     pub(crate) abandoned: AtomicBool,
-    /// Held while both slots are written, lest two writes to one page land in different order.
+    /// Held during a write to both slots, so that two writes to one page land in the same order.
     both: Mutex<()>,
 }
 
-/// Why an extent could not be read or written.
+/// The reason why an extent could not be read or written.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// It has no place yet.
+    /// The extent has no place yet.
     Nowhere,
-    /// What holds it failed.
+    /// The lender, or the spill file, failed.
     Holder(Arc<Lease>, HolderError),
 }
 
@@ -108,7 +111,7 @@ impl Move {
 }
 
 impl Place {
-    /// Where reads go.
+    /// Returns the slot that reads go to.
     pub(crate) fn slot(&self) -> Option<&Slot> {
         match self {
             Self::Nowhere => None,
@@ -139,7 +142,7 @@ impl Extent {
         alone(&self.place)
     }
 
-    /// Keeps discards away from these bytes while they are written.
+    /// Keeps discards away from these bytes during a write.
     fn keep(&self, bytes: &Range<u64>) -> [Option<RwLockReadGuard<'_, ()>>; PARTS] {
         let wanted = parts(bytes);
         array::from_fn(|part| wanted.contains(&part).then(|| shared(&self.parts[part])))
@@ -151,17 +154,18 @@ impl Extent {
         array::from_fn(|part| wanted.contains(&part).then(|| alone(&self.parts[part])))
     }
 
-    /// Whether it has a place, without waiting: where somebody holds it alone, that is as good as certain.
+    /// Returns whether the extent has a place, without waiting. If another thread holds the place
+    /// exclusively, the extent almost certainly has one, so this returns `true`.
     pub(crate) fn is_placed(&self) -> bool {
         self.place.try_read().map_or(true, |place| place.slot().is_some())
     }
 
-    /// Whether it is on `lease`, moving or not.
+    /// Returns whether the extent is on `lease`, moving or not.
     pub(crate) fn is_on(&self, lease: &Arc<Lease>) -> bool {
         self.shared().slot().is_some_and(|slot| Arc::ptr_eq(&slot.lease, lease))
     }
 
-    /// Reads from `at` on. Pages that were never written cost nothing.
+    /// Reads from offset `at` on. Pages that were never written need no request.
     pub(crate) fn read(&self, worker: usize, at: u64, into: &mut [u8]) -> Result<(), Fault> {
         let place = self.shared();
         let bytes = at..at + into.len() as u64;
@@ -178,12 +182,12 @@ impl Extent {
             .map_err(|error| place.fault(error))
     }
 
-    /// Refuses zeroes where something else was stored.
+    /// Returns an error if the data has zeroes for pages that were stored with other data.
     pub(crate) fn check_read(&self, slot: &Slot, at: u64, data: &[u8]) -> Result<(), HolderError> {
         if self.nonzero.disproves(at, data) { Err(slot.has_lost()) } else { Ok(()) }
     }
 
-    /// Writes from `at` on.
+    /// Writes from offset `at` on.
     pub(crate) fn write(&self, worker: usize, at: u64, data: &[u8]) -> Result<(), Fault> {
         let place = self.shared();
         if matches!(*place, Place::Nowhere) {
@@ -203,7 +207,8 @@ impl Extent {
         Ok(())
     }
 
-    /// Writes runs, whose offsets are lost, all under way at once where that is faster.
+    /// Writes runs, in flight together where that is faster. Afterwards the offsets in `pieces` are
+    /// unspecified.
     pub(crate) fn write_many(&self, worker: usize, pieces: &mut [Piece<'_>]) -> Result<(), Fault> {
         let place = self.shared();
         if matches!(*place, Place::Nowhere) {
@@ -224,13 +229,13 @@ impl Extent {
             }
         };
         written.map_err(|error| place.fault(error))?;
-        // What was added to the offsets is whole extents.
+        // The slot added only whole extents to the offsets.
         pieces.iter().for_each(|(at, data)| self.nonzero.remember(at % EXTENT_SIZE, data));
         Ok(())
     }
 
-    /// Makes these bytes read as zeroes and gives their room back; an extent of which nothing is left gives back its place, after
-    /// `gone` was told.
+    /// Makes these bytes read as zeroes and frees their room. If the extent then holds nothing,
+    /// this calls `gone` and gives back the place.
     pub(crate) fn discard(
         &self,
         worker: usize,
@@ -260,13 +265,15 @@ impl Extent {
         done.map_err(|error| place.fault(error))?;
         self.written.clear(&stored);
         if let Some(slot) = place.slot() {
-            // It has room again, if only this much. (An extent that moves out because of it is no such sign.)
+            // The lender has some room again. A move discards its old slot without this, because an
+            // extent that leaves a full lender is no such sign.
             slot.lease.full.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Gives the place back if nothing is left in it, after `gone` was told. An extent that moves is left to its mover.
+    /// Gives the place back, after a call of `gone`, if the extent holds nothing. If the extent
+    /// moves, its mover does this.
     pub(crate) fn free(&self, gone: impl FnOnce()) {
         let mut place = self.alone();
         if let Place::At(slot) = &*place

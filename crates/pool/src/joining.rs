@@ -1,4 +1,4 @@
-//! How a lease becomes part of a volume.
+//! The ways in which a lease becomes part of a volume.
 
 use std::sync::Arc;
 
@@ -13,12 +13,14 @@ use crate::target::LeaseTarget;
 use crate::volume::Volume;
 
 impl Volume {
-    /// Lays the volume over one more lease. Whatever it held is discarded when an extent is placed there.
+    /// Adds a lease to the volume. If a slot has leftovers, they are discarded when an extent is
+    /// placed there.
     ///
-    /// All connections are made now: one a worker, and one to move extents by.
+    /// This makes all connections at once: one for each worker, and one for moves of extents.
     ///
     /// # Errors
-    /// When the lender cannot be reached or does not let us in, or the export is not what the lease says.
+    /// [`PoolError::LeaseInUse`] if the volume has the lease. Otherwise when the lender cannot be
+    /// reached or refuses the handshake, or when the export contradicts the lease.
     pub fn add_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
         let _joining = lock(&self.joining);
         if self.leases.find(target.lease).is_some() {
@@ -61,11 +63,13 @@ impl Volume {
         Ok(())
     }
 
-    /// Lays the volume over a lease that an earlier process had [added](Self::add_lease) to it. Its lender is not connected to before it is
-    /// needed, and need not be there yet. Where no extent is [restored](Self::restore), leftovers are discarded when one is placed.
+    /// Adds a lease that an earlier process had [added](Self::add_lease). The workers connect at
+    /// their first operation, so the lender need not be up yet. Leftovers in slots without a
+    /// [restored](Self::restore) extent are discarded when an extent is placed there.
     ///
     /// # Errors
-    /// When what it takes to connect cannot be read here.
+    /// [`PoolError::LeaseInUse`] if the volume has the lease. Otherwise when this host lacks the
+    /// certificate or cannot read the secret that the connection needs.
     pub fn resume_lease(&self, target: LeaseTarget) -> Result<(), PoolError> {
         let _joining = lock(&self.joining);
         if self.leases.find(target.lease).is_some() {
@@ -96,8 +100,8 @@ impl Volume {
         self.add_holder(target, holder, total, is_clean);
     }
 
-    /// Lays the volume over a holder that the caller made, which stands for this lease: `total` extents, of which `is_clean` tells
-    /// which are known to be all zeroes. For holders that no address leads to.
+    /// Adds a holder that the caller made, for holders without an address. The holder has `total`
+    /// extents and stands for this lease. `is_clean` tells which slots are known to be all zeroes.
     pub fn add_holder(
         &self,
         target: LeaseTarget,

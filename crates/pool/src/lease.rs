@@ -10,22 +10,23 @@ use crate::holder::{Holder, HolderError, Piece};
 use crate::lock;
 use crate::target::LeaseTarget;
 
-/// Something that holds extents, and which of its slots are taken.
+/// A holder of extents, and the state of its slots.
 pub(crate) struct Lease {
-    /// The lease; nothing for the spill file.
+    /// The lease; `None` for the spill file.
     pub(crate) target: Option<LeaseTarget>,
     pub(crate) holder: Box<dyn Holder>,
-    /// How many slots there are.
+    /// The number of slots.
     pub(crate) total: u64,
-    /// The lender said that it has no room, though slots are free: it promised more than it has.
+    /// Set when the lender reports no room although slots are free: it promised more than it has.
     pub(crate) full: AtomicBool,
-    /// Since when I/O has failed because the lender does not answer, in milliseconds since the epoch; 0 while it does.
+    /// The time of the last I/O that failed because the lender does not answer, in milliseconds
+    /// since the Unix epoch; 0 while it answers.
     pub(crate) away_since: AtomicU64,
-    /// A page could not be read since.
+    /// Set when a page could not be read, and cleared when the lost lender is back.
     pub(crate) lost_page: AtomicBool,
-    /// It gave zeroes for what was stored there and is none: it has forgotten, or lies.
+    /// Set when the lender returned zeroes for other data: it has lost that, or lies.
     pub(crate) zeroed: AtomicBool,
-    /// Extents to move out, and extents that have been, while it is being evacuated.
+    /// Extents to move out and extents moved, during an evacuation.
     pub(crate) leaving: (AtomicU64, AtomicU64),
     slots: Mutex<Slots>,
 }
@@ -34,9 +35,9 @@ pub(crate) struct Lease {
 struct Slots {
     /// Free, and all zeroes.
     clean: Vec<u32>,
-    /// Free, but with leftovers in them.
+    /// Free, but with leftovers.
     dirty: Vec<u32>,
-    /// Whether slots are given out; not while the lease is evacuated.
+    /// Whether the lease gives out slots; an evacuation closes it.
     open: bool,
 }
 
@@ -74,14 +75,15 @@ impl fmt::Debug for Slot {
 }
 
 impl Lease {
-    /// All `total` slots are free; `is_clean` tells which are known to be all zeroes.
+    /// Makes a lease with `total` free slots. `is_clean` tells which are known to be all zeroes.
     pub(crate) fn new(
         target: Option<LeaseTarget>,
         holder: Box<dyn Holder>,
         total: u32,
         mut is_clean: impl FnMut(u32) -> bool,
     ) -> Self {
-        // The lowest is taken first. Room for all is kept, so that giving back does not allocate.
+        // The lowest clean slot is taken first. Both lists reserve room for all slots, so that
+        // giving back does not allocate.
         let mut slots = Slots { clean: Vec::new(), dirty: Vec::new(), open: true };
         slots.clean.reserve_exact(total as usize);
         slots.dirty.reserve_exact(total as usize);
@@ -101,39 +103,40 @@ impl Lease {
         }
     }
 
-    /// Slots that can be taken.
+    /// Returns the number of slots that can be taken.
     pub(crate) fn free(&self) -> u64 {
         let slots = lock(&self.slots);
         if slots.open { (slots.clean.len() + slots.dirty.len()) as u64 } else { 0 }
     }
 
-    /// Slots that extents are in.
+    /// Returns the number of slots that hold extents.
     pub(crate) fn taken(&self) -> u64 {
         let slots = lock(&self.slots);
         self.total - (slots.clean.len() + slots.dirty.len()) as u64
     }
 
-    /// Whether its lender answers, and has what was stored there, as far as is known.
+    /// Returns whether the lender answers and has the stored data, as far as is known.
     pub(crate) fn answers(&self) -> bool {
         self.holder.unreachable_for().is_none() && !self.is_lost()
     }
 
-    /// Whether I/O has failed because its lender does not answer, and the lender was not found back since.
+    /// Returns whether I/O has failed because the lender does not answer, and the lender has not
+    /// come back since.
     pub(crate) fn is_away(&self) -> bool {
         self.away_since.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether it answers and has room, as far as is known.
+    /// Returns whether the lender answers and has room, as far as is known.
     pub(crate) fn is_healthy(&self) -> bool {
         self.answers() && !self.full.load(Ordering::Relaxed)
     }
 
-    /// Whether it is known not to have what was stored there.
+    /// Returns whether the lender is known to have lost the stored data.
     pub(crate) fn is_lost(&self) -> bool {
         self.holder.is_lost() || self.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Takes a free slot and sees to it that it is all zeroes.
+    /// Takes a free slot and makes it all zeroes. Returns `None` if no slot can be taken.
     pub(crate) fn take(self: &Arc<Self>, worker: usize) -> Result<Option<Slot>, HolderError> {
         let (index, clean) = {
             let mut slots = lock(&self.slots);
@@ -175,12 +178,13 @@ impl Lease {
 }
 
 impl Slot {
-    /// What a ledger notes of it; nothing for the spill file, which does not outlive its process.
+    /// Returns the slot's entry in a ledger; `None` for the spill file, which does not outlive its
+    /// process.
     pub(crate) fn place(&self) -> Option<(LeaseId, u32)> {
         self.lease.target.as_ref().map(|target| (target.lease, self.index))
     }
 
-    /// What it means that there are zeroes where something else was stored.
+    /// Records that the lender returned zeroes for other data, and returns the error for that.
     #[cold]
     pub(crate) fn has_lost(&self) -> HolderError {
         self.lease.zeroed.store(true, Ordering::Relaxed);
@@ -191,7 +195,8 @@ impl Slot {
         u64::from(self.index) * EXTENT_SIZE
     }
 
-    /// Ends the slot's use; `clean` says whether it is all zeroes. No other handle to the slot may be used afterwards.
+    /// Ends the use of the slot; `clean` says whether it is all zeroes. The caller uses no other
+    /// handle to the slot afterwards.
     pub(crate) fn give_back(&self, clean: bool) {
         let mut slots = lock(&self.lease.slots);
         if clean {
@@ -215,7 +220,7 @@ impl Slot {
         self.lease.holder.discard(worker, self.offset() + at, length)
     }
 
-    /// Writes runs, whose offsets are made absolute in place.
+    /// Writes runs. It changes the offsets in `pieces` to those in the holder.
     pub(crate) fn write_many(
         &self,
         worker: usize,

@@ -1,14 +1,17 @@
-//! Where extents are, told to who keeps it beyond this process.
+//! The ledger: the places of extents, kept beyond this process.
 
 use std::fmt::Debug;
 
 use aquifer_page::LeaseId;
 
-/// Keeps a note of where the extents of a volume are.
+/// A record of the places of a volume's extents.
 ///
-/// It is told before anything is stored at a place and before anything at the one before is given up, so what it has kept is true
-/// at any moment. It MUST NOT fail, and is on the page path whenever an extent gets a place.
+/// The volume calls the ledger before it uses a new place, and before it gives up the old one. A
+/// move copies an extent first, calls the ledger, and then discards the old slot. So the record is
+/// true at any moment. The ledger MUST NOT fail, and is on the page path whenever an extent gets a
+/// place.
 pub trait Ledger: Debug + Send + Sync {
-    /// The extent is in this slot of the lease from now on, or nowhere.
+    /// Records that the extent is in this slot of the lease from now on. `None` means no place, or
+    /// the spill file.
     fn note(&self, extent: usize, place: Option<(LeaseId, u32)>);
 }

@@ -1,8 +1,9 @@
 //! A borrower's volumes: extents over leases of one or several lenders.
 //!
-//! A [`Volume`] is a linear address space. An extent of it gets a place at its first write, on the lease with the most room;
-//! it can move to another while it is read and written ([`Volume::evacuate`]), and to a local spill file when no lender has
-//! room. What holds extents is a [`Holder`](holder::Holder).
+//! A [`Volume`] is a linear address space. At its first write, an extent gets a place on the lease
+//! with the most room. It can move to another lease while it is read and written
+//! ([`Volume::evacuate`]). If no lender has room, it goes to a local spill file. Leases and the
+//! spill file hold extents by a [`Holder`](holder::Holder).
 
 mod bitmap;
 mod claim;
@@ -40,8 +41,8 @@ pub use target::{LeaseTarget, NvmeAccess, Protocol};
 pub use upkeep::Upkeep;
 pub use volume::Volume;
 
-/// Locks; a thread that panicked while it held the lock left nothing half done, as nothing here panics between changes
-/// that belong together.
+/// Locks the mutex, and ignores poison: no code here panics between changes that belong together.
+/// Calls `going_to_sleep` only if another thread holds the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.try_lock() {
         Ok(guard) => return guard,
@@ -51,7 +52,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks the one of `all` that is the worker's, or one that is free: there may be more workers than there are of these.
+/// Locks the worker's own element of `all`, or else a free one. There may be more workers than
+/// elements.
 fn lock_any<T>(all: &[Mutex<T>], worker: usize) -> MutexGuard<'_, T> {
     let own = worker % all.len();
     let free = (0..all.len()).find_map(|at| all[(own + at) % all.len()].try_lock().ok());

@@ -1,4 +1,4 @@
-//! Moving extents between holders while they are read and written.
+//! Moves of extents between holders during I/O on them.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -17,64 +17,68 @@ use crate::lock;
 use crate::placement::lease_id;
 use crate::volume::Volume;
 
-/// How much is copied while I/O on the extent waits: 4 ms at 1 Gb/s.
+/// Bytes copied while I/O on the extent waits: 4 ms at 1 Gb/s.
 const CHUNK: u64 = 512 << 10;
-/// How long a move at leisure rests after each piece, at least and at most.
+/// The pause of a background move after each piece: shortest and longest.
 const REST: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 const PAGE: u64 = PAGE_SIZE as u64;
 const PAGES_PER_CHUNK: usize = (CHUNK / PAGE) as usize;
 
-/// How far an evacuation is, in extents.
+/// The progress of an evacuation, in extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Extents that have moved.
+    /// The number of extents moved.
     pub moved: u64,
-    /// Extents that had to, when it began.
+    /// The number of extents to move, when the evacuation began.
     pub total: u64,
-    /// What is still to be moved: pages that hold something.
+    /// The pages still to move that hold data, in bytes.
     #[serde(default)]
     pub left: Bytes,
 }
 
-/// What came of an evacuation.
+/// The result of an evacuation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evacuated {
-    /// Where the extents went, to leases.
+    /// The extents that went to other leases, by lease.
     pub to: Vec<Moved>,
-    /// What went to the spill file: pages that hold something.
+    /// The pages that hold data and went to the spill file, in bytes.
     pub spilled: Bytes,
 }
 
-/// What one lease took in an evacuation.
+/// The extents that one lease took in an evacuation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
     /// The lease.
     pub lease: LeaseId,
-    /// Whose it is.
+    /// The lease's lender.
     pub lender: HostName,
-    /// How many extents it took.
+    /// The number of extents that the lease took.
     pub extents: u64,
-    /// The pages in them that hold something.
+    /// The pages in them that hold data, in bytes.
     pub bytes: Bytes,
 }
 
-/// What copying ended with, other than well.
+/// The reason why a copy stopped.
 enum Halt {
-    /// The source failed: there is nowhere else to copy from.
+    /// The source failed, and there is no other source.
     Source(HolderError),
-    /// The destination failed: there may be others.
+    /// The destination failed, or the move was called off (`None`). There may be other
+    /// destinations.
     Destination(Option<HolderError>),
 }
 
 impl Volume {
-    /// Moves all extents of a lease to other leases with room, else to the spill file, while I/O goes on; then closes the
-    /// connections to it, and it is no part of the volume any more. New extents are not placed on it meanwhile.
+    /// Moves all extents of a lease to other leases with room, or else to the spill file, while I/O
+    /// goes on. Then it closes the connections and removes the lease from the volume. Meanwhile the
+    /// lease takes no new extents.
     ///
-    /// `progress` is told after each extent. Several leases may be evacuated at a time, by different threads.
+    /// The function calls `progress` after each extent. Several threads may evacuate a lease each
+    /// at the same time.
     ///
     /// # Errors
-    /// When the lender fails, or there is no room for what it holds. Nothing is lost: what has moved stays moved, the
-    /// rest stays, and the lease is in use again.
+    /// [`PoolError::UnknownLease`] and [`PoolError::Evacuating`]. Otherwise when the lender fails,
+    /// or no other lease has room. No data is lost: moved extents stay moved, the others stay, and
+    /// the lease is in use again.
     pub fn evacuate(
         &self,
         lease: LeaseId,
@@ -85,7 +89,8 @@ impl Volume {
         if !source.set_open(false) {
             return Err(PoolError::Evacuating(self.id(), lease));
         }
-        // A move that is under way may have taken a slot of it before it was closed.
+        // Waits for a move in flight, which may have taken a slot of the lease before it was
+        // closed.
         drop(self.mover());
         let result = self.empty(&source, &mut progress);
         match &result {
@@ -100,7 +105,7 @@ impl Volume {
         result
     }
 
-    /// How far the evacuation of a lease is; nothing where none is under way.
+    /// Returns the progress of a lease's evacuation; `None` if none is in progress.
     pub fn evacuating(&self, lease: LeaseId) -> Option<Progress> {
         let source = self.leases.find(lease).filter(|source| !source.is_open())?;
         let (total, moved) = &source.leaving;
@@ -108,7 +113,7 @@ impl Volume {
         Some(Progress { moved, total, left: self.held_by(&source) })
     }
 
-    /// What a lease holds: the pages that were written and not discarded since.
+    /// Returns how much a lease holds: the pages written and not discarded since, in bytes.
     pub(crate) fn held_by(&self, lease: &Arc<Lease>) -> Bytes {
         let here = self.extents.iter().filter(|extent| extent.is_on(lease));
         Bytes(here.map(|extent| extent.written.count()).sum::<u64>() * PAGE)
@@ -124,8 +129,8 @@ impl Volume {
         of.store(total, Ordering::Relaxed);
         done.store(0, Ordering::Relaxed);
         let mut evacuated = Evacuated::default();
-        // Once through is enough: slots are not given out any more, no move is under way to it, and whoever took one
-        // before holds the extent's lock until the extent is there to be found.
+        // One pass is enough: the lease gives out no more slots, and no move leads to it. A thread
+        // that took a slot before holds the extent's lock until the extent is found there.
         for index in 0..self.extents.len() {
             if !self.extents[index].is_on(source) {
                 continue;
@@ -138,7 +143,7 @@ impl Volume {
         }
         match source.taken() {
             0 => Ok(evacuated),
-            // A lease that is given up takes what is on it along.
+            // To give up the lease now would lose these extents.
             extents => Err(self.failed(
                 lease_id(source),
                 PoolError::StillUsed { volume: self.id(), lease: source.to_string(), extents },
@@ -146,8 +151,8 @@ impl Volume {
         }
     }
 
-    /// Moves one extent off a lease. Returns where it went and how much it held; nothing if it was not there any more, or holds
-    /// nothing any more.
+    /// Moves one extent off a lease. Returns its destination and the bytes that it held; `None` if
+    /// it was gone already, or holds no data any more.
     pub(crate) fn relocate(
         &self,
         index: usize,
@@ -179,7 +184,7 @@ impl Volume {
         }
     }
 
-    /// Waits until nothing else moves; what moves at leisure stops for that.
+    /// Waits until no other extent moves. A background move stops for this.
     fn mover(&self) -> MutexGuard<'_, Box<[u8]>> {
         self.hurried.fetch_add(1, Ordering::Relaxed);
         let buffer = lock(&self.mover_buffer);
@@ -187,11 +192,12 @@ impl Volume {
         buffer
     }
 
-    /// Moves one extent from the spill file to `lease`, at leisure: half of the time it does nothing, and it stops where another
-    /// extent must move at once. Whether one has moved.
+    /// Moves one extent from the spill file to `lease` in the background. The move pauses half of
+    /// the time, and stops if another extent must move at once. Returns whether an extent has
+    /// moved.
     ///
     /// # Errors
-    /// Where the lender or the file fails; the extent is where it was.
+    /// When the lender or the spill file fails; the extent then stays in the spill file.
     pub(crate) fn bring_back(&self, lease: &Arc<Lease>) -> Result<bool, PoolError> {
         let Some(spill) = &self.leases.spill else { return Ok(false) };
         let Some(index) = self.extents.iter().position(|extent| extent.is_on(spill)) else {
@@ -216,8 +222,8 @@ impl Volume {
         }
     }
 
-    /// Moves one extent from `source` to a slot, unless it is not there any more; the slot that is not used is given back. Asks
-    /// after each piece whether to go on. Returns how much it held.
+    /// Moves one extent from `source` to the slot `to`, if it is still on `source`, and gives back
+    /// the unused slot. Asks `go_on` after each piece. Returns the bytes that the extent held.
     fn transfer(
         &self,
         index: usize,
@@ -266,7 +272,7 @@ impl Evacuated {
     }
 }
 
-/// Starts the move, if the extent is still on `source`. Returns the slot that it leaves.
+/// Starts the move, if the extent is still on `source`. Returns the slot that the extent leaves.
 fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
     let mut place = extent.alone();
     let Place::At(from) = &*place else { return None };
@@ -278,7 +284,8 @@ fn begin(extent: &Extent, source: &Arc<Lease>, to: &Slot) -> Option<Slot> {
     Some(from)
 }
 
-/// Ends the move where it led, after `note` was told: nowhere, if the extent was emptied meanwhile. Returns how much it holds.
+/// Ends the move at its destination, after a call of `note`. If the extent was emptied meanwhile,
+/// it has no place then. Returns the bytes that it holds.
 fn finish(extent: &Extent, note: impl FnOnce(Option<&Slot>)) -> Result<Bytes, Halt> {
     let mut place = extent.alone();
     match &*place {
@@ -297,7 +304,7 @@ fn finish(extent: &Extent, note: impl FnOnce(Option<&Slot>)) -> Result<Bytes, Ha
     }
 }
 
-/// Ends the move where it began.
+/// Ends the move at its source.
 fn call_off(extent: &Extent) {
     let mut place = extent.alone();
     if let Place::Moving(moving) = &*place {
@@ -306,7 +313,7 @@ fn call_off(extent: &Extent) {
     }
 }
 
-/// Copies the extent piece by piece, letting I/O in between.
+/// Copies the extent piece by piece, and lets I/O proceed in between.
 fn copy(
     extent: &Extent,
     worker: usize,
@@ -319,7 +326,7 @@ fn copy(
         if moving.is_abandoned() {
             return Err(Halt::Destination(None));
         }
-        // What was never written, and what was discarded since, is in neither place: nothing to copy.
+        // Pages that were never written, or were discarded since, need no copy.
         let rest = extent.written.trim(&(moving.copied..EXTENT_SIZE));
         if rest.is_empty() {
             moving.copied = EXTENT_SIZE;
@@ -349,7 +356,7 @@ fn copy_chunk(
     let mut used = 0;
     let holds = |page: &[u8], number: u64| extent.written.is_set(number) && !is_zero(page);
     let mut start = 0;
-    // The new lender is to store only what there is: runs of pages that hold something, in between nothing.
+    // Writes only runs of pages that hold data, so that the new lender stores nothing else.
     for (at, page) in data.chunks(PAGE_SIZE).enumerate() {
         let at = at * PAGE_SIZE;
         if !holds(page, (chunk.start + at as u64) / PAGE) {
@@ -372,7 +379,7 @@ fn copy_chunk(
         .map_err(|error| Halt::Destination(Some(error)))
 }
 
-/// The buffer that a move needs.
+/// Makes the buffer for moves.
 pub(crate) fn buffer() -> Box<[u8]> {
     vec![0; CHUNK as usize].into_boxed_slice()
 }

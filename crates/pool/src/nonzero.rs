@@ -1,4 +1,4 @@
-//! Which pages of an extent were stored and are not zero.
+//! A record of the pages of an extent that were stored with data other than zeroes.
 
 use aquifer_page::{PAGE_SIZE, is_zero};
 
@@ -6,11 +6,11 @@ use crate::bitmap::Bitmap;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// A bit for each page of an extent. A set bit is a promise of the lender's: it acknowledged something else than zeroes
-/// there, so zeroes prove that it has lost the page, or withholds it.
+/// A bit for each page of an extent. If it is set, the lender acknowledged data other than zeroes
+/// there. Zeroes then prove that the lender has lost the page, or withholds it.
 ///
-/// A bit is set when a write has been acknowledged, and cleared before the next write or discard begins. So one that is
-/// still set after a read held while the read was under way.
+/// A write sets the bit after its acknowledgement. Each write or discard clears the bit before it
+/// begins. So the check of a read is valid only if no first write to the page overlaps the read.
 #[derive(Debug)]
 pub(crate) struct NonZero(Bitmap);
 
@@ -19,24 +19,24 @@ impl NonZero {
         Self(Bitmap::new())
     }
 
-    /// Nothing is known of these bytes while they are written or discarded.
+    /// Clears the bits of these bytes, before a write or discard begins.
     pub(crate) fn forget(&self, at: u64, length: u64) {
         self.0.clear_touched(&(at..at + length));
     }
 
-    /// These bytes have been written.
+    /// Sets the bits of pages into which a finished write put anything but zeroes.
     pub(crate) fn remember(&self, at: u64, data: &[u8]) {
         pages(at, data)
             .filter(|(_, part)| !is_zero(part))
             .for_each(|(at, _)| self.0.set(&(at..at + 1)));
     }
 
-    /// These bytes are known to hold something in every page.
+    /// Sets the bits of these bytes, which are known to hold data in every page.
     pub(crate) fn set(&self, bytes: &std::ops::Range<u64>) {
         self.0.set(bytes);
     }
 
-    /// Whether what was read cannot be what was stored. Only of whole pages can that be said.
+    /// Returns whether the data contradicts the stored data. Whole pages alone can prove that.
     pub(crate) fn disproves(&self, at: u64, data: &[u8]) -> bool {
         let is_bad = |(at, page): (u64, &[u8])| {
             page.len() == PAGE_SIZE && self.0.is_set(at / PAGE) && is_zero(page)
@@ -45,7 +45,7 @@ impl NonZero {
     }
 }
 
-/// Bytes cut at pages.
+/// Cuts bytes at page borders.
 fn pages(at: u64, data: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     let (mut at, mut rest) = (at, data);
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Which lease takes an extent: worst-fit, the one with the most room.
+//! The placement of extents: worst-fit, on the lease with the most room.
 
 use std::cmp::Reverse;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -32,11 +32,13 @@ impl Leases {
         self.list().iter().find(|lease| lease_id(lease) == Some(id)).cloned()
     }
 
-    /// Takes a slot on the best lease but those in `tried`, to which are added those found not to work. With
-    /// `None`, there is nothing left to try; the error is that of the last lease that did not work in this call.
+    /// Takes a slot on the best lease outside `tried`, and adds leases that do not work to `tried`.
+    /// Returns `None` if no lease is left. The error is that of the last lease that did not work in
+    /// this call.
     ///
-    /// The best is the healthy lease with the most free slots; then the spill file; then a lease that is said to be
-    /// unreachable or full, because it may have recovered. A lost lease takes nothing new.
+    /// The best is the healthy lease with the most free slots. Then comes the spill file, then a
+    /// lease that seems unreachable or full, because it may have recovered. A lost lease takes no
+    /// new extents.
     pub(crate) fn take(
         &self,
         worker: usize,
@@ -46,7 +48,7 @@ impl Leases {
         while let Some(lease) = self.best(tried) {
             match lease.take(worker) {
                 Ok(Some(slot)) => return Ok(Some(slot)),
-                // Others took what was left of it.
+                // Other threads took its last slots.
                 Ok(None) => {}
                 Err(error) => last = Some((lease.clone(), error)),
             }

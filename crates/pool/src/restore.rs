@@ -1,4 +1,4 @@
-//! A volume that another process has left, taken up from its ledger.
+//! Restoring a volume of an earlier process from its ledger.
 
 use std::ops::Range;
 
@@ -9,13 +9,15 @@ use crate::extent::Place;
 use crate::volume::Volume;
 
 impl Volume {
-    /// Puts an extent back where the ledger of the process before had it. `stored` are the bytes within it whose pages hold
-    /// something else than zeroes, `unsure` those that may hold anything.
+    /// Puts an extent back into the slot that the earlier process recorded in its ledger. `stored`
+    /// are byte ranges in the extent with data in every page. `unsure` are ranges that may hold
+    /// anything.
     ///
-    /// To be called after the leases were added, before anything else.
+    /// The caller calls this after it added the leases, and before any I/O.
     ///
     /// # Errors
-    /// [`PoolError::UnknownLease`] if the lease is not the volume's, or the slot is not free.
+    /// [`PoolError::UnknownLease`] if the volume has no such lease or extent, or if the slot is not
+    /// free.
     pub fn restore(
         &self,
         extent: usize,

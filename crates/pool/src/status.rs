@@ -1,4 +1,4 @@
-//! A volume's state, for people and programs.
+//! The state of a volume, for people and programs.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -13,46 +13,47 @@ use crate::lease::Lease;
 use crate::lock;
 use crate::seal::Sealing;
 
-/// The state of a volume at some moment.
+/// The state of a volume at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
     /// The volume.
     pub id: VolumeId,
-    /// Its size.
+    /// The volume's size.
     pub capacity: Bytes,
-    /// Extents that have a place.
+    /// The number of extents that have a place.
     pub placed_extents: u64,
-    /// Pages that were written and not discarded since.
+    /// The pages written and not discarded since, in bytes.
     pub written: Bytes,
-    /// What went through it.
+    /// The bytes that went through the volume.
     pub traffic: Traffic,
-    /// Its leases.
+    /// The volume's leases.
     pub leases: Vec<LeaseStatus>,
-    /// Its spill file, if it has one.
+    /// The volume's spill file, if it has one.
     pub spill: Option<SpillStatus>,
-    /// Operations that failed.
+    /// The number of failed operations.
     pub errors: u64,
-    /// Reads that failed: the program that needed a page got a bus error, unless the kernel only read ahead.
+    /// The number of failed reads. The program that needed the page got SIGBUS, unless the kernel
+    /// only read ahead.
     #[serde(default)]
     pub failed_reads: u64,
-    /// Why the last one did. Nothing once the lender it was of answers again, or there is room again.
+    /// The last error. `None` once its lender answers again, or there is room again.
     pub last_error: Option<String>,
-    /// When that was, in milliseconds since the epoch.
+    /// The time of the last error, in milliseconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error_at_ms: Option<u64>,
-    /// What happened lately that an operator has to know, the oldest first.
+    /// The latest events that an operator must know, oldest first.
     #[serde(default)]
     pub events: Vec<Event>,
 }
 
-/// Bytes that went through a volume since it was made.
+/// The bytes that went through a volume since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Read.
+    /// Bytes read.
     pub read: Bytes,
-    /// Written.
+    /// Bytes written.
     pub written: Bytes,
-    /// Discarded, or zeroed.
+    /// Bytes discarded or zeroed.
     pub discarded: Bytes,
 }
 
@@ -61,42 +62,43 @@ pub struct Traffic {
 pub struct LeaseStatus {
     /// The lease.
     pub lease: LeaseId,
-    /// Whose it is.
+    /// The lease's lender.
     pub lender: HostName,
-    /// Where its pages are.
+    /// The address of the lender's server.
     pub address: Address,
-    /// What it can hold.
+    /// The number of extents that the lease can hold.
     pub extents: u64,
-    /// What it holds.
+    /// The number of extents that the lease holds.
     pub used_extents: u64,
-    /// How its pages are sealed, if they are.
+    /// The encryption mode of its pages; `None` if they are not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<Sealing>,
-    /// How it is.
+    /// The state of the lease.
     #[serde(flatten)]
     pub state: LeaseState,
 }
 
-/// How a lease is.
+/// The states of a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum LeaseState {
     /// In use.
     Ok,
-    /// In use, but the lender said that it has no room for more.
+    /// In use, but the lender reported that it has no room for more.
     Full,
     /// The lender cannot be reached.
     Unreachable {
-        /// For how long.
+        /// The time for which the lender has been unreachable, in milliseconds.
         for_ms: u64,
     },
-    /// The lender has forgotten what it held, or gives it to another owner: pages that are there cannot be read.
+    /// The lender has lost the stored data, or gives it to another owner. Pages there cannot be
+    /// read.
     Lost,
-    /// Its extents are moving elsewhere.
+    /// The lease's extents are moving elsewhere.
     Evacuating {
-        /// Extents that have.
+        /// The number of extents moved.
         moved: u64,
-        /// Extents that had to, when it began.
+        /// The number of extents to move, when the evacuation began.
         total: u64,
     },
 }
@@ -123,14 +125,14 @@ impl fmt::Display for LeaseState {
 /// The state of a spill file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpillStatus {
-    /// What it holds.
+    /// The number of extents in it.
     pub used_extents: u64,
-    /// The pages in it that hold something.
+    /// The pages in it that hold data, in bytes.
     #[serde(default)]
     pub held: Bytes,
 }
 
-/// The state of a lease as far as is known; nothing for the spill file.
+/// Returns the state of a lease as far as it is known; `None` for the spill file.
 pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
     let target = lease.target.as_ref()?;
     let (total, moved) = &lease.leaving;
@@ -159,7 +161,7 @@ pub(crate) fn lease_status(lease: &Lease) -> Option<LeaseStatus> {
     })
 }
 
-/// What a volume counts.
+/// The counters and the last error of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     read: AtomicU64,
@@ -167,19 +169,19 @@ pub(crate) struct Counters {
     discarded: AtomicU64,
     errors: AtomicU64,
     failed_reads: AtomicU64,
-    /// Extents were placed in the spill file, and it has not been found empty since.
+    /// Set when an extent goes to the spill file, and cleared when the file is found empty.
     pub(crate) spills: AtomicBool,
     had_no_room: AtomicBool,
     last_error: Mutex<Option<LastError>>,
 }
 
-/// What failed last.
+/// The last error of a volume.
 #[derive(Clone, Debug)]
 pub(crate) struct LastError {
     pub(crate) text: String,
-    /// Milliseconds since the epoch.
+    /// Milliseconds since the Unix epoch.
     pub(crate) at_ms: u64,
-    /// Of which lease it was; that there was no room is of none.
+    /// The lease that failed; `None` for a lack of room.
     lease: Option<LeaseId>,
 }
 
@@ -206,12 +208,12 @@ impl Counters {
         self.failed_reads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The lease answers again: an error of it is of the past.
+    /// Forgets the last error if it is the lease's, which answers again.
     pub(crate) fn recovered(&self, lease: LeaseId) {
         lock(&self.last_error).take_if(|error| error.lease == Some(lease));
     }
 
-    /// There is room: that there was none is of the past.
+    /// Forgets a lack of room, because there is room again.
     pub(crate) fn found_room(&self) {
         if self.had_no_room.swap(false, Ordering::Relaxed) {
             lock(&self.last_error).take_if(|error| error.lease.is_none());
@@ -227,7 +229,7 @@ impl Counters {
         }
     }
 
-    /// How many operations failed, how many of them were reads, and the last.
+    /// Returns the number of failed operations, the number of failed reads, and the last error.
     pub(crate) fn errors(&self) -> (u64, u64, Option<LastError>) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (count(&self.errors), count(&self.failed_reads), lock(&self.last_error).clone())

@@ -1,4 +1,4 @@
-//! Where leases are, and how they are reached.
+//! The addresses of leases, and the means to reach them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,32 +16,32 @@ use crate::error::PoolError;
 use crate::holder::Source;
 use crate::seal::Seal;
 
-/// A lease to lay a volume over: whose it is and where its pages are.
+/// A lease for a volume: its lender, and the address of its pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Record", into = "Record")]
 pub struct LeaseTarget {
     /// The lease.
     pub lease: LeaseId,
-    /// Who lends; over TLS, also who the server must prove to be.
+    /// The lender's host name. Over TLS, the server must prove this name.
     pub lender: HostName,
-    /// The lender's server.
+    /// The address of the lender's server.
     pub address: Address,
-    /// By what it is reached there.
+    /// The protocol that the server speaks.
     pub protocol: Protocol,
-    /// How much of it may be used; whole extents of it will be.
+    /// The usable size of the lease, of which the volume uses whole extents.
     pub capacity: Bytes,
-    /// How its pages are sealed, if they are.
+    /// The encryption of its pages; `None` if they are not encrypted.
     pub seal: Option<Seal>,
-    /// Whose pages it holds, as its lender is told; of a lease without nobody knows whose it is.
+    /// The claim that the lender is told. Without one, the lender does not know the owner.
     pub claim: Option<Claim>,
 }
 
-/// By what a lease is reached.
+/// The protocol by which a lease is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// NBD.
     Nbd {
-        /// The lease's export.
+        /// The name of the lease's export.
         export: String,
         /// Whether to use mutual TLS.
         secure: bool,
@@ -50,21 +50,21 @@ pub enum Protocol {
     Nvme(NvmeAccess),
 }
 
-/// A subsystem whose first namespace is the lease, and how this host gets in.
+/// A subsystem with the lease as its first namespace, and this host's access to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NvmeAccess {
-    /// The subsystem.
+    /// The NQN of the subsystem.
     pub subsystem: Nqn,
-    /// This host's name.
+    /// The NQN of this host.
     pub host: Nqn,
-    /// The file with the secret by which this host proves its name, and in a second line the one by which the controller
-    /// must prove who it is, if it must (DH-HMAC-CHAP).
+    /// The file with the secrets of DH-HMAC-CHAP (NVMe Base 2.0, section 8.13.5). Its first line
+    /// authenticates this host. The controller must authenticate itself if there is a second line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secrets: Option<PathBuf>,
 }
 
-/// A lease as it is on record: with the fields that it had when NBD was all there was.
+/// The recorded form of a lease: `export` and `secure` for NBD, `nvme` for NVMe/TCP.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -110,7 +110,7 @@ impl TryFrom<Record> for LeaseTarget {
 }
 
 impl LeaseTarget {
-    /// Where it is, as a URI.
+    /// Returns the lease's location as a URI.
     pub fn uri(&self) -> String {
         let address = self.address.clone();
         match &self.protocol {
@@ -123,7 +123,7 @@ impl LeaseTarget {
         }
     }
 
-    /// Seals its pages under a key of its own, unless they go to a unix socket.
+    /// Adds encryption under a new key, unless the address is a unix socket.
     ///
     /// A loopback address proves nothing: a tunnel to another host may listen there.
     #[must_use]
@@ -132,7 +132,8 @@ impl LeaseTarget {
         Self { seal: (!is_here).then(Seal::own), ..self }
     }
 
-    /// Whether the other one is in the same place, and two volumes would ruin each other's pages.
+    /// Returns whether the other target is the same place, so that two volumes would ruin each
+    /// other's pages.
     pub fn is_same_place(&self, other: &Self) -> bool {
         self.address == other.address
             && match (&self.protocol, &other.protocol) {
@@ -144,10 +145,11 @@ impl LeaseTarget {
             }
     }
 
-    /// What leads there, with what this host needs to get in.
+    /// Returns the source of connections to the lease, with this host's credentials and the claim.
     ///
     /// # Errors
-    /// Where there is no certificate, or a secret cannot be read.
+    /// When the lease demands TLS and this host has no certificate, or when a secret cannot be
+    /// read.
     pub fn source(&self, identity: Option<&Identity>) -> Result<Source, PoolError> {
         let source = self.way(identity)?;
         Ok(match &self.claim {

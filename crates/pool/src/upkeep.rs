@@ -1,4 +1,5 @@
-//! What is done for a volume beside its I/O: lost lenders are tried, and spilled extents brought back to lenders.
+//! The upkeep of a volume beside its I/O: probes of lost lenders, and the return of spilled
+//! extents.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,18 +15,21 @@ use crate::lease::Lease;
 use crate::placement::lease_id;
 use crate::volume::Volume;
 
-/// How often there is another look while a lender is lost or something is spilled. Nobody looks while all is well.
+/// The period of checks while something is wrong or `may_act` returns `false`. Otherwise the thread
+/// sleeps until an event.
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// How long a lease must have been well before spilled extents go there: one that comes and goes would have them move to and fro.
+/// How long a lease must be healthy before spilled extents go there. With a lease that comes and
+/// goes, they would move to and fro.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// After a spilled extent could not be moved, this long passes before the next attempt: at first, and at most.
+/// The pause after a failed move of a spilled extent: the first and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(120));
 
-/// The thread that looks after a volume, until this is dropped.
+/// The upkeep thread of a volume, which ends when this is dropped.
 ///
-/// The threads that serve I/O then need not find out whether a lost lender is back, for which each would have to wait.
+/// Without it, each thread that serves I/O would have to wait to learn whether a lost lender is
+/// back.
 #[derive(Debug)]
 pub struct Upkeep {
     events: Arc<Events>,
@@ -33,10 +37,11 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Starts looking after the volume. `tell` hears of each event, never on a thread that serves I/O.
+    /// Starts the upkeep of the volume. The upkeep thread calls `tell` with each event; threads
+    /// that serve I/O never do.
     ///
     /// # Errors
-    /// If the system has no room for a thread.
+    /// When the system cannot start a thread.
     pub fn start(
         volume: &Arc<Volume>,
         tell: impl FnMut(&Event) + Send + 'static,
@@ -44,10 +49,10 @@ impl Upkeep {
         Self::start_while(volume, || true, tell)
     }
 
-    /// The same, but calls no lender and moves nothing while `may_act` says no.
+    /// Starts the upkeep, which calls no lender and moves nothing while `may_act` returns `false`.
     ///
     /// # Errors
-    /// As `start`.
+    /// As [`start`](Self::start).
     pub fn start_while(
         volume: &Arc<Volume>,
         may_act: impl FnMut() -> bool + Send + 'static,
@@ -91,7 +96,7 @@ struct Work<M, T> {
 }
 
 impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
-    /// One look, and whether all is well; nothing where the volume is gone.
+    /// Checks the volume once. Returns whether all is well, or `None` if the volume is gone.
     fn round(&mut self) -> Option<bool> {
         let volume = self.volume.upgrade()?;
         let is_well =
@@ -104,18 +109,18 @@ impl<M: FnMut() -> bool, T: FnMut(&Event)> Work<M, T> {
     }
 }
 
-/// When spilled extents go back to lenders, and to which.
+/// The return of spilled extents to lenders.
 #[derive(Debug, Default)]
 struct Homecoming {
-    /// Since when each lease has been well.
+    /// The time since which each lease has been healthy.
     well: BTreeMap<LeaseId, Instant>,
-    /// Not before then.
+    /// The earliest time of the next attempt.
     next: Option<Instant>,
     backoff: Duration,
 }
 
 impl Homecoming {
-    /// Moves one extent, if there is one and room for it. Whether nothing is spilled any more.
+    /// Moves one extent, if there is one and room for it. Returns whether the spill file is empty.
     fn round(&mut self, volume: &Volume) -> bool {
         if !volume.is_spilling() {
             self.well.clear();
@@ -126,7 +131,7 @@ impl Homecoming {
         let Some(to) = self.choose(&leases, now) else { return false };
         match volume.bring_back(&to) {
             Ok(true) => (self.next, self.backoff) = (None, Duration::ZERO),
-            // Others had something to move.
+            // Another extent had to move at once, or the lease has no slot left.
             Ok(false) => {}
             Err(_) => {
                 self.backoff = (self.backoff * 2).clamp(BACKOFF.0, BACKOFF.1);
@@ -136,7 +141,7 @@ impl Homecoming {
         !volume.is_spilling()
     }
 
-    /// The lease with the most room of those that have been well for a while.
+    /// Returns the lease with the most room, of those that have been healthy for long enough.
     fn choose(&mut self, leases: &[Arc<Lease>], now: Instant) -> Option<Arc<Lease>> {
         let well: Vec<_> =
             leases.iter().filter(|lease| lease.is_healthy() && lease.free() > 0).collect();

@@ -1,4 +1,4 @@
-//! The volume: requests cut at extents, extents placed when first written.
+//! The volume: it cuts requests at extents, and places an extent at its first write.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,21 +18,22 @@ use crate::placement::Leases;
 use crate::seal::{Seal, Sealer};
 use crate::status::{Counters, SpillStatus, VolumeStatus, lease_status};
 
-/// How many lenders in a row may turn out to be full at one write.
+/// The number of full lenders in a row that one write may meet.
 const MOST_RELOCATIONS: usize = 4;
 
 /// A linear address space over extents of leases.
 ///
-/// All of it reads as zeroes until it is written. Any range of bytes may be read, written and discarded, by as many threads
-/// at a time as it was made for, each under a number of its own below that (a number beyond is taken modulo). Nothing
-/// allocates while all is well.
+/// All of it reads as zeroes until it is written. As many threads as it was made for may read,
+/// write and discard any ranges of bytes at a time. Each thread uses its own number below that
+/// count; larger numbers are taken modulo. Unless an operation fails, only
+/// [`write_many`](Self::write_many) allocates.
 pub struct Volume {
     pub(crate) config: VolumeConfig,
     pub(crate) extents: Box<[Extent]>,
     pub(crate) leases: Leases,
-    /// Held by whoever moves an extent: one at a time.
+    /// Held during a move of an extent: one at a time.
     pub(crate) mover_buffer: Mutex<Box<[u8]>>,
-    /// How many wait for the mover with I/O that must not wait long.
+    /// The number of threads that wait for the mover and must not wait long.
     pub(crate) hurried: AtomicUsize,
     pub(crate) events: Arc<Events>,
     /// Held while a lease joins.
@@ -50,10 +51,11 @@ impl fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// Makes a volume without leases: it reads as zeroes, and writes go to the spill file, if there is one.
+    /// Makes a volume without leases. It reads as zeroes, and writes go to the spill file, if there
+    /// is one.
     ///
     /// # Errors
-    /// [`PoolError::Spill`].
+    /// [`PoolError::Spill`] if the spill file cannot be made.
     pub fn new(mut config: VolumeConfig) -> Result<Self, PoolError> {
         config.workers = config.workers.max(1);
         let extents = config.capacity.extents();
@@ -61,7 +63,7 @@ impl Volume {
             let size = Bytes(extents * EXTENT_SIZE);
             let file = FileHolder::create(path, size, config.workers + 1)
                 .map_err(|source| PoolError::Spill { path: path.clone(), source })?;
-            // Nobody else knows the key, and nobody needs it once this process is gone, as the file is gone then, too.
+            // The file ends with this process, so no other process needs the key.
             let sealer = Sealer::new(&Seal::own(), LeaseId::random());
             let file = SealedHolder::new(file, sealer, config.workers + 1);
             Ok(Lease::new(None, Box::new(file), extents as u32, |_| true))
@@ -78,22 +80,23 @@ impl Volume {
         })
     }
 
-    /// Its id.
+    /// Returns the volume's id.
     pub fn id(&self) -> VolumeId {
         self.config.id
     }
 
-    /// Its size.
+    /// Returns the volume's size.
     pub fn capacity(&self) -> Bytes {
         self.config.capacity
     }
 
-    /// How many threads it was made for.
+    /// Returns the number of threads that the volume was made for.
     pub fn workers(&self) -> usize {
         self.config.workers
     }
 
-    /// Fills the buffer. What was never written, or discarded, is zeroes, without asking anybody.
+    /// Fills the buffer. Bytes that were never written, or were discarded, are zeroes without any
+    /// request.
     ///
     /// # Errors
     /// [`PoolError`]; the buffer's contents are then unspecified.
@@ -118,7 +121,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes the data. An extent is placed at its first write, and placed anew when its lender is full.
+    /// Writes the data. An extent is placed at its first write, and moves if its lender is full.
     ///
     /// # Errors
     /// [`PoolError`]; any part may then have been written.
@@ -135,11 +138,11 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes runs, in ascending order, with those under way at once that go to one place: what takes a while is done once for many of
-    /// them. Allocates.
+    /// Writes runs in ascending order, and keeps those to one extent in flight together. So a slow
+    /// step happens once for many runs. Allocates.
     ///
     /// # Errors
-    /// As `write`.
+    /// As [`write`](Self::write).
     pub fn write_many(&self, worker: usize, runs: &[Piece<'_>]) -> Result<(), PoolError> {
         let worker = worker % self.config.workers;
         let mut parts = Vec::with_capacity(runs.len());
@@ -156,7 +159,8 @@ impl Volume {
             let index = of_extent[0].0;
             let mut together: Vec<_> = of_extent.iter().map(|(_, piece)| *piece).collect();
             if self.extents[index].write_many(worker, &mut together).is_err() {
-                // It has no place yet, or its lender is full or away: each says so, and what there is to do is done.
+                // The extent has no place, or its lender is full or away: `write_piece` handles
+                // each case.
                 for (_, (at, data)) in of_extent {
                     self.write_piece(worker, index, *at, data)?;
                 }
@@ -182,7 +186,7 @@ impl Volume {
                     if relocations < MOST_RELOCATIONS =>
                 {
                     relocations += 1;
-                    // Without room elsewhere, that the lender is full says more.
+                    // If there is no room elsewhere, the lender's error says more.
                     if self.relocate(index, &lease).is_err() {
                         return Err(self.holder_error(index, at, &lease, error));
                     }
@@ -214,8 +218,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes the range read as zeroes and gives its room back to the lenders. Extents that hold nothing any more give
-    /// back their place.
+    /// Makes the range read as zeroes and frees its room at the lenders. Extents that hold nothing
+    /// any more give back their place.
     ///
     /// # Errors
     /// [`PoolError`]; any part may then have been discarded.
@@ -234,22 +238,23 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes the range read as zeroes: as cheap as, and the same as, [`discard`](Self::discard).
+    /// Makes the range read as zeroes. The same as [`discard`](Self::discard), and as cheap.
     ///
     /// # Errors
-    /// As `discard`.
+    /// As [`discard`](Self::discard).
     pub fn write_zeroes(&self, worker: usize, offset: u64, length: u64) -> Result<(), PoolError> {
         self.discard(worker, offset, length)
     }
 
-    /// Makes what was acknowledged permanent, where lenders have anything more permanent than their RAM.
+    /// Makes acknowledged writes permanent, where lenders have storage more permanent than their
+    /// RAM.
     ///
     /// # Errors
     /// [`PoolError`], of the first lender that failed.
     pub fn flush(&self, worker: usize) -> Result<(), PoolError> {
         let worker = worker % self.config.workers;
         let mut at = 0;
-        // Not under the list's lock: a lender may take its time.
+        // Does not hold the list's lock, because a flush may take long.
         while let Some(lease) = { self.leases.list().get(at).cloned() } {
             at += 1;
             lease.holder.flush(worker).map_err(|error| self.holder_error(0, 0, &lease, error))?;
@@ -257,18 +262,18 @@ impl Volume {
         Ok(())
     }
 
-    /// How the volume is. Tries whether lenders that were unreachable are back, which takes about a second for one that
-    /// is not.
+    /// Returns the state of the volume. First probes unreachable lenders, which takes about a
+    /// second for each that stays away.
     pub fn status(&self) -> VolumeStatus {
-        // Not under the list's lock: trying takes time.
+        // Does not hold the list's lock, because probes take time.
         let leases: Vec<_> = self.leases.list().clone();
         leases.iter().for_each(|lease| lease.holder.probe());
         self.note_lenders_back(&leases);
         self.known_status()
     }
 
-    /// How the volume is as far as is known: nobody waits for a lender. This is the one for a volume under
-    /// [`Upkeep`](crate::Upkeep), which tries lost lenders.
+    /// Returns the state as far as it is known, without waiting for lenders. It suits a volume
+    /// under [`Upkeep`](crate::Upkeep), which probes lost lenders.
     pub fn known_status(&self) -> VolumeStatus {
         let leases: Vec<_> = self.leases.list().clone();
         let states = leases.iter().filter_map(|lease| lease_status(lease)).collect();
@@ -296,7 +301,7 @@ impl Volume {
         }
     }
 
-    /// The events after the one of this number that are still remembered. Asks no lender.
+    /// Returns the remembered events with a higher number, without asking a lender.
     pub fn events_after(&self, number: u64) -> Vec<Event> {
         self.events.after(number)
     }
@@ -313,21 +318,21 @@ impl Volume {
         })
     }
 
-    /// The owner of the volume has moved to this host for good. Before lenders do anything more for this volume, they end
-    /// the connections of the hosts that it came from, and let them in no more.
+    /// Records that the owner has moved to this host for good. Before a lender serves this volume
+    /// again, it ends the connections of earlier hosts and refuses new ones.
     pub fn end_older_generations(&self) {
         self.leases.list().iter().for_each(|lease| lease.holder.end_older());
     }
 
-    /// Tries lenders that were lost; whether none is now.
+    /// Probes lost lenders. Returns whether no lender is lost.
     pub(crate) fn try_lost_lenders(&self) -> bool {
         let leases: Vec<_> = self.leases.list().clone();
-        // All are probed, also behind one that does not answer.
+        // Probes all of them, even after one that does not answer.
         leases.iter().filter(|lease| lease.is_away()).for_each(|lease| lease.holder.probe());
         self.note_lenders_back(&leases)
     }
 
-    /// Tells which of the lost lenders were found to answer; whether none is lost now.
+    /// Reports the lost lenders that answer again. Returns whether no lender is lost.
     fn note_lenders_back(&self, leases: &[Arc<Lease>]) -> bool {
         let is_back = |lease: &Arc<Lease>| {
             if !lease.is_away() {
@@ -346,12 +351,12 @@ impl Volume {
             }
             true
         };
-        // Each is told, also behind one that does not answer.
+        // Counts instead of stopping at the first, so that each lender that is back is reported.
         let away = leases.iter().filter(|lease| !is_back(lease)).count();
         away == 0
     }
 
-    /// A page could not be read.
+    /// Counts a failed read, and reports a lost page once for each loss of a lender.
     fn lost_page(&self, lease: &Lease, error: &PoolError) {
         self.counters.failed_read();
         let PoolError::Holder { page, place, source, .. } = error else { return };
@@ -361,14 +366,14 @@ impl Volume {
         }
     }
 
-    /// An extent is about to be in the spill file.
+    /// Reports that spilling starts, before an extent is in the spill file.
     pub(crate) fn spills(&self) {
         if !self.counters.spills.swap(true, Ordering::Relaxed) {
             self.events.happened(Happening::SpillStarted);
         }
     }
 
-    /// Whether extents are in the spill file.
+    /// Returns whether extents are in the spill file, and reports when spilling has ended.
     pub(crate) fn is_spilling(&self) -> bool {
         let is = self.leases.spill.as_ref().is_some_and(|spill| spill.taken() > 0);
         if !is && self.counters.spills.swap(false, Ordering::Relaxed) {
@@ -384,7 +389,7 @@ impl Volume {
         }
     }
 
-    /// The number under which extents are moved.
+    /// Returns the worker number for moves of extents.
     pub(crate) fn mover_worker(&self) -> usize {
         self.config.workers
     }
@@ -393,13 +398,13 @@ impl Volume {
         self.failed(None, PoolError::NoRoom(self.id()))
     }
 
-    /// The error, which is what `status` shows until the lease it is of answers again.
+    /// Records and returns the error. The status shows it until its lease answers again.
     pub(crate) fn failed(&self, lease: Option<LeaseId>, error: PoolError) -> PoolError {
         self.counters.failed(error.to_string(), lease);
         error
     }
 
-    /// The error with all that is known about where it happened.
+    /// Returns the error with all that is known about its place, and reports a lost lender.
     pub(crate) fn holder_error(
         &self,
         extent: usize,
@@ -423,7 +428,7 @@ impl Volume {
     }
 }
 
-/// The range cut at extents: the extent, and the bytes within it.
+/// Cuts the range at extents: yields each extent's index, and the bytes within it.
 fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
     let end = offset + length;
     let mut at = offset;

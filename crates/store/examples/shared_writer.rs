@@ -1,6 +1,8 @@
-//! Writes to leases that share until it is killed: `shared_writer DIR ACKNOWLEDGED`. Each thread has a lease, of one of two
-//! groups, and writes a version after the other to its pages; a version that was written is noted in the file
-//! `ACKNOWLEDGED`, 4 bytes a page. Says "going" once much was written. Goes on where the last one was killed.
+//! A writer to leases that share pages, for tests that kill it: `shared_writer DIR ACKNOWLEDGED`.
+//!
+//! Each thread has a lease of one of two groups, and writes one version after another to its pages.
+//! After each write it notes the version in the file `ACKNOWLEDGED`, 4 bytes per page. The program
+//! prints "going" after many writes, and continues where a killed one stopped.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -32,7 +34,7 @@ fn main() -> Result<(), Failure> {
     acknowledged.set_len((THREADS * PAGES * 4) as u64)?;
     let written = AtomicU32::new(0);
     let failed = Mutex::new(None);
-    // All of them before any is written to: a test that kills this looks at all.
+    // Creates all leases before any write: a test that kills this program checks all of them.
     let leases = (0..THREADS).map(|thread| lease(&store, thread)).collect::<Result<Vec<_>, _>>()?;
     thread::scope(|scope| {
         for (thread, lease) in leases.iter().enumerate() {
@@ -46,7 +48,7 @@ fn main() -> Result<(), Failure> {
     failed.into_inner()?.map_or(Ok(()), Err)
 }
 
-/// The lease of a thread: the one that it had before, or a new one.
+/// Returns the lease of a thread: the one that an earlier run made, or a new one.
 fn lease(store: &Store, thread: usize) -> Result<Arc<Lease>, Failure> {
     let id = LeaseId(thread as u128);
     if let Some(lease) = store.get(id) {
@@ -68,7 +70,7 @@ fn write_for_ever(
     written: &AtomicU32,
 ) -> Result<(), Failure> {
     for round in 0usize.. {
-        // Not one page after the other, so that frames do not follow one another either.
+        // Strides through the pages, so that frames do not follow one another either.
         let page = round * 7919 % PAGES;
         let (place, offset) = ((thread * PAGES + page) as u64 * 4, (page * PAGE_SIZE) as u64);
         let mut version = [0; 4];

@@ -1,5 +1,6 @@
-//! How fast pages are written and read, one by one, with and without sharing: `store_throughput [MIB]`. Microseconds a page
-//! of 4 KiB, the least of several rounds, which take turns.
+//! A benchmark of single page writes and reads, with and without sharing: `store_throughput [MIB]`.
+//!
+//! It prints microseconds per page of 4 KiB, the least of several interleaved rounds.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use aquifer_store::{Lease, LeaseRecord, Store};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const ROUNDS: usize = 5;
-/// Contents that are written again and again where pages are to be equal.
+/// Number of different contents in the runs with duplicate pages.
 const EQUAL: u64 = 256;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -39,7 +40,7 @@ fn measure(store: &Store, capacity: Bytes) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes all pages of a new lease, writes them again, reads and discards them.
+/// Writes all pages of a new lease, overwrites them, reads them and discards them.
 fn once(
     store: &Store,
     capacity: Bytes,
@@ -65,7 +66,7 @@ fn once(
     Ok([first, overwrite, read, discard])
 }
 
-/// Microseconds that `act` takes for each page, in an order in which none follows the one before.
+/// Returns the microseconds per page that `act` takes, in an order without adjacent pages.
 fn each<E>(capacity: Bytes, mut act: impl FnMut(u64) -> Result<(), E>) -> Result<f64, E> {
     let pages = capacity.pages();
     let began = Instant::now();

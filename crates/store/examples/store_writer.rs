@@ -1,5 +1,7 @@
-//! Writes to a store until it is killed: `store_writer DIR`. Pages 0 to 1023 of its only lease hold the bytes
-//! `page % 255 + 1` once it has said "all written"; the 1024 after them are written and discarded in turn.
+//! A writer to a store, for tests that kill it: `store_writer DIR`.
+//!
+//! Once it prints "all written", pages 0 to 1023 of its only lease hold the bytes `page % 255 + 1`.
+//! It then writes and discards the next 1024 pages in turn.
 
 use std::error::Error;
 use std::path::Path;

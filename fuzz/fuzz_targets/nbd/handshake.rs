@@ -1,4 +1,4 @@
-//! What a server says in the handshake.
+//! Handshakes of a broken NBD server.
 
 use aquifer_fabric::nbd::proto::{
     BASE_ALLOCATION, Greeting, InfoBlockSize, InfoExport, MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
@@ -17,7 +17,7 @@ pub enum Handshake<'a> {
     Answers { good: Good, answers: Vec<Answer<'a>>, twists: Vec<(u8, Twist)> },
 }
 
-/// A server that can be used.
+/// A handshake after which the client can use the export.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct Good {
     structured: bool,
@@ -27,7 +27,7 @@ pub struct Good {
     maximum: Option<Number>,
 }
 
-/// One answer to an option.
+/// One reply to an option.
 #[derive(Arbitrary, Debug)]
 pub struct Answer<'a> {
     option: u8,
@@ -101,7 +101,7 @@ impl Good {
 }
 
 impl Handshake<'_> {
-    /// Whether replies are structured, if it comes to that.
+    /// Returns whether the server accepts structured replies in its valid part.
     pub fn is_structured(&self) -> bool {
         match self {
             Self::Good(good) | Self::Answers { good, .. } => good.structured,

@@ -1,4 +1,4 @@
-//! What a server is asked, and what it answers.
+//! Requests to a broken NBD server, and its replies.
 
 use aquifer_fabric::nbd::proto::{
     ChunkError, ChunkHeader, Hole, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, SimpleReply,
@@ -9,9 +9,9 @@ use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::big_endian::U64;
 
-/// The longest read or write.
+/// The longest read or write, in bytes.
 pub const LONGEST: u64 = 64 << 10;
-/// The id of the context that tells of holes.
+/// The id that the server gives `base:allocation`.
 pub const CONTEXT: u32 = 7;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub enum Reply<'a> {
         length: Option<Number>,
         payload: &'a [u8],
     },
-    /// What would be right.
+    /// The correct replies to all requests of the round.
     Right {
         chunks: u8,
     },
@@ -158,7 +158,7 @@ impl Reply<'_> {
 }
 
 impl Asked {
-    /// First byte and bytes.
+    /// Returns the first byte and the number of bytes.
     pub fn range(self) -> (u64, u64) {
         match self {
             Self::Read { offset, length } | Self::Write { offset, length } => {

@@ -1,4 +1,4 @@
-//! What a host does on an admin queue.
+//! Steps of a broken host on an admin queue.
 
 use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl, admin};
 use aquifer_fabric::nvme::proto::fabrics::{configuration, kind, property};

@@ -1,4 +1,4 @@
-//! What a host does on an I/O queue.
+//! Steps of a broken host on an I/O queue.
 
 use aquifer_fabric::nvme::proto::Command;
 use aquifer_fabric::nvme::proto::command::{DsmRange, FABRICS, Sgl, io};
@@ -46,7 +46,7 @@ pub enum Step<'a> {
     Disconnect {
         format: u8,
     },
-    /// Sends data that was asked for.
+    /// Sends data that the target requests by R2T.
     Answer {
         which: u8,
         piece: Number,
@@ -176,7 +176,7 @@ impl Step<'_> {
     }
 }
 
-/// A command with the data of whole blocks.
+/// Puts a command with the data of whole blocks.
 fn moved(
     script: &mut Script,
     command: Command,

@@ -1,4 +1,4 @@
-//! Somebody between an initiator and a target, who changes what the target says.
+//! A man in the middle between an initiator and a target that changes the target's PDUs.
 
 use std::io::{ErrorKind, Read, Write};
 use std::mem::offset_of;
@@ -17,21 +17,21 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::script::finish;
 
-/// Data that the target never sends.
+/// The byte of invented data; the target never sends it.
 pub const FOREIGN: u8 = 0xEE;
-/// How long an initiator that was deceived may wait in vain before its connection is closed.
+/// The time that a deceived initiator waits in vain before the middle closes its connection.
 const IN_VAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-/// How many small pieces come before all the rest comes at once.
+/// The number of small pieces before the rest goes out at once.
 const PIECES: usize = 64;
-/// The longest data that is made up.
+/// The longest invented data, in bytes.
 const LONGEST: u64 = 128 << 10;
 
-/// What is done to what the target says on one connection.
+/// The changes to the target's PDUs on one connection.
 #[derive(Arbitrary, Debug)]
 pub struct Mischief<'a> {
-    /// To the PDUs of these numbers.
+    /// Changes to the PDUs of these numbers.
     twists: Vec<(u8, Twist)>,
-    /// Before the PDUs of these numbers.
+    /// Invented PDUs before the PDUs of these numbers.
     said: Vec<(u8, Said<'a>)>,
     delivery: Delivery,
 }
@@ -46,25 +46,25 @@ enum Said<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The command that a PDU is about.
+/// The command to which an invented PDU refers.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Id {
-    /// The one of the PDU that follows.
+    /// The command of the PDU that follows.
     OfNext,
     NearNext(i8),
     Any(u16),
 }
 
-/// What became of it.
+/// The kinds of changes that a connection has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Bytes of PDUs are others than they were, or other ones.
+    /// The middle changed, lost, repeated or reordered PDUs.
     pub twisted: bool,
-    /// PDUs were made up.
+    /// The middle invented PDUs.
     pub said: bool,
 }
 
-/// An initiator's connection and the target's end of it.
+/// An initiator's connection and the connection to the target that serves it.
 struct Pair<'a> {
     host: UnixStream,
     target: UnixStream,
@@ -72,17 +72,18 @@ struct Pair<'a> {
     mischief: &'a Mischief<'a>,
     to_host: Vec<u8>,
     to_target: Vec<u8>,
-    /// What the target has said of a PDU whose end is missing.
+    /// Bytes of a PDU of the target that is still incomplete.
     started: Vec<u8>,
-    /// PDUs of the target's so far.
+    /// Number of PDUs that the target has sent.
     count: usize,
     pieces: usize,
     done: Done,
     over: bool,
 }
 
-/// Carries the initiator's connections to a target, the n-th by way of the n-th mischief and no further ones, until `stop`
-/// is closed; says what was done on each.
+/// Carries an initiator's connections to a target until `stop` closes; returns the changes on each.
+///
+/// The n-th connection gets the n-th mischief. Further connections are closed.
 pub fn carry<const COUNT: usize>(
     listener: &UnixListener,
     stop: &UnixStream,
@@ -156,7 +157,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Passes on all that can be passed on now.
+    /// Passes on all bytes that both sides can take now.
     fn carry(&mut self) {
         let asks = hear(&self.host, &mut self.to_target);
         let answers = hear(&self.target, &mut self.started);
@@ -170,7 +171,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Takes the PDUs that are there whole, and does to them what is to be done.
+    /// Applies the mischief to all PDUs that have arrived whole.
     fn deceive(&mut self) {
         let (mut messages, mut twists) = (Twisted::default(), Vec::new());
         let mut next_message = 0u8;
@@ -205,13 +206,13 @@ impl<'a> Pair<'a> {
     fn end(&mut self) {
         self.over = true;
         for stream in [&self.host, &self.target] {
-            // It fails where the other end was faster.
+            // It fails if the peer has closed the connection first.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Takes in what is there; false at its end.
+/// Reads all available bytes; returns false at the end of the stream or on an error.
 fn hear(mut stream: &UnixStream, into: &mut Vec<u8>) -> bool {
     match stream.read_to_end(into) {
         Ok(_) => false,
@@ -219,7 +220,8 @@ fn hear(mut stream: &UnixStream, into: &mut Vec<u8>) -> bool {
     }
 }
 
-/// Sends what can be sent now, so much at most; false if nobody listens.
+/// Sends the bytes that the socket takes now, at most `most` if that is a limit; returns false on
+/// an error.
 fn say(mut stream: &UnixStream, bytes: &mut Vec<u8>, most: usize) -> bool {
     while !bytes.is_empty() {
         match stream.write(&bytes[..bytes.len().min(most)]) {
@@ -233,7 +235,7 @@ fn say(mut stream: &UnixStream, bytes: &mut Vec<u8>, most: usize) -> bool {
     true
 }
 
-/// The command that a PDU of a target is about.
+/// Returns the command to which a PDU of a target refers.
 fn command_of(pdu: &[u8]) -> u16 {
     let at = match pdu[0] {
         kind::CAPSULE_RESP => {

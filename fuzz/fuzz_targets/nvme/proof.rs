@@ -1,4 +1,4 @@
-//! How a host proves who it is, or tries to get in without.
+//! Authentication by a host (DH-HMAC-CHAP, NVMe Base 2.0 section 8.13.5), honest or broken.
 
 use aquifer_fabric::nvme::auth::{Exchange, Group, Hash, Response, Side};
 use aquifer_fabric::nvme::proto::auth::{
@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::host::HOST;
 use crate::queue::{Answer, Queue};
 
-/// The longest message that is asked for.
+/// The longest message that the host receives, in bytes.
 const ROOM: u32 = 4096;
 
 /// One step of an authentication.
@@ -29,7 +29,7 @@ pub enum Step<'a> {
     Command { opcode: u8, kind: u8, dwords: [u32; 6] },
 }
 
-/// What is wrong with a reply.
+/// A defect of a reply.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub struct Spoilt {
     at: u16,
@@ -37,7 +37,7 @@ pub struct Spoilt {
     cut: u8,
 }
 
-/// Takes these steps, unless the target closes the connection before.
+/// Takes the steps in order, until the target closes the connection.
 pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
     let mut challenge = Vec::new();
     for step in steps {
@@ -58,7 +58,7 @@ pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
             Step::Success => send(queue, &[&message::SUCCESS2[..], &[0; 14]].concat()),
             Step::Failure => send(queue, &[&message::FAILURE2[..], &[0; 6]].concat()),
             Step::Message(bytes) => send(queue, bytes),
-            // What is answered later, if ever, is not to be waited for.
+            // The target completes it late or never, so the host must not wait for it.
             Step::Command { opcode: admin::ASYNC_EVENT_REQUEST, .. } => continue,
             Step::Command { opcode, kind, dwords } => {
                 let command = Command::new(opcode, 0, kind.into(), Sgl::transport(ROOM));
@@ -73,7 +73,7 @@ pub fn run(steps: &[Step<'_>], queue: &mut Queue<'_>, subsystem: &Nqn) {
     }
 }
 
-/// Proves it by the rules, and may ask for the target's proof.
+/// Authenticates by the rules; with `mutual`, the target must authenticate as well.
 pub fn honest(mutual: bool, hash: u8, group: u8, queue: &mut Queue<'_>, subsystem: &Nqn) {
     let steps = [
         Step::Negotiate { hash: 1 + hash % 3, group, others: 0, secure_channel: 0 },
@@ -107,7 +107,8 @@ fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
     protocol.id = DH_HMAC_CHAP;
     (protocol.hash_count, protocol.group_count) =
         (others.wrapping_add(1), 1 + others % NAMES as u8);
-    // Seldom a group that takes time, and then the smallest: they differ in nothing else. Some that do not exist.
+    // Rarely a group that costs time, and then the smallest: they differ in nothing else. Some ids
+    // do not exist.
     let group = match group {
         0..232 => Group::Null.id(),
         232..240 => Group::Ffdhe2048.id(),
@@ -117,7 +118,7 @@ fn negotiation(hash: u8, group: u8, others: u8, secure_channel: u8) -> Vec<u8> {
     [negotiate.as_bytes(), protocol.as_bytes()].concat()
 }
 
-/// The answer to a challenge. If that is none, an answer to a challenge of zeroes.
+/// Returns the reply to a challenge, or to a challenge of zeroes if it is malformed.
 fn reply(challenge: &[u8], ours: Option<u8>, subsystem: &Nqn) -> Vec<u8> {
     let (head, rest) =
         Challenge::read_from_prefix(challenge).unwrap_or((Challenge::new_zeroed(), &[]));

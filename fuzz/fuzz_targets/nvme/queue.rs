@@ -1,4 +1,4 @@
-//! Connections that become queues by the rules, to break them later.
+//! Connections that become queues by the rules, so that attacks can start from there.
 
 use aquifer_fabric::nvme::proto::command::{FABRICS, Sgl};
 use aquifer_fabric::nvme::proto::fabrics::{
@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::host::HOST;
 use crate::script::{QUEUE, capsule, ic_req};
 
-/// What can be agreed on.
+/// The negotiable properties of a connection.
 #[derive(Arbitrary, Clone, Copy, Debug, Default)]
 pub struct Form {
     digests: u8,
@@ -23,7 +23,7 @@ pub struct Form {
 
 impl Form {
     pub fn shape(self) -> Shape {
-        // What is sent to the target needs no alignment.
+        // Data to the target needs no alignment.
         Shape::new(self.digests, 0)
     }
 
@@ -32,7 +32,7 @@ impl Form {
     }
 }
 
-/// A connection whose commands are answered one after the other.
+/// A queue that runs its commands one after another.
 pub struct Queue<'a> {
     pub peer: Peer<'a>,
     form: Form,
@@ -40,17 +40,17 @@ pub struct Queue<'a> {
     next_id: u16,
 }
 
-/// Why there is no queue: the connection is closed, or the target wants none.
+/// The error if no queue results: the target closed the connection or refused it.
 pub struct NoQueue;
 
-/// The answer to a command.
+/// The response to a command.
 pub struct Answer {
     pub data: Vec<u8>,
     pub completion: Option<Completion>,
 }
 
 impl<'a> Queue<'a> {
-    /// Connects queue `number`; the admin queue, 0, makes a controller.
+    /// Connects queue `number`; the admin queue, 0, creates a controller.
     pub fn connect(
         worker: &'a Worker,
         form: Form,
@@ -80,7 +80,8 @@ impl<'a> Queue<'a> {
         self.execute(command, &[]);
     }
 
-    /// The answer to a command, which must come; `None` if the target closes the connection instead.
+    /// Runs a command, which the target must answer; `None` if it closes the connection or requests
+    /// data.
     pub fn execute(&mut self, mut command: Command, data: &[u8]) -> Option<Answer> {
         self.next_id += 1;
         command.id = self.next_id.into();
@@ -118,7 +119,7 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// A Connect.
+/// Returns a Connect command with its data.
 pub fn connect(
     number: u16,
     controller: u16,

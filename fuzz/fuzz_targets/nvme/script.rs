@@ -1,4 +1,4 @@
-//! PDUs of a host, one after the other.
+//! Sequences of PDUs of a host.
 
 use aquifer_fabric::nvme::proto::command::Sgl;
 use aquifer_fabric::nvme::proto::pdu::{
@@ -9,10 +9,10 @@ use aquifer_fuzz::{Number, Twisted};
 use arbitrary::Arbitrary;
 use zerocopy::IntoBytes;
 
-/// Entries of queues, as they are connected.
+/// Number of entries of each queue.
 pub const QUEUE: u16 = 32;
 
-/// What a host says.
+/// The PDUs of a host, in order.
 pub struct Script {
     pub shape: Shape,
     pub messages: Twisted,
@@ -21,14 +21,14 @@ pub struct Script {
     free: Vec<u16>,
 }
 
-/// Data that the target asks for, as far as can be told before it does.
+/// Data that the target will request, predicted before it does.
 struct Asked {
     id: u16,
     tag: u16,
     length: usize,
 }
 
-/// Where a command says that its data is.
+/// The place of a command's data, as its SGL states it.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Place {
     Capsule,
@@ -62,14 +62,15 @@ impl Script {
         self.next_id
     }
 
-    /// A command, with this data if its place is the capsule.
+    /// Puts a command, with its data if the SGL does not place them apart.
     pub fn command(&mut self, command: &Command, place: Place, data: &[u8]) {
         let inside = matches!(place, Place::Capsule | Place::Lie { .. });
         let bytes = capsule(self.shape, command, if inside { data } else { &[] });
         self.messages.push(bytes);
     }
 
-    /// A command that brings data: if it is to be asked for, it can be [answered](Self::answer).
+    /// Puts a command with data; if the target must request them, [`answer`](Self::answer) can send
+    /// them.
     pub fn command_with_data(&mut self, command: &Command, place: Place, data: &[u8]) {
         self.command(command, place, data);
         if let (Place::Apart, Some(tag)) = (place, self.free.pop()) {
@@ -77,7 +78,7 @@ impl Script {
         }
     }
 
-    /// Sends what was asked for, in pieces of this length.
+    /// Sends requested data in pieces of `piece` bytes.
     pub fn answer(&mut self, which: u8, piece: usize, fill: u8) {
         if self.asked.is_empty() {
             return;
@@ -91,7 +92,7 @@ impl Script {
         }
     }
 
-    /// Data, asked for or not.
+    /// Sends data, whether requested or not.
     pub fn data(&mut self, id: u16, tag: u16, offset: u32, data: &[u8], last: bool) {
         let flags = if last { flag::LAST } else { 0 };
         let header = self.shape.header(kind::H2C_DATA, flags, size_of::<Data>(), data.len());
@@ -101,7 +102,7 @@ impl Script {
         self.messages.push(finish(self.shape, pdu.as_bytes(), &header, data));
     }
 
-    /// A termination, with this much of the PDU that gave offence.
+    /// Sends a termination with the start of the offending PDU.
     pub fn terminate(&mut self, offence: &[u8]) {
         let mut header = CommonHeader::bare(kind::H2C_TERM_REQ, size_of::<TermReq>());
         header.length = ((size_of::<TermReq>() + offence.len()) as u32).into();
@@ -110,7 +111,7 @@ impl Script {
     }
 }
 
-/// The first PDU of a connection.
+/// Returns the first PDU of a connection (ICReq).
 pub fn ic_req(wanted: u8, alignment: u8) -> Vec<u8> {
     let request = IcReq {
         header: CommonHeader::bare(kind::IC_REQ, IC_LENGTH),
@@ -123,7 +124,7 @@ pub fn ic_req(wanted: u8, alignment: u8) -> Vec<u8> {
     request.as_bytes().to_vec()
 }
 
-/// A command as a PDU.
+/// Returns a command as a PDU.
 pub fn capsule(shape: Shape, command: &Command, data: &[u8]) -> Vec<u8> {
     let header = shape.header(kind::CAPSULE_CMD, 0, size_of::<CapsuleCmd>(), data.len());
     finish(shape, CapsuleCmd { header, command: *command }.as_bytes(), &header, data)

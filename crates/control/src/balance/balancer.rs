@@ -1,3 +1,5 @@
+//! The balancer itself: turns the readings of one period into a plan of resizes.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, RegionName};
@@ -8,31 +10,34 @@ use super::section::Section;
 use super::standing::Standing;
 use super::{Because, Config, Host, Move, Plan, Reading, Verdict, Want, Why};
 
-/// Decides, period by period, how large each VM of a host shall be. See the [module](super) for how.
+/// Decides each period how large each VM of a host becomes. The [module](super) describes the
+/// rules.
 #[derive(Clone, Debug)]
 pub struct Balancer {
     config: Config,
-    /// Of the VMs of the last period.
+    /// The history of each VM of the last period.
     pasts: BTreeMap<RegionName, Past>,
 }
 
 impl Balancer {
-    /// A balancer that has seen nothing yet: it shrinks no VM, but for those above their max and for urgent needs of
-    /// others, until it has seen it for [`Config::surplus_periods`].
+    /// Returns a balancer without history. A balancer shrinks a VM only after it has read that VM
+    /// for [`Config::surplus_periods`] periods. Sizes above a VM's max and urgent needs of other
+    /// VMs are exceptions.
     pub fn new(config: Config) -> Self {
         Self { config, pasts: BTreeMap::new() }
     }
 
-    /// Goes on with other settings, from the next period on.
+    /// Replaces the settings, from the next period on.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// One period: what is to be done now.
+    /// Plans one period.
     ///
-    /// Call it once a period with all VMs of the host, also those that do not answer. What is left out is forgotten; of two
-    /// readings of one VM the first counts. The plan takes for granted that nobody else resizes meanwhile. After it, all
-    /// sizes together are at most what they were before and [`Host::sections_free`].
+    /// Call it once a period with all VMs of the host, including VMs that do not answer. The
+    /// balancer forgets a VM that is missing from `readings`; of two readings of one VM the first
+    /// counts. The plan assumes that nothing else resizes VMs meanwhile. After the plan, the sum of
+    /// all sizes is at most the present sum plus [`Host::sections_free`].
     pub fn step(&mut self, host: &Host, readings: &[Reading]) -> Plan {
         let mut names = BTreeSet::new();
         let readings = readings.iter().filter(|reading| names.insert(&reading.vm));
@@ -140,7 +145,7 @@ impl Balancer {
     }
 }
 
-/// A verdict on a VM of whose guest nothing is known.
+/// Returns a verdict on a VM without usable figures of its guest.
 fn untouched(reading: &Reading, why: Why) -> Verdict {
     let (vm, size) = (reading.vm.clone(), reading.size);
     let none = Bytes::ZERO;
@@ -159,8 +164,8 @@ fn untouched(reading: &Reading, why: Why) -> Verdict {
     }
 }
 
-/// The size nearest to `goal` in whole sections from `size`: at least it when growing, if max allows, and no less than it
-/// when shrinking.
+/// Returns the size nearest to `goal` that is whole sections away from `size`. When growing, the
+/// result is at least `goal` if max allows; when shrinking, it is no less than `goal`.
 fn target(size: Bytes, goal: Bytes, max: Bytes, section: Section) -> Bytes {
     if goal > size {
         let sections =
@@ -183,7 +188,8 @@ fn because(standing: &Standing<'_>, dealt: &Dealt, waits: bool) -> Option<Becaus
     standing.want.filter(|_| dealt.gets > 0).map(|want| Because::Grows { want, waits })
 }
 
-/// Who cannot grow before others have shrunk: what is free goes to urgent needs first, then by the order of the readings.
+/// Returns for each VM whether it must wait for others to shrink before it can grow. Free sections
+/// go to urgent needs first, then in the order of the readings.
 fn who_waits(mut free: u64, standings: &[Standing<'_>], dealt: &[Dealt]) -> Vec<bool> {
     let mut waits = vec![false; dealt.len()];
     for urgent in [true, false] {
@@ -197,7 +203,7 @@ fn who_waits(mut free: u64, standings: &[Standing<'_>], dealt: &[Dealt]) -> Vec<
     waits
 }
 
-/// Where a move stands in the plan.
+/// Returns a move's rank in the plan, 0 first.
 fn place(because: &Because) -> u8 {
     let urgent = |want: &Want| want.is_urgent();
     match because {

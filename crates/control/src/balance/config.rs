@@ -1,40 +1,47 @@
+//! The settings of the balancer, and the operator's limits for one VM.
+
 use std::fmt;
 
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// How the balancer of a host decides. [`Config::validate`] says whether it makes sense.
+/// The balancer's settings. [`Config::validate`] checks them.
 ///
-/// A period is the time between two calls of [`Balancer::step`](super::Balancer::step), which is the caller's to choose;
-/// the defaults suit one of one to ten seconds.
+/// A period is the time between two calls of [`Balancer::step`](super::Balancer::step). The caller
+/// chooses it; the defaults suit one to ten seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Share of what a guest uses that it shall have free on top. A quarter: a guest whose use doubles within eight periods
-    /// fills it in more than two, time for a resize; and its page cache has some room.
+    /// The free memory that a guest gets on top of its use, as a share of that use. Default: 0.25.
+    /// If a guest's use doubles within eight periods, it fills this slack in more than two, time
+    /// for a resize. The slack also leaves room for the page cache.
     pub slack: f64,
-    /// The least that a guest shall have free, and what is never taken from it. One section of QEMU's default: a guest
-    /// that uses half a section more has still enough not to reclaim, and Linux keeps some tens of MiB for itself.
+    /// The least free memory of a guest, which the balancer never takes. Default: one section of
+    /// QEMU's default size. If its use grows by half a section, the guest then still need not
+    /// reclaim. Linux keeps some tens of MiB for itself.
     pub least_slack: Bytes,
-    /// A guest whose use has risen for three periods shall have free what it will have used in so many more, if that is more than its slack. Four: what
-    /// others must give first, a section at a time, takes a few.
+    /// The periods that the balancer looks ahead when a guest's use has risen for three periods.
+    /// The guest gets free memory for that rise if it exceeds the slack. Default: 4, because others
+    /// give a section at a time, which takes a few periods.
     pub ahead_periods: u32,
-    /// For how many periods in a row a surplus must have been there until it is taken. Five: longer than what a program
-    /// frees only to use it again at once, such as a build between two compilers.
+    /// The number of periods in a row for which a surplus must last until the balancer takes it.
+    /// Default: 5, longer than a program frees memory that it soon reuses, such as a build between
+    /// two compilers.
     pub surplus_periods: u32,
-    /// For how many periods a VM that grew gives nothing. Ten: what it grew for may take a while to come, and memory
-    /// that goes to and fro costs both sides.
+    /// The number of periods for which a VM that grew gives nothing. Default: 10. The load that it
+    /// grew for may take a while to come, and memory that moves back and forth costs both VMs.
     pub hold_after_grow: u32,
-    /// A guest counts as short of memory while its programs wait for it more than this share of the time, in percent: PSI's
-    /// `some avg10`. Five: a healthy guest has less than one.
+    /// The share of time, in percent, above which stalls on memory (PSI's `some avg10`) mean that a
+    /// guest is short of memory. Default: 5; a healthy guest has less than 1.
     pub pressure_percent: f64,
-    /// Whether a guest that swaps, at least 1 MiB since it answered before, counts as short of memory; reading back what
-    /// there is room for does not. False for guests that swap by design, to zram for example. What is in swap counts as need
-    /// in any case.
+    /// Whether a guest that swaps at least 1 MiB between two answers counts as short of memory.
+    /// Swap-in that the guest has room for does not count. Set it to false for guests that swap by
+    /// design, for example to zram. Swapped-out memory counts as need in either case.
     pub swap_is_need: bool,
-    /// Whether a VM keeps what it does not need until another one needs it, as page cache, say. Except for one section
-    /// when no section is free any more, so that who needs the next one need not wait; and except when the host itself
-    /// is short. False: what lasts of a surplus always goes back to the free sections.
+    /// Whether a VM keeps its surplus, for example as page cache, until another VM needs it. Two
+    /// exceptions: when no section is free, a VM gives one section, so that the next growth need
+    /// not wait. When the host itself is short, VMs give all lasting surplus. False: a lasting
+    /// surplus always returns to the free sections.
     pub keep_surplus: bool,
 }
 
@@ -53,36 +60,38 @@ impl Default for Config {
     }
 }
 
-/// What the operator sets for one VM. [`Limits::validate`] says whether it makes sense.
+/// The operator's limits for one VM. [`Limits::validate`] checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// The VM is never made smaller, and grown to it before others get anything.
+    /// The least size. The VM never shrinks below it, and grows to it before other VMs grow.
     pub min: Bytes,
-    /// The VM is never made larger. If it is, it shrinks to it, but keeps what it uses.
+    /// The largest size. The VM never grows beyond it. A larger VM shrinks to it, but keeps the
+    /// memory that it uses.
     pub max: Bytes,
-    /// Its part where memory is scarce, relative to the weights of the other VMs. 0: it gets what nobody else wants and is
-    /// the first to give a surplus; what it uses, and its min, it keeps.
+    /// The VM's weight in the division of scarce memory, relative to the other VMs. With 0 it gets
+    /// only memory that no other VM wants, and gives its surplus first. The VM still keeps the
+    /// memory that it uses, and its min.
     pub weight: u32,
-    /// What the VM gets from elsewhere when it is out of memory (section III-C): sections promised to it. The balancer
-    /// leaves them alone, because its caller does not count them as free.
+    /// The sections promised to this VM for when it is out of memory (\[Bielski18\] III-C). The
+    /// balancer leaves them alone, because its caller does not count them as free.
     pub reserve: Bytes,
 }
 
-/// Why settings make no sense; the text names the keys and what to write instead.
+/// An error in the settings; the text names the keys and the values to write instead.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigError {
-    /// `slack` is no share.
+    /// `slack` is not between 0 and 10.
     Slack(f64),
-    /// `pressure_percent` is no percentage that PSI could exceed.
+    /// `pressure_percent` is not between 0 and 100.
     Pressure(f64),
-    /// `surplus_periods` is more than anybody can mean: as many readings of each VM are kept.
+    /// `surplus_periods` is above 10,000. The balancer keeps as many readings of each VM.
     SurplusPeriods(u32),
     /// `min` is above `max`.
     MinAboveMax {
-        /// `min` as given.
+        /// The given `min`.
         min: Bytes,
-        /// `max` as given.
+        /// The given `max`.
         max: Bytes,
     },
     /// `max` is zero.
@@ -120,14 +129,14 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The most of [`Config::surplus_periods`].
+/// The largest valid [`Config::surplus_periods`].
 const MOST_PERIODS: u32 = 10_000;
 
 impl Config {
-    /// Whether these settings make sense.
+    /// Checks these settings.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(0.0..=10.0).contains(&self.slack) {
             return Err(ConfigError::Slack(self.slack));
@@ -141,17 +150,17 @@ impl Config {
         Ok(())
     }
 
-    /// What a guest that uses so much shall have free on top.
+    /// Returns the free memory that a guest of this use gets on top.
     pub(super) fn slack_on(&self, used: Bytes) -> Bytes {
         used.scaled(self.slack).max(self.least_slack)
     }
 }
 
 impl Limits {
-    /// Whether these limits make sense together.
+    /// Checks these limits.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { min, max, .. } = *self;
         if max == Bytes::ZERO {
@@ -163,7 +172,8 @@ impl Limits {
         Ok(())
     }
 
-    /// The min that counts: if nobody validated these limits, max has the last word, as it protects the other VMs.
+    /// Returns the min that counts. If `min` is above `max`, `max` wins, because it protects the
+    /// other VMs.
     pub(super) fn least(&self) -> Bytes {
         self.min.min(self.max)
     }

@@ -1,3 +1,5 @@
+//! The division of one period's sections: which VMs give, and which VMs get.
+
 use std::cmp::Ordering;
 
 use super::section::Section;
@@ -5,7 +7,7 @@ use super::shares::{Claim, Grower, divide, fair};
 use super::standing::Standing;
 use super::{Config, Give, Host};
 
-/// What the deal comes to for one VM, in sections: it gives or gets, never both.
+/// One VM's result of the division, in sections. A VM gives or gets, never both.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dealt {
     pub(super) gives: u64,
@@ -13,7 +15,7 @@ pub(super) struct Dealt {
     pub(super) gets: u64,
 }
 
-/// Deals out what is free and what is given, by the four steps of the module's documentation.
+/// Divides the free and the given sections, by the four steps of the module's documentation.
 pub(super) fn deal(
     host: &Host,
     section: Section,
@@ -46,12 +48,12 @@ pub(super) fn deal(
     deal.dealt
 }
 
-/// One period's deal: from whom, to whom. All numbers are of sections.
+/// One period's division. All numbers are of sections.
 struct Deal<'a> {
     standings: &'a [Standing<'a>],
     section: Section,
     free: u64,
-    /// What is free and what has been given so far.
+    /// The free sections and those given so far.
     pot: u64,
     dealt: Vec<Dealt>,
 }
@@ -61,12 +63,12 @@ impl Deal<'_> {
         self.standings.iter().map(of).collect()
     }
 
-    /// What the pot lacks to give all what they want.
+    /// Returns the sections that the pot lacks to meet all wants.
     fn missing(&self) -> u64 {
         total(self.standings.iter().map(|standing| standing.wants)).saturating_sub(self.pot)
     }
 
-    /// What is wanted by those for whom others give at once.
+    /// Returns the sections that VMs with urgent needs want.
     fn urgent(&self) -> u64 {
         total(
             self.standings
@@ -76,8 +78,8 @@ impl Deal<'_> {
         )
     }
 
-    /// Takes up to `most` of what each VM `has` to give, counted with what it has given so far; from the VM with most by
-    /// weight first: better few VMs are disturbed than all.
+    /// Takes up to `most` sections from VMs, each of which may give up to its entry in `has` in
+    /// total. The VM with the largest surplus by weight gives first, so that few VMs are disturbed.
     fn take(&mut self, mut most: u64, give: Give, has: &[u64]) {
         let left = has.iter().zip(&self.dealt).map(|(has, dealt)| has.saturating_sub(dealt.gives));
         let mut order: Vec<(usize, u64)> = left.enumerate().filter(|&(_, left)| left > 0).collect();
@@ -93,7 +95,8 @@ impl Deal<'_> {
         }
     }
 
-    /// Which of two VMs, with what they have to give, gives first. Weight 0 makes anything endlessly much.
+    /// Orders two VMs, each with its sections to give: the one to give first comes first. Any
+    /// surplus of a VM of weight 0 counts as infinite.
     fn precedence(&self, (one, has): (usize, u64), (other, other_has): (usize, u64)) -> Ordering {
         let [a, b] = [one, other].map(|i| self.standings[i].reading);
         let crossed = (u128::from(other_has) * u128::from(a.limits.weight))
@@ -101,7 +104,8 @@ impl Deal<'_> {
         crossed.then(other_has.cmp(&has)).then_with(|| a.vm.cmp(&b.vm))
     }
 
-    /// Has those who are above their fair share give down to it, as far as somebody is below theirs by a whole section.
+    /// Takes sections from VMs above their fair share, down to that share, as far as other VMs are
+    /// below theirs by whole sections.
     fn even_out(&mut self) {
         let (standings, at_once) = (self.standings, self.urgent() > 0);
         let (places, claims): (Vec<usize>, Vec<Claim>) = standings
@@ -124,7 +128,7 @@ impl Deal<'_> {
         self.take(below.saturating_sub(self.pot), Give::Share, &above);
     }
 
-    /// What a VM may claim when all that there is is divided, if it takes part.
+    /// Returns a VM's claim for the division of all memory, or `None` if the VM takes no part.
     fn claim(&self, standing: &Standing<'_>, at_once: bool) -> Option<Claim> {
         let floor = standing.figures.filter(|_| !standing.reading.busy)?.demand.floor;
         let limits = standing.reading.limits;
@@ -133,7 +137,7 @@ impl Deal<'_> {
         Some(Claim { least: floor.max(limits.least()).min(most), most, weight: limits.weight })
     }
 
-    /// Gives what is in the pot to those who want it: up to their mins first, then the rest.
+    /// Gives the pot to the VMs that want sections: up to their mins first, then the rest.
     fn hand_out(&mut self) {
         for to_min in [true, false] {
             let growers: Vec<Grower> =

@@ -1,32 +1,36 @@
+//! The history of one VM: the figures that its surplus, growth and shortage are judged by.
+
 use std::collections::VecDeque;
 
 use aquifer_page::Bytes;
 
 use super::{Config, Reading};
 
-/// Less swapping than this in a period is the guest's housekeeping, no shortage.
+/// The least swap traffic of a period, in bytes, that counts as a shortage. Less is the guest's
+/// housekeeping.
 const HOUSEKEEPING: u64 = 1 << 20;
 
-/// Use that has risen for so many readings in a row rises.
+/// The number of rises in a row after which use counts as rising.
 const RISES: usize = 3;
 
-/// What is remembered of a VM, all of it read.
+/// The history of one VM, all of it from readings.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Past {
     size: Option<Bytes>,
-    /// Periods since its size rose, whoever did it.
+    /// Periods since the VM's size rose, by whatever cause.
     grew: Option<u32>,
     answer: Option<Answer>,
-    /// What the guest's kernel keeps from its own count. The smallest difference that was seen: what a guest has counted
-    /// once, it can count again; memory that was added and not counted yet must not look like more need.
+    /// The memory that the guest's kernel reserves: the smallest difference seen between size and
+    /// `MemTotal`. The smallest, because the guest can count again all memory that it once counted.
+    /// Added memory that the guest has not counted yet must not look like more need.
     kept: Option<Bytes>,
-    /// What it needed in the last periods, the present one last.
+    /// The demands of the last periods, the present one last.
     window: VecDeque<Demand>,
-    /// What it used, as it said the last times, the present one last.
+    /// The last distinct figures of use, the present one last.
     uses: VecDeque<Bytes>,
 }
 
-/// The guest's last own figures.
+/// The figures of the guest's last answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Answer {
     size: Bytes,
@@ -36,34 +40,36 @@ struct Answer {
     pressure: Option<f64>,
 }
 
-/// What a VM needed in one period, as sizes.
+/// A VM's need in one period, as sizes of the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// With all its slack.
+    /// The size with all slack.
     pub(super) need: Bytes,
-    /// What is not taken from it: what it uses and the least slack.
+    /// The size that the balancer never goes below: the use and the least slack.
     pub(super) floor: Bytes,
 }
 
-/// What says that a guest is short, beside its use.
+/// The signs of a shortage beside the use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Signs {
-    /// Written to swap since the guest answered before.
+    /// Bytes written to swap since the guest's previous answer.
     pub(super) swapped_out: Bytes,
-    /// Read from swap since then.
+    /// Bytes read from swap since then.
     pub(super) swapped_in: Bytes,
-    /// PSI `some avg10` in percent, if it counts.
+    /// PSI `some avg10` in percent, if it is above the limit.
     pub(super) pressure: Option<f64>,
 }
 
 impl Past {
-    /// Takes in a reading. Returns what the guest's figures say beside its use, if there are any.
+    /// Records a reading. Returns the signs of a shortage, or `None` if the guest's figures are not
+    /// usable.
     pub(super) fn read(&mut self, reading: &Reading, config: &Config) -> Option<Signs> {
         let rose = self.size.is_some_and(|before| reading.size > before);
         self.grew = if rose { Some(0) } else { self.grew.map(|periods| periods.saturating_add(1)) };
         self.size = Some(reading.size);
         if !reading.tells() {
-            // A surplus of which nobody knows whether it lasted. The counters stay: a guest that swaps hard may be silent.
+            // A surplus may not have lasted meanwhile. The counters stay, because a guest that
+            // swaps hard may be silent.
             self.window.clear();
             self.uses.clear();
             return None;
@@ -97,12 +103,12 @@ impl Past {
         let Some(before) = before else {
             return Signs { pressure: above(answer.pressure, config), ..Signs::default() };
         };
-        // A counter below what it was: the guest was booted again.
+        // A counter that went down means that the guest rebooted.
         let counted = |now: u64, then: u64| match now.saturating_sub(then) {
             moved if config.swap_is_need && moved >= HOUSEKEEPING => Bytes(moved),
             _ => Bytes::ZERO,
         };
-        // The average lags: while it falls after growth, it tells of the time before.
+        // The average lags: while it falls after growth, it reflects the time before the growth.
         let relieved = self.hold(config) > 0 && answer.pressure < before.pressure;
         Signs {
             swapped_out: counted(answer.swap_out, before.swap_out),
@@ -111,7 +117,7 @@ impl Past {
         }
     }
 
-    /// Takes in what this period's figures come to.
+    /// Records the demand of this period.
     pub(super) fn remember(&mut self, demand: Demand, config: &Config) {
         self.window.push_back(demand);
         while self.window.len() > periods(config) {
@@ -119,9 +125,10 @@ impl Past {
         }
     }
 
-    /// Takes in what it uses, and says by how much that rises a period, if it does.
+    /// Records the guest's use, and returns the average rise in a period, or zero if use does not
+    /// rise.
     pub(super) fn rise(&mut self, used: Bytes) -> Bytes {
-        // Figures that are those of before were read twice.
+        // Equal figures are the same answer, read twice.
         if self.uses.back() != Some(&used) {
             self.uses.push_back(used);
         }
@@ -136,7 +143,7 @@ impl Past {
         }
     }
 
-    /// The most of what it needed in all of the last periods, if there were enough of them to tell.
+    /// Returns the highest demand of the last periods, or `None` while there are too few of them.
     pub(super) fn peak(&self, config: &Config) -> Option<Demand> {
         if self.window.len() < periods(config) {
             return None;
@@ -148,24 +155,24 @@ impl Past {
         self.window.iter().copied().reduce(|one, other| most(one, &other))
     }
 
-    /// For how many of the last periods it would have done with `size`.
+    /// Returns for how many of the last periods `size` would have been enough.
     pub(super) fn lasted(&self, size: Bytes) -> u32 {
         let lasted = self.window.iter().rev().take_while(|demand| demand.need <= size).count();
         u32::try_from(lasted).unwrap_or(u32::MAX)
     }
 
-    /// For how many more periods nothing is taken from it, because it grew.
+    /// Returns for how many more periods the VM gives nothing, because it grew.
     pub(super) fn hold(&self, config: &Config) -> u32 {
         self.grew.map_or(0, |periods| config.hold_after_grow.saturating_sub(periods))
     }
 
-    /// What the guest's kernel keeps from its own count.
+    /// Returns the memory that the guest's kernel reserves.
     pub(super) fn kept(&self) -> Bytes {
         self.kept.unwrap_or_default()
     }
 }
 
-/// The readings that a surplus must be in: the present one in any case.
+/// Returns the number of readings that a surplus must be in, at least 1.
 fn periods(config: &Config) -> usize {
     usize::try_from(config.surplus_periods.max(1)).unwrap_or(usize::MAX)
 }

@@ -1,3 +1,5 @@
+//! The plan of one period: the resizes, and the reason for each.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, RegionName};
@@ -5,100 +7,103 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 
-/// What is to be done in a period, and why.
+/// The resizes and the verdicts of one period.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// In the order in which to begin them: growth that free sections cover, urgent needs before others; then
-    /// what shrinks; then what grows by what the shrinks set free. At most one for each VM.
+    /// The moves, at most one for each VM, in the order in which to begin them. First growth that
+    /// free sections cover, urgent needs before others; then the shrinks; then growth that the
+    /// shrinks cover.
     pub moves: Vec<Move>,
-    /// One for each VM, in the order of the readings.
+    /// One verdict for each VM, in the order of the readings.
     pub verdicts: Vec<Verdict>,
 }
 
 /// One resize, by whole sections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Move {
-    /// Whose.
+    /// The VM.
     pub vm: RegionName,
-    /// What it has.
+    /// The present size.
     pub from: Bytes,
-    /// What it is to have. A guest that does not give as much as it was asked for has others grow by less.
+    /// The planned size. If a guest gives less than the plan asks for, other VMs grow by less.
     pub to: Bytes,
-    /// Why.
+    /// The reason.
     pub because: Because,
 }
 
-/// Which way a VM goes, and why.
+/// The direction of a move, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "move", rename_all = "snake_case")]
 pub enum Because {
-    /// It gets memory.
+    /// The VM gets memory.
     Grows {
-        /// What for.
+        /// The reason to grow.
         want: Want,
-        /// Not before the plan's shrinks are done: what is free does not cover it.
+        /// True if the free sections do not cover the growth, so that it must wait for the plan's
+        /// shrinks.
         waits: bool,
     },
-    /// It gives memory.
+    /// The VM gives memory.
     Shrinks {
-        /// What for.
+        /// The reason to shrink.
         give: Give,
     },
 }
 
-/// Why a VM is to grow. All but `min` and `slack` are urgent: others give for them at once what they do not need now.
+/// The reason why a VM grows. All but `min` and `slack` are urgent: for these, other VMs also give
+/// surplus that has not lasted yet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "want", rename_all = "snake_case")]
 pub enum Want {
-    /// It has less than its min.
+    /// The VM is below its min.
     Min,
-    /// It swaps.
+    /// The guest swaps.
     Swaps {
-        /// How much since it answered before.
+        /// Bytes swapped since the guest's previous answer.
         swapped: Bytes,
     },
-    /// Its programs wait for memory.
+    /// The guest's programs stall on memory.
     Pressure {
-        /// PSI `some avg10`.
+        /// PSI `some avg10`, in percent.
         percent: f64,
     },
-    /// Its applications have asked for memory.
+    /// The guest's applications have asked for memory.
     Wish {
-        /// How much.
+        /// The bytes that they asked for.
         wish: Bytes,
     },
-    /// It has less than half of the least slack free.
+    /// The guest's free memory is below half of the least slack.
     Tight {
-        /// How much.
+        /// The free memory.
         free: Bytes,
     },
-    /// What it uses rises so fast that it would soon have too little.
+    /// The guest's use rises so fast that it would soon be short.
     Rises {
-        /// By how much a period.
+        /// The rise in a period.
         rise: Bytes,
     },
-    /// It has less slack than it shall have.
+    /// The guest has less free memory than its slack.
     Slack,
 }
 
-/// Why a VM is to shrink.
+/// The reason why a VM shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Give {
-    /// It is above its max.
+    /// The VM is above its max.
     OverMax,
-    /// Others need what it does not.
+    /// Other VMs need the VM's surplus.
     Surplus,
-    /// It has more than its fair share while others are short.
+    /// The VM is above its fair share while others are short.
     Share,
-    /// What it does not need goes back to the host.
+    /// The VM's lasting surplus returns to the host.
     Return,
-    /// No section is free: one of what it does not need is made so for whoever needs it next.
+    /// No section is free, so the VM gives one ahead of the next growth.
     Ahead,
 }
 
 impl Want {
-    /// Whether others give for it at once what they do not need now, though they may soon.
+    /// Whether other VMs give for it at once, even surplus that has not lasted.
     pub(super) fn is_urgent(self) -> bool {
         !matches!(self, Self::Min | Self::Slack)
     }

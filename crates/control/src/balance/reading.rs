@@ -1,52 +1,61 @@
+//! The input of one period: the host's free memory, and each guest's figures.
+
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
 
-/// What a period finds of the host.
+/// The state of the host in one period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// What VMs may still grow by, without what is promised to one of them ([`Limits::reserve`]).
+    /// The memory that VMs may still grow by, without the reserves promised to single VMs
+    /// ([`Limits::reserve`]).
     pub sections_free: Bytes,
-    /// What a VM grows and shrinks by multiples of: virtio-mem's block, or a multiple of it. With zero, nothing is moved.
+    /// The unit of resizes: virtio-mem's block size, or a multiple of it. With zero, nothing moves.
     pub section: Bytes,
-    /// The host itself is short of memory. Then VMs grow only to their min and for wishes (an application waits, and would
-    /// fail): what else a VM is given now, the host would swap out in its place. And surpluses that last go back to the
-    /// host whatever [`Config::keep_surplus`](super::Config::keep_surplus) says: a guest's page cache is cheaper to lose.
+    /// Whether the host itself is short of memory. VMs then grow only to their min and for wishes,
+    /// because an application that waits would fail. For any other growth, the host would swap
+    /// other pages out. Lasting surpluses return to the host whatever
+    /// [`Config::keep_surplus`](super::Config::keep_surplus) says: a guest's page cache is cheaper
+    /// to lose.
     pub short: bool,
 }
 
-/// What a period finds of one VM. All figures but `size` are the guest's own.
+/// The state of one VM in one period. All figures but `size` come from the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// Which VM.
+    /// The VM.
     pub vm: RegionName,
-    /// What it has now, as the host counts. Need not be a multiple of a section: it moves by whole ones from there.
+    /// The VM's size as the host counts it, not always a multiple of a section. Resizes change the
+    /// size by whole sections.
     pub size: Bytes,
-    /// `MemTotal`: less than `size` by what the guest's kernel keeps for itself.
+    /// `MemTotal`, which is below `size` by the memory that the guest's kernel reserves.
     pub total: Bytes,
     /// `MemAvailable`.
     pub available: Bytes,
-    /// Read from swap since the guest booted (`pswpin`), in bytes.
+    /// Bytes read from swap since the guest booted (`pswpin`).
     pub swap_in: u64,
-    /// Written to swap since the guest booted (`pswpout`), in bytes.
+    /// Bytes written to swap since the guest booted (`pswpout`).
     pub swap_out: u64,
-    /// What is in swap now: wants to come back.
+    /// The memory in swap, which the guest will want back.
     pub swap_used: Bytes,
-    /// PSI `some avg10` of the guest, in percent, if its kernel has it.
+    /// PSI `some avg10` of the guest, in percent, if its kernel has PSI.
     pub pressure: Option<f64>,
-    /// What its applications have asked for and not got yet (section III-C, pro-active).
+    /// The memory that the guest's applications have asked for and not got yet (\[Bielski18\]
+    /// III-C, pro-active).
     pub wish: Bytes,
-    /// What the operator set.
+    /// The operator's limits.
     pub limits: Limits,
-    /// The guest's figures are fresh. If not, they are not looked at, and the VM keeps what it has.
+    /// Whether the guest's figures are fresh. If not, the balancer ignores them, and the VM keeps
+    /// its size.
     pub answers: bool,
-    /// A resize is running: the VM counts with what it has, and isn't touched in this period.
+    /// Whether a resize is running. The VM then counts with its present size, and does not move in
+    /// this period.
     pub busy: bool,
 }
 
 impl Reading {
-    /// Whether there are figures, and such as a guest could have.
+    /// Whether the guest's figures are fresh and plausible.
     pub(super) fn tells(&self) -> bool {
         self.answers && self.total > Bytes::ZERO && self.available <= self.total
     }

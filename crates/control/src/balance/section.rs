@@ -1,8 +1,10 @@
+//! The unit of resizes, and the arithmetic on it.
+
 use aquifer_page::Bytes;
 
 use super::Config;
 
-/// The unit of resizes, never zero. Numbers of sections are plain `u64`s within this module.
+/// The unit of resizes, never zero. Within this module, numbers of sections are plain `u64`s.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Section(u64);
 
@@ -11,12 +13,12 @@ impl Section {
         (bytes > Bytes::ZERO).then_some(Self(bytes.0))
     }
 
-    /// The fewest sections that hold so much: how a VM grows.
+    /// Returns the fewest sections that hold `bytes`, as for a VM that grows.
     pub(super) fn up(self, bytes: Bytes) -> u64 {
         bytes.0.div_ceil(self.0)
     }
 
-    /// The most sections that fit in so much: how a VM shrinks.
+    /// Returns the most sections that fit in `bytes`, as for a VM that shrinks.
     pub(super) fn down(self, bytes: Bytes) -> u64 {
         bytes.0 / self.0
     }
@@ -29,7 +31,8 @@ impl Section {
         Bytes(self.0 / 2)
     }
 
-    /// How far from its slack a VM may be without being moved: half a section of use, and the slack on it.
+    /// Returns how far a VM may be from its slack without moving: half a section of use, and the
+    /// slack on that.
     pub(super) fn band(self, config: &Config) -> Bytes {
         self.half().scaled(1.0 + config.slack)
     }

@@ -1,22 +1,24 @@
+//! The arithmetic of fair shares: weighted max-min fairness, in bytes and in whole sections.
+
 use aquifer_page::Bytes;
 
 use super::section::Section;
 
-/// What one VM may end up with when memory is divided.
+/// One VM's bounds in a division of memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// It gets this in any case.
+    /// The VM gets this in any case.
     pub(super) least: Bytes,
-    /// It wants no more.
+    /// The VM wants no more.
     pub(super) most: Bytes,
     pub(super) weight: u32,
 }
 
-/// Fractions of a byte in a level, so that large weights do not make shares coarse.
+/// Fractional bits of a level, so that large weights do not make shares coarse.
 const FRACTION: u32 = 20;
 
 impl Claim {
-    /// Its share when each unit of weight gets `level`.
+    /// Returns the VM's share when each unit of weight gets `level`.
     fn at(&self, level: u128) -> u64 {
         let share =
             u64::try_from((level * u128::from(self.weight)) >> FRACTION).unwrap_or(u64::MAX);
@@ -24,11 +26,12 @@ impl Claim {
     }
 }
 
-/// Weighted max-min fairness: water of `pool` bytes fills all claims to one level (by weight), but each to no less than its
-/// least and no more than its most. What the leasts exceed the pool by is not taken off them.
+/// Divides `pool` bytes by weighted max-min fairness: it raises all claims to one level, by weight,
+/// each within its least and its most. If the sum of the leasts exceeds the pool, each claim still
+/// gets its least.
 pub(super) fn fair(pool: u128, claims: &[Claim]) -> Vec<Bytes> {
     let all = |level: u128| claims.iter().map(|claim| u128::from(claim.at(level))).sum::<u128>();
-    // At the upper end, a weight of one gets all that a `u64` can say.
+    // At the upper end, a weight of one gets the largest `u64`.
     let (mut fits, mut end) = (0, 1u128 << (u64::BITS + FRACTION));
     while end - fits > 1 {
         let middle = fits + (end - fits) / 2;
@@ -37,7 +40,7 @@ pub(super) fn fair(pool: u128, claims: &[Claim]) -> Vec<Bytes> {
     claims.iter().map(|claim| Bytes(claim.at(fits))).collect()
 }
 
-/// One who is to grow.
+/// A VM that is to grow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grower {
     pub(super) size: Bytes,
@@ -46,8 +49,9 @@ pub(super) struct Grower {
     pub(super) weight: u32,
 }
 
-/// Divides `sections` among those who want some, so that their sizes become as fair as can be, in whole sections. None are
-/// left while somebody wants one; who has weight 0 gets what the others leave.
+/// Divides `sections` among the growers, so that their sizes become as fair as whole sections
+/// allow. No section is left while a grower wants one. VMs of weight 0 get only sections that the
+/// others leave.
 pub(super) fn divide(mut sections: u64, growers: &[Grower], section: Section) -> Vec<u64> {
     let mut gets = vec![0; growers.len()];
     for weightless in [false, true] {
@@ -63,7 +67,8 @@ pub(super) fn divide(mut sections: u64, growers: &[Grower], section: Section) ->
                 .min(sections);
             sections -= gets[i];
         }
-        // What rounding has left: less than a section for each, so to those who have least by weight.
+        // Rounding leaves less than one section for each grower, which goes to the smallest by
+        // weight.
         let mut missing: Vec<usize> =
             of.into_iter().filter(|&i| gets[i] < growers[i].wants).collect();
         missing.sort_by_key(|&i| {
@@ -82,7 +87,7 @@ pub(super) fn divide(mut sections: u64, growers: &[Grower], section: Section) ->
     gets
 }
 
-/// Keeps apart, after a division by weight, what differs by less than a weight.
+/// The scale that keeps sizes distinct after the division by weight.
 const SCALE: u128 = 1 << 32;
 
 fn claim(grower: &Grower, section: Section) -> Claim {

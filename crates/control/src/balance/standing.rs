@@ -1,49 +1,51 @@
+//! The state of one VM before the division: its wants, and the surplus that it can give.
+
 use aquifer_page::Bytes;
 
 use super::past::{Demand, Past, Signs};
 use super::section::Section;
 use super::{Config, Host, Reading, Want};
 
-/// What a VM's own figures come to in a period, as sizes.
+/// The figures derived from a guest's reading, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
-    /// What the guest uses.
+    /// The guest's use.
     pub(super) used: Bytes,
-    /// What its kernel keeps from its count.
+    /// The memory that the guest's kernel reserves.
     pub(super) kept: Bytes,
-    /// What it shall have free on top.
+    /// The free memory that the guest gets on top.
     pub(super) slack: Bytes,
     pub(super) demand: Demand,
 }
 
-/// Where one VM stands before anything is dealt. Numbers of sections are `u64`s.
+/// One VM's wants and surplus in this period. Numbers of sections are `u64`s.
 #[derive(Clone, Debug)]
 pub(super) struct Standing<'a> {
     pub(super) reading: &'a Reading,
-    /// None: it has given none.
+    /// `None` if the guest gave no usable figures.
     pub(super) figures: Option<Figures>,
-    /// Sections that it is to grow by if it can.
+    /// Sections that the VM wants to grow by.
     pub(super) wants: u64,
-    /// Why it is to grow, also if it is not because the host is short.
+    /// The reason to grow, also where a short host prevents the growth.
     pub(super) want: Option<Want>,
-    /// Sections that it would want, were the host not short.
+    /// Further sections that the VM would want if the host were not short.
     pub(super) withheld: u64,
-    /// Sections above its max, as far as it does not use them.
+    /// Sections above the VM's max that the guest does not use.
     pub(super) over_max: u64,
-    /// Sections of a surplus that has lasted.
+    /// Sections of surplus that have lasted.
     pub(super) lasting: u64,
-    /// Sections of a surplus that is there now, lasting or not.
+    /// Sections of present surplus, lasting or not.
     pub(super) spare: u64,
-    /// The size with the most that it needed lately and with what is never taken, if there is enough to tell.
+    /// The highest demand of the last periods, if there are enough of them.
     pub(super) peak: Option<Demand>,
-    /// Periods for which it gives nothing more.
+    /// Periods for which the VM still gives nothing, because it grew.
     pub(super) hold: u32,
-    /// Periods for which it has had a surplus.
+    /// Periods for which the VM has had a surplus.
     pub(super) lasted: u32,
 }
 
 impl<'a> Standing<'a> {
-    /// Reads one VM, and has `past` remember it.
+    /// Reads one VM's state, and records the reading in `past`.
     pub(super) fn read(
         reading: &'a Reading,
         past: &mut Past,
@@ -78,12 +80,13 @@ impl<'a> Standing<'a> {
         standing
     }
 
-    /// Whether a surplus elsewhere is taken for it at once.
+    /// Whether other VMs give surplus at once for this VM.
     pub(super) fn urgent(&self) -> bool {
         self.wants > 0 && self.want.is_some_and(Want::is_urgent)
     }
 
-    /// Sections that it does not need and that may be taken: what has lasted, or at once what is there now.
+    /// Returns the sections that the balancer may take: the lasting surplus, or with `at_once` the
+    /// present one.
     pub(super) fn surplus(&self, at_once: bool) -> u64 {
         match (self.hold, at_once) {
             (0, true) => self.spare,
@@ -92,14 +95,14 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// What is to be left of it if sections are taken for a fair share: what it uses, with some of the noise that it may
-    /// have, or its min.
+    /// Returns the size that a VM keeps when the balancer takes sections for a fair share: its use,
+    /// with half a section for noise, or its min.
     pub(super) fn keeps(&self, at_once: bool, section: Section) -> Option<Bytes> {
         let demand = if at_once { self.figures.map(|figures| figures.demand) } else { self.peak }?;
         Some(demand.floor.saturating_add(section.half()).max(self.reading.limits.least()))
     }
 
-    /// How much it is to grow, and why.
+    /// Sets the sections to grow by, and the reason.
     fn hungers(
         &mut self,
         want: Option<Want>,
@@ -124,7 +127,7 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// What can be taken from it, and when.
+    /// Sets the sections that the VM can give.
     fn spares(&mut self, figures: Figures, past: &Past, section: Section, config: &Config) {
         let Reading { size, limits, .. } = *self.reading;
         if self.wants > 0 {
@@ -139,7 +142,7 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// Sections beyond what it shall keep while nobody is short: its need and the band, within its limits.
+    /// Returns the sections beyond the need and the band, within the VM's limits.
     fn beyond(&self, demand: Demand, band: Bytes, section: Section) -> u64 {
         let Reading { size, limits, .. } = *self.reading;
         let comfort = demand.need.saturating_add(band).min(limits.max);
@@ -147,7 +150,7 @@ impl<'a> Standing<'a> {
     }
 }
 
-/// What a guest's figures come to, and why it would grow even for less than its band.
+/// Derives the guest's figures, and a reason to grow even within the band, if there is one.
 fn figures(
     reading: &Reading,
     past: &mut Past,
@@ -165,7 +168,7 @@ fn figures(
     let need = kept.saturating_add(whole).saturating_add(slack).saturating_add(wish);
     let floor = kept.saturating_add(used).saturating_add(config.least_slack);
     let free = size.saturating_sub(kept.saturating_add(used));
-    // What comes back from swap into room that is there is no shortage.
+    // Swap-in into free room is no shortage.
     let returns = if need > size { signs.swapped_in } else { Bytes::ZERO };
     let swapped = signs.swapped_out.saturating_add(returns);
     let want = if swapped > Bytes::ZERO {

@@ -1,3 +1,5 @@
+//! The verdict on each VM: the figures, the decision and the reason.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, RegionName};
@@ -5,103 +7,104 @@ use serde::{Deserialize, Serialize};
 
 use super::{Give, Want};
 
-/// What was found and decided of one VM in a period. `Display` says it in a sentence with the numbers.
+/// The figures of one VM in a period, and the decision. `Display` writes them as one sentence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which VM.
+    /// The VM.
     pub vm: RegionName,
-    /// What it has.
+    /// The VM's present size.
     pub size: Bytes,
-    /// What the guest uses, 0 if it does not say.
+    /// The guest's use, 0 if its figures are unknown.
     pub used: Bytes,
-    /// What of it is in swap beside that, and wants to come back.
+    /// The memory in swap, not part of `used`, which the guest will want back.
     pub swapped: Bytes,
-    /// What the guest's kernel keeps from its own count.
+    /// The memory that the guest's kernel reserves.
     pub kept: Bytes,
-    /// What it shall have free on top.
+    /// The free memory that the guest gets on top.
     pub slack: Bytes,
-    /// What its applications have asked for.
+    /// The memory that the guest's applications have asked for.
     pub wish: Bytes,
-    /// The sum of these, or a section more than it has if it swaps or waits for memory. 0 if it does not say.
+    /// The sum of the figures above. The need is at least a section above `size` if the guest swaps
+    /// or waits for memory, and 0 if the guest's figures are unknown.
     pub need: Bytes,
-    /// The need within min and max, in whole sections from `size`: what it would have if memory cost nothing to move.
+    /// The need within min and max, whole sections away from `size`: the size if moves were free.
     pub target: Bytes,
-    /// What it is to have after the plan.
+    /// The planned size.
     pub to: Bytes,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why a VM is moved or left.
+/// The reason why a VM moves or stays.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Why {
-    /// It has given no fresh figures, or none that can be.
+    /// The guest gave no fresh or no plausible figures.
     Silent,
     /// A resize is running.
     Busy,
-    /// The host names no size of a section.
+    /// The host's section size is zero.
     NoSection,
-    /// It grows.
+    /// The VM grows.
     Grows {
-        /// What for.
+        /// The reason to grow.
         #[serde(flatten)]
         want: Want,
-        /// Not before others have shrunk.
+        /// Whether the growth must wait for other VMs to shrink.
         waits: bool,
-        /// What it would grow by, were there enough.
+        /// The bytes that the VM would grow by if there were enough memory.
         wanted: Bytes,
     },
-    /// It would grow, and there is nothing to grow by.
+    /// The VM would grow, but there is no memory to grow by.
     Lacks {
-        /// What for.
+        /// The reason to grow.
         #[serde(flatten)]
         want: Want,
-        /// What it would grow by.
+        /// The bytes that it would grow by.
         wanted: Bytes,
-        /// What it still has promised for when it is out of memory.
+        /// The reserve that remains promised to it for when it is out of memory.
         reserve: Bytes,
     },
-    /// It would grow, and the host is short of memory itself.
+    /// The VM would grow, but the host itself is short of memory.
     HostShort {
-        /// What for.
+        /// The reason to grow.
         #[serde(flatten)]
         want: Want,
-        /// What it would grow by.
+        /// The bytes that it would grow by.
         wanted: Bytes,
     },
-    /// It needs more than it may have.
+    /// The VM needs more than its max.
     AtMax {
-        /// Its max.
+        /// The VM's max.
         max: Bytes,
     },
-    /// It shrinks.
+    /// The VM shrinks.
     Shrinks {
-        /// What for.
+        /// The reason to shrink.
         give: Give,
     },
-    /// It has a surplus, which is not taken as it grew lately.
+    /// The VM keeps its surplus, because it grew lately.
     Holds {
-        /// In whole sections.
+        /// The surplus, in whole sections.
         surplus: Bytes,
-        /// For so many more periods.
+        /// The number of further periods.
         periods: u32,
     },
-    /// It has a surplus, which has not lasted yet.
+    /// The VM keeps its surplus, because it has not lasted yet.
     Lasts {
-        /// In whole sections.
+        /// The surplus, in whole sections.
         surplus: Bytes,
-        /// For so many periods so far.
+        /// The periods for which it has lasted.
         periods: u32,
-        /// Of so many.
+        /// The periods for which it must last.
         of: u32,
     },
-    /// It has a surplus that lasted, and nobody needs it.
+    /// The VM keeps a lasting surplus that no other VM needs.
     Keeps {
-        /// In whole sections.
+        /// The surplus, in whole sections.
         surplus: Bytes,
     },
-    /// It has what it needs, give or take half a section.
+    /// The VM has its need, within half a section.
     Fits,
 }
 

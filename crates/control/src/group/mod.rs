@@ -1,17 +1,21 @@
-//! A tenant's group of VMs on one host: how fast its pages are scanned for equal ones, and who gets what that saves.
+//! A tenant's group of VMs on one host: the rate of the scan for equal pages, and the division of
+//! the savings.
 //!
-//! After "Group-based memory oversubscription for virtualized clouds" (Groups; Kim et al. 2014). Three machines, each
-//! called once a period (1 s in the paper, section 6.1) by a caller that reads, and carries out what comes back:
-//! - [`scan_rate`] (section 4.2.1, Algorithm 1): pages per millisecond for the scanner of a group.
-//! - [`reprovision`] (sections 4.2.2 and 4.2.3): what sharing saves goes to the group's VMs by balloon, and what is left
-//!   to its secondary cache.
-//! - [`overhead`] (section 7.1): what one group does not need is lent to another, which pays for the lender's scanner.
+//! After \[Kim14\]. There are three machines. The caller calls each once a period (1 s in the
+//! paper, section 6.1) with the period's figures, and carries out the result:
+//! - [`scan_rate`] (section 4.2.1, Algorithm 1) sets the pages per millisecond of a group's
+//!   scanner.
+//! - [`reprovision`] (sections 4.2.2 and 4.2.3) gives the savings to the group's VMs by balloon,
+//!   and the rest to its secondary cache.
+//! - [`overhead`] (section 7.1) lends one group's idle memory to another, which pays for the
+//!   lender's scanner.
 //!
 //! # In a period
-//! First [`overhead::Ledger::step`] for all groups of the host, if any lends: an owner that needs its memory has it taken
-//! from borrowers, not from its own VMs. Then, for each group, [`reprovision::Reprovisioner::step`] with the
-//! [`Surplus`] of its account, and [`scan_rate::Controller::step`]; for a group whose scanner another one pays, with CPU
-//! and swap of the one that pays (section 7.2).
+//! The caller first calls [`overhead::Ledger::step`] for all groups of the host, if any lends. An
+//! owner that needs its memory gets it from borrowers, not from its own VMs. Then, for each group,
+//! the caller calls [`reprovision::Reprovisioner::step`] with the [`Surplus`] of its account, and
+//! [`scan_rate::Controller::step`]. If another group pays for the scanner, that step takes the CPU
+//! and swap figures of the payer (section 7.2).
 
 use std::fmt;
 
@@ -22,36 +26,37 @@ pub mod overhead;
 pub mod reprovision;
 pub mod scan_rate;
 
-/// What a group has to hand out in a period, beyond what its VMs have anyway.
+/// The memory that a group can hand out in a period, beyond its VMs' own sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surplus {
-    /// What its sharing saves, less what it lends, and what it borrows. All of it counts, also what is handed out already.
+    /// The savings of its sharing, less its loans to others, plus its loans from others. Includes
+    /// the part that is handed out already.
     pub bytes: Bytes,
-    /// The part of it that others have to give back and still use: it is not handed out before it comes, and no reason to
-    /// take anything from the group's own VMs.
+    /// The part that borrowers owe and still use. The group does not hand it out until it comes
+    /// back, but takes nothing from its own VMs for it either.
     pub awaited: Bytes,
 }
 
-/// The least step in which balloons are moved: 1 MB in the paper (section 6.1).
+/// The least step by which balloons move: 1 MB in the paper (section 6.1).
 const LEAST_STEP: Bytes = Bytes::mib(1);
 
-/// Why settings make no sense; the text names the keys and what to write instead.
+/// An error in the settings; the text names the keys and the values to write instead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ConfigError {
-    /// `cpu_percent` is no percentage.
+    /// `cpu_percent` is not a percentage.
     Cpu(f64),
-    /// `min` is zero: half of it would be too, and a scanner that stands still finds nothing.
+    /// `min` is zero. Half of it would be zero too, and a scanner that stands still finds nothing.
     NoMin,
     /// `unit` is zero: the rate could only fall.
     NoUnit,
     /// `min` is above `max`.
     MinAboveMax {
-        /// `min` as given.
+        /// The given `min`.
         min: scan_rate::Rate,
-        /// `max` as given.
+        /// The given `max`.
         max: scan_rate::Rate,
     },
-    /// `step` is less than balloons are moved by.
+    /// `step` is smaller than the least step of a balloon.
     Step(Bytes),
 }
 
@@ -81,7 +86,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The step to go by: if nobody validated it, no less than balloons can.
+/// Returns the effective step: at least the least step of a balloon.
 fn whole(step: Bytes) -> Bytes {
     step.max(LEAST_STEP)
 }

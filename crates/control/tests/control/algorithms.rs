@@ -1,4 +1,5 @@
-//! Every line of the paper's Algorithms 1-4. What each must do when messages go astray: `protocol.rs`.
+//! Tests of every line of Algorithms 1-4 of \[Ge23\]. `protocol.rs` tests lost and repeated
+//! messages.
 
 use aquifer_control::{Action, Cause, Config, Event, Message, Reason, RequestId, Role, Shareable};
 use aquifer_page::{Bytes, LeaseId};
@@ -47,12 +48,12 @@ fn algorithm_2_line_1_without_a_request_and_without_need_a_host_stays_neutral() 
 
 #[test]
 fn algorithm_2_lines_2_3_a_request_above_what_can_be_shared_is_rejected_with_the_spare() {
-    // Eq. 2 and T_upper: 8 GiB less the 5 used.
+    // Eq. 2 and T_upper: 8 GiB less the 5 GiB used.
     let mut host = Host::new(config());
     host.tick(50, &[]).receive("b", req(1, Bytes::gib(3) + Bytes::mib(64)));
     assert_eq!(host.rejection_sent(), (Bytes::gib(3), Reason::NoRoom));
     assert_eq!(host.role(), Role::Neutral);
-    // Eq. 1: 10 GiB less the 9 reserved.
+    // Eq. 1: 10 GiB less the 9 GiB reserved.
     let mut host = Host::new(Config {
         shareable: Shareable::Preconfigured { reserved: Bytes::gib(9) },
         ..config()

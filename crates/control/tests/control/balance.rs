@@ -1,4 +1,5 @@
-//! The balancer by sequences of readings: who grows, who gives, and when nobody moves.
+//! Tests of the balancer by sequences of readings: which VM grows, which gives, and when none
+//! moves.
 
 use aquifer_control::balance::{Balancer, Config, Host, Limits, Why};
 use aquifer_page::Bytes;
@@ -15,7 +16,7 @@ fn limited(vm: Vm, min: u64, max: u64, weight: u32) -> Vm {
 
 #[test]
 fn a_guest_that_lacks_slack_grows_at_once_by_whole_sections_rounded_up() {
-    // 1000 MiB and a quarter are 226 MiB more than it has.
+    // 1000 MiB and a quarter are 226 MiB above its size.
     let mut machine = machine(4096, [("a", Vm::new(1024, 1000)), ("b", Vm::new(2048, 100))]);
     assert_eq!(said(&machine.periods(1)), ["a 1024>1280 Tight"]);
     assert_eq!(said(&machine.periods(30)), [""; 0]);
@@ -62,7 +63,7 @@ fn for_a_guest_that_swaps_a_surplus_is_taken_at_once() {
     machine.periods(10);
     machine.vm("b").load = 1000;
     machine.vm("a").load = 1500;
-    // 1500 MiB and a quarter are 851 MiB more than it has.
+    // 1500 MiB and a quarter are 851 MiB above its size.
     assert_eq!(said(&machine.periods(1)), ["b 4096>3200 Surplus", "a 1024>1920 Swaps waits"]);
 }
 
@@ -75,7 +76,7 @@ fn a_guest_whose_use_rises_gets_what_it_will_use_soon_before_it_is_short() {
         let plan = machine.period();
         assert!(plan.moves.iter().all(|is| is.vm.as_str() == "b"), "{:?}", said(&plan.moves));
     }
-    // 500 MiB and four times the 100 of a period are more than 768, and others give at once.
+    // 500 MiB and four times the rise of 100 MiB exceed 768 MiB, so others give at once.
     machine.vm("a").load = 500;
     let moves = said(&machine.periods(1));
     assert!(moves.iter().any(|is| is.starts_with("a 768>1024 Rises")), "{moves:?}");
@@ -89,7 +90,7 @@ fn for_a_guest_that_waits_for_memory_a_surplus_is_taken_at_once_a_section_at_a_t
     assert_eq!(said(&machine.periods(1)), ["b 3072>2944 Surplus", "a 2048>2176 Pressure waits"]);
     machine.vm("a").pressure = Some(41.0);
     assert_eq!(said(&machine.periods(1)), ["b 2944>2816 Surplus", "a 2176>2304 Pressure waits"]);
-    // The average falls: growth has helped, and what is left of it is of the time before.
+    // The average falls: growth has helped, and the rest reflects the time before the growth.
     machine.vm("a").pressure = Some(30.0);
     assert_eq!(said(&machine.periods(1)), [""; 0]);
 }
@@ -102,7 +103,7 @@ fn a_vm_that_grew_gives_nothing_for_a_while() {
     assert_eq!(machine.size("b"), 2816);
     machine.vm("b").load = 300;
     machine.vm("a").load = 1500;
-    // What is free goes to it at once; what `b` just got does not, for ten periods.
+    // Free memory goes to `a` at once. The memory that `b` just got stays with it for ten periods.
     assert_eq!(said(&machine.periods(10)), ["a 1024>1280 Swaps"]);
     assert_eq!(said(&machine.periods(1)), ["b 2816>2176 Surplus", "a 1280>1920 Tight waits"]);
 }
@@ -138,7 +139,7 @@ fn memory_that_is_scarce_is_divided_by_weight() {
     assert_eq!((machine.size("a"), machine.size("b")), (2048, 6144));
     assert_eq!(machine.periods(50), []);
     let plan = machine.look();
-    // `b` has its share, `a` too, and both would take more.
+    // Both VMs have their shares, and both would take more.
     assert!(
         matches!(verdict(&plan, "a").why, Why::Lacks { .. } | Why::Fits),
         "{}",
@@ -148,13 +149,13 @@ fn memory_that_is_scarce_is_divided_by_weight() {
 
 #[test]
 fn who_has_more_than_its_share_gives_down_to_it_but_not_what_it_uses() {
-    // `a` has 3 GiB of slack on 12 GiB, which would be a good thing if `b` did not swap.
+    // `a` has 3 GiB of slack on 12 GiB, which may stay as long as `b` does not swap.
     let vms = [("a", Vm::new(12288, 9600)), ("b", Vm::new(2048, 1500))];
     let mut machine = machine(14336, vms);
     machine.periods(20);
     machine.vm("b").load = 6000;
     let moves = said(&machine.periods(3));
-    // What it uses, the least slack and half a section are kept: 9792 MiB, rounded as shrinks are.
+    // `a` keeps its use, the least slack and half a section: 9792 MiB, rounded as shrinks are.
     assert_eq!(moves[..2], ["a 12160>9856 Share", "b 2048>4480 Swaps waits"]);
     assert_eq!(moves.len(), 2, "{moves:?}");
     assert_eq!(machine.vm("a").swapping(), 0);
@@ -171,7 +172,7 @@ fn a_vm_below_its_min_is_lifted_to_it_before_others_get_anything() {
 #[test]
 fn a_vm_above_its_max_shrinks_to_it_but_keeps_what_it_uses() {
     let mut machine = machine(8192, [("a", limited(Vm::new(4096, 500), 64, 1000, 100))]);
-    // No less than its max, in whole sections from where it is.
+    // The VM shrinks to no less than its max, by whole sections.
     assert_eq!(said(&machine.periods(1)), ["a 4096>1024 OverMax"]);
     let mut full = self::machine(8192, [("a", limited(Vm::new(4096, 3500), 64, 1000, 100))]);
     assert_eq!(said(&full.periods(1)), ["a 4096>3712 OverMax"]);
@@ -222,7 +223,7 @@ fn a_vm_that_does_not_answer_or_is_being_resized_keeps_what_it_has() {
         assert_eq!(verdict(&plan, "mute").why, Why::Silent);
         assert_eq!(verdict(&plan, "busy").why, Why::Busy);
     }
-    // A silence in between makes a surplus begin anew.
+    // A silence in between restarts the count of a surplus.
     machine.vm("mute").answers = true;
     machine.vm("swaps").load = 500;
     assert!(matches!(verdict(&machine.look(), "mute").why, Why::Lasts { periods: 1, .. }));
@@ -235,7 +236,7 @@ fn vms_come_and_go() {
     let gone = machine.vms.remove("b").unwrap();
     assert_eq!(machine.periods(1), []);
     machine.vms.insert("b", gone);
-    // What was known of it is forgotten, so its surplus has to last again.
+    // The balancer has forgotten its history, so its surplus has to last again.
     assert!(matches!(verdict(&machine.look(), "b").why, Why::Lasts { periods: 1, .. }));
     machine.vms.clear();
     assert_eq!(machine.look().verdicts, []);
@@ -243,7 +244,8 @@ fn vms_come_and_go() {
 
 #[test]
 fn odd_sizes_move_by_whole_sections_and_stay_within_their_limits() {
-    // Of 1000 MiB, three sections fit below its max of 1400; of 1001, three above its min of 600.
+    // From 1000 MiB, three sections fit below the max of 1400; from 1001 MiB, three above the min
+    // of 600.
     let vms = [
         ("a", limited(Vm::new(1000, 1200), 64, 1400, 1)),
         ("b", limited(Vm::new(1001, 10), 600, 4096, 1)),

@@ -1,4 +1,4 @@
-//! Whatever the readings are, a plan stays within what there is and within everybody's limits.
+//! Property tests: for any readings, a plan stays within the free memory and each VM's limits.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Everything that holds of each plan.
+/// Checks the invariants of each plan.
 fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     let mut firsts: BTreeMap<&RegionName, &Reading> = BTreeMap::new();
     for reading in readings {
@@ -103,7 +103,7 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
             let Because::Grows { waits, .. } = one.because else { panic!("{one}") };
             assert!(one.to <= limits.max, "{one}");
             assert!(!waits || shrunk, "{one} waits for nothing");
-            // In this order, each has what it grows by when its turn comes.
+            // In this order, each VM has the memory to grow by when its move begins.
             let grows = u128::from(one.to.0 - one.from.0);
             assert!(grows <= free, "{one} with {free} free");
             free -= grows;
@@ -129,7 +129,7 @@ fn check(config: &Config, host: &Host, readings: &[Reading], plan: &Plan) {
     serde_json::from_str::<Plan>(&json).expect("and read again");
 }
 
-/// Few enough for every run; `PROPTEST_CASES=100000` for a long search.
+/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(500)
 }

@@ -1,11 +1,12 @@
-//! The balancer over time: load that alternates is served, what is steady comes to rest, and noise moves nothing.
+//! Tests of the balancer over time: it serves alternating loads, comes to rest with steady ones,
+//! and moves nothing for noise.
 
 use aquifer_control::balance::{Config, Limits, Move};
 use aquifer_page::Bytes;
 
 use crate::vms::{Machine, Vm, limits};
 
-/// Two VMs of 1 to 6 GiB that share 8 GiB, each with a load of its own, ramped by so many MiB a period.
+/// Two VMs of 1 to 6 GiB that share 8 GiB, each with its own load.
 struct Pair {
     machine: Machine,
     moves: Vec<Move>,
@@ -22,7 +23,7 @@ impl Pair {
         Self { machine, moves: Vec::new() }
     }
 
-    /// Brings the load of one to `load` by 128 MiB a period, and then leaves it there for a minute.
+    /// Brings one VM's load to `load` by 128 MiB a period, and then leaves it there for 60 periods.
     fn ramp(&mut self, name: &str, load: u64) {
         while self.machine.vms[name].load != load {
             let vm = self.machine.vm(name);
@@ -53,7 +54,7 @@ fn loads_that_alternate_get_what_they_need_without_swap_and_do_not_fit_without_t
     assert!(half.vm("a").swapping() > 0);
 }
 
-/// Loads, weights and sizes of three VMs under a budget of 12 GiB.
+/// Returns loads, sizes and weights of three VMs under a budget of 12 GiB.
 fn trios() -> Vec<[(u64, u64, u32); 3]> {
     let mut trios = Vec::new();
     for loads in [
@@ -92,7 +93,8 @@ fn steady_loads_come_to_rest_whatever_they_are() {
     }
 }
 
-/// Use that swings by a section from lowest to highest: alternating, in long waves, and as chance has it.
+/// Returns use that swings by a section from lowest to highest: alternating, in long waves, or at
+/// random.
 fn noise(period: u64, vm: u64) -> u64 {
     let chance = (period + vm * 977).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     match (period / 100 + vm) % 3 {
@@ -102,7 +104,8 @@ fn noise(period: u64, vm: u64) -> u64 {
     }
 }
 
-/// What is moved when the loads of two VMs, steady for a minute, begin to have noise of half a section.
+/// Returns the moves after the loads of two VMs, steady for 60 periods, begin to have noise of half
+/// a section.
 fn moves_by_noise(load: u64, size: u64, keep_surplus: bool) -> Vec<Move> {
     let (a, b) = (load, load / 2 + 64);
     let vm = |load| Vm { kept: 40, ..Vm::new(size, load) };
@@ -123,7 +126,7 @@ const LOADS: [u64; 8] = [110, 300, 500, 512, 600, 900, 2000, 3000];
 #[test]
 fn noise_of_half_a_section_moves_nothing_of_a_vm_that_the_balancer_has_sized() {
     for load in LOADS {
-        // Too small at first, so that it was made to fit.
+        // Each VM starts too small, so the balancer has sized it.
         assert_eq!(moves_by_noise(load, 128, true), [], "{load}");
     }
 }

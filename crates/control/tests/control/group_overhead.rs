@@ -1,4 +1,5 @@
-//! GRP-M by sequences of periods: who lends, who gets it back when, and who pays.
+//! Tests of GRP-M by sequences of periods: which group lends, when the loan comes back, and which
+//! pays.
 
 use aquifer_control::group::overhead::{Plan, Why};
 use aquifer_control::group::reprovision::Policy;
@@ -24,14 +25,16 @@ fn last(host: &mut Host, periods: usize) -> Plan {
 #[test]
 fn idle_surplus_of_one_group_feeds_another_which_pays_for_its_scanner() {
     let mut host = host();
-    // The four periods before, and until it is short itself.
+    // No loan during the first periods: the lender must be idle for a while, and the borrower
+    // short.
     assert_eq!(host.periods(4), []);
     let plan = last(&mut host, 40);
     assert_eq!(host.tenant("wc").swaps(), 0);
     assert_eq!(host.tenant("wc").extras(), [90, 140]);
     assert_eq!(account(&plan, "bt").payer.as_str(), "wc");
     assert_eq!(account(&plan, "wc").payer.as_str(), "wc");
-    // Of 230 MiB its own sharing saves 50. What it would have for its cache it has returned.
+    // The sharing of `wc` saves 50 of its 230 MiB. The group has returned the bytes that only its
+    // cache would use.
     assert_eq!(loans(&plan), ["bt>wc 180+0"]);
     assert!(account(&plan, "bt").to_string().ends_with("180MiB is lent; wc pays for its scanner"));
     assert_eq!(host.periods(50), []);
@@ -70,7 +73,7 @@ fn an_owner_whose_vms_swap_gets_all_back_at_once_and_has_it_when_it_comes() {
     host.period();
     assert_eq!(host.tenant("wc").handed(), 50);
     last(&mut host, 50);
-    // What it does not need of it even so, it lends again.
+    // `bt` lends again the bytes that it does not need even so.
     assert_eq!(host.tenant("bt").extras(), [190, 0]);
     assert_eq!(host.tenant("wc").handed(), 230);
 }
@@ -93,7 +96,7 @@ fn the_owners_vms_are_not_touched_for_what_a_borrower_does_not_give_back() {
     last(&mut host, 50);
     host.tenant("bt").guest("b").load = 600;
     last(&mut host, 2);
-    // It holds some itself now, and lends again when it is idle.
+    // `bt` holds some of its savings itself, and lends again when it is idle.
     last(&mut host, 60);
     let own = host.tenant("bt").extras();
     assert_eq!(own, [0, 90]);
@@ -136,7 +139,7 @@ fn a_group_that_is_gone_has_lent_and_borrowed_nothing() {
         last(&mut host, 3);
         let (held, saved) = host.held_of();
         assert!(held <= saved, "{gone} is gone: {held} of {saved}");
-        // If it comes again, it has to be idle again for a while before it lends.
+        // If the group returns, it must be idle for a while until it lends.
         host.tenants.extend(group.map(|group| (gone.to_owned(), group)));
         assert_eq!(host.periods(3).is_empty(), gone == "bt");
     }
@@ -151,10 +154,10 @@ fn who_swaps_most_borrows_first_and_who_has_borrowed_most_pays() {
     ];
     let mut host = Host::new(tenants);
     let plan = last(&mut host, 60);
-    // What the lender keeps is one step, and one is in the cache of who still swaps.
+    // The lender's reserve is one step, and one step is in the cache of the group that still swaps.
     assert_eq!(loans(&plan), ["bt>sort 240+0", "bt>wc 50+0"]);
     assert_eq!(account(&plan, "bt").payer.as_str(), "sort");
-    // Who does not swap gives first when some is missing.
+    // When some is missing, the group that does not swap gives first.
     host.saves("bt", 260);
     assert_eq!(loans(&host.period()), ["bt>sort 240+0", "bt>wc 20+30"]);
 }

@@ -1,4 +1,5 @@
-//! Whatever groups do, no more is lent than its owner can spare, to the byte, and what is steady comes to rest.
+//! Property tests: no loan exceeds its owner's spare memory, to the byte, and steady groups come to
+//! rest.
 
 use aquifer_control::group::overhead::{Config, Ledger, Reading};
 use aquifer_control::group::reprovision::Policy;
@@ -25,7 +26,7 @@ fn host(groups: Vec<(Policy, u64, Vec<u64>)>) -> Host {
     Host::new(NAMES.into_iter().zip(groups.into_iter().map(tenant)))
 }
 
-/// Few enough for every run; `PROPTEST_CASES=100000` for a long search.
+/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(50)
 }
@@ -33,7 +34,7 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Each period is checked by the host and by each tenant.
+    /// The host and each tenant check each period.
     #[test]
     fn no_period_lends_more_than_its_owner_can_spare(
         groups in prop::collection::vec(group(), 2..5),
@@ -55,7 +56,7 @@ proptest! {
             }
             host.period();
         }
-        // However it was left: with obedient guests, all that VMs hold is covered soon.
+        // With obedient guests, the savings soon cover all memory that VMs hold, from any state.
         for tenant in host.tenants.values_mut() {
             tenant.guests.values_mut().for_each(|guest| (guest.gives, guest.takes) = (u64::MAX, u64::MAX));
         }

@@ -1,4 +1,5 @@
-//! What sharing saves, handed out and taken back by sequences of periods: who gets, who gives, and when nobody moves.
+//! Tests of the reprovisioner by sequences of periods: which VM gets, which gives, and when none
+//! moves.
 
 use aquifer_control::group::reprovision::{Plan, Policy, Why};
 
@@ -72,7 +73,7 @@ fn entitlement_ends_in_proportion_to_what_each_contributes() {
     let mut tenant = Tenant::new(Policy::Entitlement, 410, vms);
     tenant.periods(50);
     assert_eq!(tenant.extras(), [300, 100, 0]);
-    // What is borrowed nobody has contributed, so there is nothing to borrow for.
+    // No VM has contributed borrowed memory, so there is nothing to borrow for.
     assert_eq!(tenant.period().short.0, 0);
 }
 
@@ -103,7 +104,7 @@ fn a_deficit_is_taken_back_at_once_of_who_swaps_least() {
     tenant.periods(50);
     assert_eq!(tenant.extras(), [50, 20, 120]);
     tenant.saved = 95;
-    // 95 are missing: all of the two that do not swap, and of the third what is still missing.
+    // 95 MiB are missing: all steps of the two that do not swap, and the rest from the third.
     assert_eq!(said(&tenant.period()), ["a -50", "b -20", "c -30"]);
 }
 
@@ -121,12 +122,12 @@ fn what_a_guest_does_not_give_back_stays_a_deficit_and_is_asked_for_again() {
         assert!(matches!(why(&plan, "a"), Why::Owes { covered: false, .. }));
         assert_eq!(plan.verdicts[0].to.0 >> 20, 522, "it is told again");
     }
-    // Its patience is over: the group covers its deficit itself.
+    // After `patience` periods, the group covers its deficit itself.
     let plan = tenant.period();
     assert_eq!(said(&plan), ["b -40"]);
     assert!(matches!(why(&plan, "a"), Why::Owes { covered: true, periods: 5, .. }));
     assert_eq!(tenant.period().deficit.0, 0);
-    // Once it gives, the other gets again what there is.
+    // When `a` gives, `b` gets the available steps again.
     tenant.guest("a").gives = u64::MAX;
     tenant.periods(50);
     assert_eq!(tenant.extras(), [20, 70]);

@@ -1,4 +1,5 @@
-//! Whatever guests do and sharing saves, no more is handed out than there is, and what is steady comes to rest.
+//! Property tests: a group hands out no more than its surplus, and comes to rest with steady
+//! figures.
 
 use aquifer_control::group::Surplus;
 use aquifer_control::group::reprovision::{Config, Policy, Reprovisioner, Vm};
@@ -34,12 +35,12 @@ fn obedient(guests: Vec<Guest>) -> Vec<Guest> {
     guests.into_iter().map(|guest| Guest { gives: u64::MAX, takes: u64::MAX, ..guest }).collect()
 }
 
-/// Few enough for every run; `PROPTEST_CASES=100000` for a long search.
+/// Returns the number of cases: few by default; `PROPTEST_CASES=100000` is a long search.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(100)
 }
 
-/// What each is to have at rest.
+/// Checks each VM's share at rest.
 fn at_rest(tenant: &Tenant) {
     let (saved, keep) = (tenant.saved, STEP);
     let room = |guest: &Guest| (guest.max - guest.base) / STEP * STEP;
@@ -81,7 +82,7 @@ fn at_rest(tenant: &Tenant) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Each period is checked by the tenant itself.
+    /// The tenant itself checks each period.
     #[test]
     fn no_period_hands_out_more_than_there_is_or_anybody_may_have(
         policy in policy(),
@@ -97,7 +98,7 @@ proptest! {
                 2 => (tenant.saved, tenant.awaited) = (saved, awaited),
                 3 => tenant.awaited = 0,
                 4..7 => if let Some(guest) = tenant.guests.get_mut(name) { guest.load = load },
-                // Copies broken, and pages merged, as they come.
+                // Copies break and pages merge at random.
                 _ => tenant.saved = (tenant.saved + saved / 50).saturating_sub(load / 50),
             }
             tenant.period();
@@ -121,7 +122,7 @@ proptest! {
         prop_assert_eq!(tenant.periods(50), [""; 0]);
     }
 
-    /// A guest that never gives has the others cover it, so no other group has to.
+    /// The other guests cover a guest that never gives, so that no other group has to.
     #[test]
     fn a_group_covers_its_deficit_if_any_of_its_guests_gives(
         policy in policy(),

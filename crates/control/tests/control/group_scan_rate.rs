@@ -1,11 +1,12 @@
-//! Algorithm 1 of Groups, line by line, and what its variants do to a group that runs (its Figs. 5 to 7).
+//! Tests of Algorithm 1 of \[Kim14\], line by line, and of its variants on a running group (Figs. 5
+//! to 7).
 
 use aquifer_control::group::scan_rate::{Activity, Config, Controller, Rate, Variant, Why};
 use aquifer_page::Bytes;
 
 const ADAPTIVE: [Variant; 3] = [Variant::C, Variant::Cs, Variant::Csd];
 
-/// One that stands at this rate.
+/// Returns a controller at this rate.
 fn at(variant: Variant, rate: u32) -> Controller {
     let mut controller =
         Controller::new(Config { variant: Variant::Static(Rate(rate)), ..Config::default() });
@@ -13,12 +14,12 @@ fn at(variant: Variant, rate: u32) -> Controller {
     controller
 }
 
-/// A period of a group of four VMs: CPU in percent, pages swapped, pages saved.
+/// Returns one period of a group of four VMs: CPU in percent, pages swapped, pages saved.
 fn activity(cpu_percent: f64, swapped: u64, saved: i64) -> Activity {
     Activity { cpu_percent, swapped: Bytes(swapped * 4096), saved_bytes: saved * 4096, vms: 4 }
 }
 
-/// Pages above which deduplication is worth the CPU: 1 MB for each of four VMs.
+/// The number of pages above which deduplication is worth the CPU: 1 MB for each of four VMs.
 const WORTH: i64 = 4 * 256;
 
 fn word(why: Why) -> String {
@@ -44,11 +45,11 @@ fn algorithm_1_every_branch_at_every_rate() {
     let down = |rate: u32| (rate / 2).max(5);
     let stay = |rate: u32| rate;
     type Branch<'a> = (&'a dyn Fn(u32) -> u32, &'a str);
-    // Lines, activity, what each variant makes of it.
+    // The lines, the activity, and each variant's reaction.
     let cases: [(&str, Activity, [Branch<'_>; 3]); 10] = [
         ("4-5", activity(0.0, 0, 0), [(&up, "CpuFree"); 3]),
         ("4-5", activity(89.99, 500, -500), [(&up, "CpuFree"); 3]),
-        // At the threshold it is not below it.
+        // CPU use at the threshold is not below it.
         (
             "7-8",
             activity(90.0, 0, 0),
@@ -120,19 +121,19 @@ fn nine_steps_lead_from_the_minimum_to_the_maximum() {
     assert_eq!(rates, [10, 15, 20, 25, 30, 35, 40, 45, 50, 50]);
 }
 
-/// Four VMs of 512 MiB on four CPUs that run and are scanned, in pages and periods of a second.
+/// Four running and scanned VMs of 512 MiB on four CPUs, in pages and periods of a second.
 struct Run {
     controller: Controller,
-    /// CPU their programs would use, in percent of all.
+    /// The CPU that the VMs' programs would use, in percent of all.
     wants: f64,
-    /// Pages that do not fit in their memory.
+    /// Pages that do not fit in the VMs' memory.
     missing: i64,
-    /// Pages that are equal to others, and those that were found so.
+    /// Equal pages, and those of them that the scanner has found.
     equal: i64,
     found: i64,
-    /// Pages that are written to in a period, of those found.
+    /// Found pages that a program writes to in a period.
     broken: i64,
-    /// All that was swapped, that programs ran (CPU seconds), and that the scanner did.
+    /// Sums: pages swapped, and CPU seconds of programs and of the scanner.
     swapped: i64,
     ran: f64,
     scanned: f64,
@@ -171,10 +172,11 @@ impl Run {
         let saved = i64::from(rate) * 1000 * (self.equal - self.found) / PAGES
             - self.broken.min(self.found);
         self.found += saved;
-        // What is found goes to who swaps; what does not fit even so is swapped.
+        // The found pages go to VMs that swap; pages that still do not fit are swapped.
         let short = (self.missing - self.found).max(0);
         let swapped = (short + 49) / 50;
-        // Fig. 1(b): 50 pages/ms take about half a CPU. Who waits for a disk does not run.
+        // Fig. 1(b): 50 pages/ms take about half a CPU. A program that waits for a disk does not
+        // run.
         let scanner = f64::from(rate) * 0.01 / 4.0 * 100.0;
         let runs = self.wants.min(100.0 - scanner) * (1.0 - swapped as f64 / 160_000.0);
         (self.swapped, self.ran, self.scanned) =
@@ -201,7 +203,7 @@ fn where_cpu_is_left_all_variants_scan_as_fast_as_they_may() {
     let [slow, fast] = [5, 50].map(|rate| run(Variant::Static(Rate(rate))));
     for adaptive in ADAPTIVE.map(run) {
         assert_eq!(adaptive.last(), 50);
-        // But for the nine periods until they do.
+        // The variants lag only by the nine periods until they reach that rate.
         assert!(adaptive.found > fast.found * 99 / 100, "{} {}", adaptive.found, fast.found);
         assert!(adaptive.swapped < slow.swapped / 3, "{} {}", adaptive.swapped, slow.swapped);
     }
@@ -219,7 +221,8 @@ fn where_cpu_is_scarce_and_memory_is_not_all_variants_scan_as_slowly_as_they_may
 
 #[test]
 fn where_both_are_scarce_cpu_alone_does_not_help_and_swap_and_deduplication_do() {
-    // Fig. 5(b), NPB DT: "Adaptive-C shows no performance improvement", CS and CSD do, as they find memory soon.
+    // Fig. 5(b), NPB DT: "Adaptive-C shows no performance improvement". CS and CSD improve it,
+    // because they find memory soon.
     let run = |variant| Run::new(variant, 100.0, 150_000, 200_000).periods(60);
     let [c, cs, csd] = ADAPTIVE.map(run);
     assert!(c.rates.iter().all(|&rate| rate == 5), "{:?}", c.rates);
@@ -231,8 +234,8 @@ fn where_both_are_scarce_cpu_alone_does_not_help_and_swap_and_deduplication_do()
 
 #[test]
 fn what_deduplication_no_longer_yields_only_csd_stops_looking_for() {
-    // Figs. 6 and 7, SORT and NPB CG: memory stays short. CSD is like CS as long as there is much to find, and leaves the CPU
-    // to programs then.
+    // Figs. 6 and 7, SORT and NPB CG: memory stays short. CSD equals CS while there is much to
+    // find, and then leaves the CPU to programs.
     let run =
         |variant| Run { broken: 40, ..Run::new(variant, 100.0, 400_000, 200_000) }.periods(300);
     let [c, cs, csd] = ADAPTIVE.map(run);

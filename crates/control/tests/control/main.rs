@@ -1,4 +1,4 @@
-//! The decisions by sequences of events, by random ones, and by whole networks of hosts.
+//! Tests of the decisions by sequences of events, by random events, and by whole networks of hosts.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

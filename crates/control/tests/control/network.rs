@@ -1,4 +1,5 @@
-//! Several controllers on a network that loses, doubles and reorders, on hosts whose agents die at any moment.
+//! Tests of several controllers on a network that loses, duplicates and reorders messages, on hosts
+//! with crashing agents.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::sim::{Load, Network, config};
 
-/// One thing that happens. Numbers are taken modulo what there is.
+/// One random event. Numbers are taken modulo the number of choices.
 #[derive(Clone, Debug)]
 enum Happening {
     Tick { host: usize, load: Load, heard_of: u8, millis: u64 },
@@ -83,8 +84,8 @@ fn happen(network: &mut Network, happening: Happening) {
     }
 }
 
-/// The load is gone, the operators give back what they borrowed by hand, and the network is healthy. Returns whether
-/// everything came to rest.
+/// Removes the load, returns the volumes borrowed by hand, and heals the network. Returns whether
+/// all hosts came to rest.
 fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
     let idle = vec![Load { used: 10, ..Load::default() }; network.hosts.len()];
     network.settle();
@@ -103,11 +104,11 @@ fn comes_to_rest(network: &mut Network, seconds: usize) -> bool {
 
 const GRACE: u64 = 10_000;
 
-/// So small that one lender seldom has what a borrower asks for.
+/// So small that one lender seldom has the full size of a request.
 const SMALL: Bytes = Bytes::gib(1);
 const LARGE: Bytes = Bytes::gib(4);
 
-/// Few enough for every run; `PROPTEST_CASES=10000` for a long search.
+/// Returns the number of cases: few by default; `PROPTEST_CASES=10000` is a long search.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150)
 }
@@ -115,7 +116,7 @@ fn cases() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The invariants are checked at each step by [`Network`].
+    /// [`Network`] checks the invariants at each step.
     #[test]
     fn whatever_happens_no_lease_is_freed_in_use_and_in_the_end_all_are_freed(
         hosts in 2..=5usize,
@@ -123,7 +124,8 @@ proptest! {
     ) {
         let mut network = Network::new(hosts, SMALL, config(GRACE));
         happenings.into_iter().for_each(|happening| happen(&mut network, happening));
-        // What a crash has forgotten is only found when the lender asks, a quarter of the grace later.
+        // State lost in a crash may surface only when the lender asks, a quarter of the grace
+        // later.
         if !comes_to_rest(&mut network, 60) {
             network.advance(Duration::from_secs(GRACE / 4));
             prop_assert!(comes_to_rest(&mut network, 60), "{:#?}", network.decisions);
@@ -182,7 +184,8 @@ fn two_hosts_borrow_and_lend_and_then_switch_roles() {
 #[test]
 fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
     let mut network = Network::new(3, LARGE, config(GRACE));
-    // 72 % of 4 GiB leave 327 MiB below T_upper (5 extents), 70 % leave 409 MiB (6 extents): 8 are wanted.
+    // 72 % of 4 GiB leave 327 MiB below T_upper (5 extents), 70 % leave 409 MiB (6 extents). The
+    // request is 8 extents.
     seconds(&mut network, 2, &[used(85), used(72), used(70)]);
     assert_eq!(roles(&network), [Role::Borrower, Role::Lender, Role::Lender]);
     let borrowed = network.hosts[0].controller.borrowed();
@@ -198,7 +201,8 @@ fn what_one_lender_cannot_spare_is_borrowed_from_several_into_one_volume() {
 #[test]
 fn one_lender_serves_several_borrowers_until_its_spare_is_promised() {
     let mut network = Network::new(4, LARGE, config(GRACE));
-    // 50 % of 4 GiB leave 1228 MiB below T_upper: two requests of 512 MiB, and three extents of the third.
+    // 50 % of 4 GiB leave 1228 MiB below T_upper: two requests of 512 MiB, and three extents of the
+    // third.
     seconds(&mut network, 2, &[used(90), used(90), used(90), used(50)]);
     let lent = network.hosts[3].controller.lent();
     let mut extents: Vec<_> = lent.iter().map(|loan| loan.lease.bytes.extents()).collect();
@@ -325,7 +329,7 @@ fn both_agents_may_crash_while_a_lease_is_left() {
     network.crash(0, true);
     network.finish_move(0, 0);
     network.crash(1, false);
-    // The lender has forgotten that it wanted its lease back, and the volume does not stand on it.
+    // The lender has forgotten its recall, and the volume no longer uses the lease.
     seconds(&mut network, 3, &[used(85), used(20)]);
     assert!(network.hosts[1].store.is_empty(), "{:#?}", network.decisions);
 }

@@ -1,4 +1,5 @@
-//! What the paper leaves open: who may do what when, several lenders, messages that go astray, failures, restarts.
+//! Tests of the questions that \[Ge23\] leaves open: permitted roles, several lenders, lost
+//! messages, failures, restarts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -169,7 +170,8 @@ fn a_recall_that_overtakes_its_ack_leaves_nothing_in_use() {
     assert_eq!(host.role(), Role::Neutral);
 }
 
-/// A host that wants 1 GiB, has half of it from `b` as lease 1, and has asked `c` for the rest.
+/// Returns a host that wants 1 GiB, has half of it from `b` as lease 1, and has asked `c` for the
+/// rest.
 fn half_way() -> (Host, RequestId) {
     let mut host = Host::new(config());
     let offers = vec![("b", 640), ("c", 512)];
@@ -235,7 +237,8 @@ fn a_replacement_is_borrowed_before_a_recalled_lease_is_left() {
         }
         other => panic!("an evacuation was expected, not {other:?}"),
     }
-    // It fails, and the new lease was not used: it goes back, and the next recall starts another try.
+    // The move fails without using the new lease. So that lease goes back, and the next recall
+    // starts another attempt.
     let (lease, unused, why) = (LeaseId(1), vec![LeaseId(2)], "no".to_owned());
     host.event(Event::EvacuationFailed { lease, unused, why });
     assert_eq!(host.sent(), [("c", &bor_fin(LeaseId(2)))]);
@@ -447,7 +450,7 @@ fn what_a_failed_move_could_not_borrow_is_asked_for_at_the_next_try() {
     assert!(
         matches!(&host.step.actions[..], [Action::Evacuate { volume: id, .. }] if *id == volume)
     );
-    // What was borrowed is in the volume, so that nothing more is asked for however often the move fails.
+    // The borrowed lease is in the volume, so failed moves ask for nothing more.
     host.event(Event::EvacuationFailed {
         lease: LeaseId(1),
         unused: Vec::new(),

@@ -1,4 +1,4 @@
-//! Whether anybody holds a block device.
+//! An exclusive open, which tells whether a block device is in use.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -6,8 +6,14 @@ use std::path::Path;
 
 use crate::DeviceError;
 
-/// Opens a device that is about to be taken away; refused with [`DeviceError::Busy`] while swap or a mount, or a
-/// program that wants it for itself, holds it. While what this returns is open, none of them can.
+/// Opens a device that is about to be detached.
+///
+/// While the returned file is open, no swap, mount or exclusive open can take the device.
+///
+/// # Errors
+///
+/// Returns [`DeviceError::Busy`] while swap, a mount or an exclusive open of a program holds the
+/// device. Returns [`DeviceError::Failed`] if it cannot be opened for another reason.
 pub(crate) fn open(path: &Path) -> Result<File, DeviceError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
         Ok(file) => Ok(file),

@@ -1,4 +1,4 @@
-//! The ways in which a [`Disk`] becomes a block device.
+//! The backends that turn a [`Disk`] into a block device.
 
 pub(crate) mod exclusive;
 mod fuse_loop;
@@ -20,22 +20,22 @@ pub use self::ublk::Ublk;
 use crate::nvme::{Module, Root};
 use crate::{DeviceError, Disk};
 
-/// The largest read or write that one request may carry. Swap writes up to 128 KiB; twice that keeps ordinary use
-/// of the device fast while a worker's buffer stays small, for it is locked in memory.
+/// Largest read or write in one request, in bytes. Swap writes at most 128 KiB. Twice that keeps
+/// other use of the device fast, while the worker's buffer, which is locked in memory, stays small.
 const MAX_REQUEST: usize = 256 << 10;
 
-/// A way to attach a disk to the kernel, or the choice of one.
+/// A backend, or the choice of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BackendKind {
-    /// The first of the others that the kernel has.
+    /// The first backend that works on this host, in the order of [`backends`].
     #[default]
     Auto,
     /// The kernel's ublk driver over io_uring.
     Ublk,
     /// The kernel's nbd driver over a socket pair.
     Nbd,
-    /// A FUSE file under a loop device; needs no module that distributions leave out.
+    /// A FUSE file under a loop device. It needs no module that distributions leave out.
     FuseLoop,
 }
 
@@ -50,30 +50,32 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// How a disk is attached.
+/// Parameters of an attachment.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Threads that serve requests, at least one.
+    /// Number of threads that serve requests, at least one.
     pub workers: usize,
-    /// Threads beside them, for requests that come while others wait long. The disk is called with worker indexes below the sum.
-    /// ublk has none: its driver gives each request to a queue, and so to a thread, before it is known which is free.
+    /// Number of extra threads for requests that arrive while the other threads wait. Worker
+    /// indexes passed to the disk are below `workers + spare`. ublk ignores this value: its driver
+    /// assigns each request to a queue, and so to a thread, without knowing which thread is free.
     pub spare: usize,
-    /// What the device is marked with where the driver keeps a mark, so that it can be found again.
+    /// Mark written to the driver's record of the device, by which the device can be found again.
     pub label: String,
 }
 
 /// One way to make a block device.
 ///
-/// Implementations MUST leave nothing in the kernel when `attach` fails, and MUST have every worker ready (its
-/// buffers touched, its index given) when `attach` returns.
+/// If `attach` fails, an implementation MUST leave nothing in the kernel. When `attach` returns,
+/// every worker MUST be ready: its buffers resident and its index assigned.
 pub trait Backend: Send + Sync {
-    /// Which one it is.
+    /// Returns the kind of this backend.
     fn kind(&self) -> BackendKind;
 
-    /// Whether the kernel has what it takes; otherwise what is missing and, after a semicolon, the way out.
+    /// Checks that the kernel supports this backend. The error names the missing part and, after a
+    /// semicolon, the remedy.
     fn probe(&self) -> Result<(), String>;
 
-    /// Makes a block device of `disk`.
+    /// Makes a block device that `disk` serves.
     fn attach(
         &self,
         disk: Arc<dyn Disk>,
@@ -81,41 +83,47 @@ pub trait Backend: Send + Sync {
     ) -> Result<Box<dyn Attached>, DeviceError>;
 }
 
-/// A block device that serves a disk until it is detached. Dropping it gives up this process's use of it; the
-/// device itself goes when its last user does.
+/// A block device that serves a disk until it is detached. Dropping this value closes this
+/// process's handle; the device itself goes at its last close.
 pub trait Attached: Send + fmt::Debug {
-    /// By which backend.
+    /// Returns the kind of the backend that made this device.
     fn kind(&self) -> BackendKind;
 
-    /// The device node.
+    /// Returns the path of the device node.
     fn path(&self) -> &Path;
 
-    /// Takes the device away and waits until the kernel is done with it. Refused with [`DeviceError::Busy`] while
-    /// swap, a mount or a program uses it; the device then goes on as before.
+    /// Detaches the device and waits until the kernel has released it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeviceError::Busy`] while swap, a mount or a program uses the device, which then
+    /// stays attached. Returns [`DeviceError::Failed`] if the kernel cannot remove it.
     fn detach(&mut self) -> Result<(), DeviceError>;
 }
 
-/// All backends, the one to prefer first.
+/// Returns all backends in order of preference.
 pub fn backends() -> [&'static dyn Backend; 3] {
     [&Ublk, &Nbd, &FuseLoop]
 }
 
-/// Whether a backend can be used on this host.
+/// Result of probing one backend on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// The backend.
+    /// The probed backend.
     pub kind: BackendKind,
-    /// What is missing and, after a semicolon, the way out; absent where it can be used.
+    /// The missing part and, after a semicolon, the remedy; `None` if the backend can be used.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub missing: Option<String>,
 }
 
-/// What each backend has to say about this host, the one to prefer first.
+/// Probes every backend on this host, in order of preference.
 pub fn probe() -> Vec<Probe> {
     backends().map(|backend| Probe { kind: backend.kind(), missing: usable(backend).err() }).into()
 }
 
-/// Whether a backend can be used by this process: all of them answer programs that may then not make a device.
+/// Checks that this process can use `backend`. Every driver answers a probe without
+/// `CAP_SYS_ADMIN`, but then refuses to make a device; so this function checks the capability
+/// first.
 fn usable(backend: &dyn Backend) -> Result<(), String> {
     if !capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN)) {
         return Err(
@@ -125,7 +133,7 @@ fn usable(backend: &dyn Backend) -> Result<(), String> {
     backend.probe()
 }
 
-/// What is missing where the driver of a module does not show itself at `place`.
+/// Says why the driver of `module` is not reachable at `place`, and how to remedy that.
 fn absent(module: &str, place: &str) -> String {
     match Module::find(&Root::default(), module) {
         Module::Loaded => {
@@ -142,7 +150,11 @@ fn absent(module: &str, place: &str) -> String {
     }
 }
 
-/// The backend asked for, or the first that can be used here.
+/// Returns the backend `kind`, or for [`BackendKind::Auto`] the first that works here.
+///
+/// # Errors
+///
+/// Returns [`DeviceError::Unavailable`] with the reasons if no such backend can be used.
 pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
     let mut reasons = Vec::new();
     for backend in backends() {
@@ -157,7 +169,7 @@ pub fn choose(kind: BackendKind) -> Result<&'static dyn Backend, DeviceError> {
     Err(DeviceError::Unavailable { kind, why: reasons.join("; ") })
 }
 
-/// Whether the device is attached and marked with `label` ([`Options::label`]).
+/// Tells whether `device` is attached and marked with `label` ([`Options::label`]).
 pub fn is_marked(device: &Path, label: &str) -> bool {
     let Some(name) = device.file_name() else { return false };
     let directory = Path::new("/sys/block").join(name);
@@ -170,7 +182,7 @@ pub fn is_marked(device: &Path, label: &str) -> bool {
     }
 }
 
-/// The device that is attached and marked with `label`, and by which backend.
+/// Finds the attached device marked with `label`, and its backend.
 pub(crate) fn find(label: &str) -> io::Result<Option<(PathBuf, BackendKind)>> {
     for entry in fs::read_dir("/sys/block")? {
         let name = entry?.file_name();
@@ -190,8 +202,8 @@ pub(crate) fn find(label: &str) -> io::Result<Option<(PathBuf, BackendKind)>> {
     Ok(None)
 }
 
-/// Makes a device usable for its removal after its server has died: requests that would wait for a server fail. To be kept
-/// until nobody uses the device.
+/// Prepares a device for removal after its server has died: pending requests fail instead of
+/// waiting for another server. The caller keeps the returned value until the device has no users.
 pub(crate) fn release_dead(
     device: &Path,
     kind: BackendKind,

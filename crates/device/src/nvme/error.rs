@@ -1,12 +1,14 @@
+//! The error of operations on the kernel's NVMe over Fabrics initiator and target.
+
 use std::fmt;
 use std::io;
 
-/// Why the kernel's end of NVMe over Fabrics could not be set up or taken down, and the way out.
+/// The reason why a connection or a target could not be set up or removed, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeError {
-    /// What was refused and why, as far as the kernel tells.
+    /// The failed step and the reason, as far as the kernel tells it.
     pub why: String,
-    /// What to do about it, where that is known.
+    /// The remedy, if it is known.
     pub help: Option<String>,
 }
 
@@ -19,7 +21,7 @@ impl NvmeError {
         Self { help: Some(help.into()), ..self }
     }
 
-    /// Turns an I/O error of the step `what` into one of these.
+    /// Turns an I/O error of the step `what` into an [`NvmeError`].
     pub(crate) fn io(what: impl fmt::Display) -> impl FnOnce(io::Error) -> Self {
         move |error| {
             let failed = Self::new(format!("{what}: {error}"));

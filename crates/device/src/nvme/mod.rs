@@ -1,14 +1,16 @@
-//! The kernel's own two ends of NVMe over Fabrics: no process of ours carries a page.
+//! The kernel's own initiator and target of NVMe over Fabrics. No Aquifer process carries a page.
 //!
-//! The backends of [`crate::backend`] make a block device of a [`Disk`](crate::Disk), which is a volume over any number of leases.
-//! Here the kernel itself speaks to one lender, over TCP or RDMA:
+//! The backends of [`crate::backend`] make a block device of a [`Disk`](crate::Disk), which is a
+//! volume over any number of leases. Here the kernel itself speaks to one lender, over TCP or RDMA:
 //!
-//! - [`initiator`] attaches one subsystem of one lender as a block device (`attach = "direct"`), and takes it away again.
-//! - [`target`] lends RAM of this host as a subsystem (lease backend `kernel`), and sweeps up what a crash left.
-//! - [`network`] tells whether swap over the network in between is safe.
+//! - [`initiator`] attaches one subsystem of a lender as a block device (`attach = "direct"`), and
+//!   detaches it.
+//! - [`target`] lends RAM of this host as a subsystem (lease backend `kernel`), and removes
+//!   leftovers of a crash.
+//! - [`network`] tells whether swap over the network is safe.
 //!
-//! Everything is done through files of the kernel, so all of it takes a [`Root`] and is tested against a directory that looks
-//! like one.
+//! All operations go through files of the kernel. They take a [`Root`], so that tests can run them
+//! on a directory that imitates those files.
 
 mod error;
 pub mod initiator;

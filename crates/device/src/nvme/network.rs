@@ -1,11 +1,13 @@
-//! Whether swap over a network can come to a standstill.
+//! The check whether swap over a network can hang this host.
 //!
-//! Before the answer to a page that is swapped out can come in, the network card must have been given a buffer to receive it, and
-//! the kernel takes that buffer from free memory. When there is none but the reserve (`vm.min_free_kbytes`), and the reserve is
-//! too small for the buffers that are wanted at a time, no answer comes in, so no page is freed: the host hangs. How large
-//! buffers are follows from the size of frames. Between two guests (virtio-net) swap over nvme-tcp hung at each try with
-//! frames of 9000 bytes and the default reserve of a small host, 1.7 MB; with a reserve of 16 MiB, or with frames of 1500
-//! bytes, it never did.
+//! A page is free only once the reply to its write has arrived. To receive that reply, the network
+//! card needs a buffer, which the kernel takes from free memory. If only the reserve
+//! (`vm.min_free_kbytes`) is left and is too small for those buffers, no reply arrives. No page is
+//! then freed: the host hangs.
+//!
+//! The size of the buffers follows from the MTU. Between two guests (virtio-net), swap over
+//! nvme-tcp hung in every run with an MTU of 9000 bytes. The reserve was 1.7 MB, the default of a
+//! small host. With a reserve of 16 MiB, or with an MTU of 1500 bytes, swap never hung.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -14,25 +16,25 @@ use aquifer_page::Bytes;
 
 use super::Root;
 
-/// The largest frame, in bytes, with which swap never hung, whatever the reserve.
+/// The largest MTU, in bytes, with which swap never hung, whatever the reserve.
 pub const ORDINARY_MTU: u32 = 1500;
 
-/// The reserve with which swap never hung, whatever the size of frames.
+/// The reserve with which swap never hung, whatever the MTU.
 pub const SAFE_RESERVE: Bytes = Bytes::mib(16);
 
-/// A network over which swap may hang this host.
+/// A network interface over which swap may hang this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Danger {
     /// The network interface.
     pub interface: String,
-    /// Its largest frame in bytes (MTU).
+    /// The MTU of the interface, in bytes.
     pub mtu: u32,
-    /// `vm.min_free_kbytes`.
+    /// The kernel's reserve, `vm.min_free_kbytes`.
     pub reserve: Bytes,
 }
 
 impl Danger {
-    /// What is dangerous.
+    /// Describes the danger.
     pub fn why(&self) -> String {
         let Self { interface, mtu, reserve } = self;
         format!(
@@ -41,7 +43,7 @@ impl Danger {
         )
     }
 
-    /// What to do about it.
+    /// Returns the remedy.
     pub fn help(&self) -> String {
         let Self { interface, .. } = self;
         format!(
@@ -51,7 +53,8 @@ impl Danger {
     }
 }
 
-/// The danger of swapping to `lender`, judged by the interface that leads to it; none on loopback.
+/// Returns the danger of swapping to `lender` over the interface that leads there. Loopback has
+/// none.
 pub fn danger(root: &Root, lender: IpAddr) -> Option<Danger> {
     if lender.is_loopback() {
         return None;
@@ -59,7 +62,7 @@ pub fn danger(root: &Root, lender: IpAddr) -> Option<Danger> {
     danger_of(root, &interface_to(root, lender)?)
 }
 
-/// The danger of swapping over each interface that has one.
+/// Returns the danger of each interface, except loopback, that has one.
 pub fn dangers(root: &Root) -> Vec<Danger> {
     let interfaces = root.names("/sys/class/net").unwrap_or_default();
     interfaces
@@ -76,7 +79,7 @@ fn danger_of(root: &Root, interface: &str) -> Option<Danger> {
     danger.then(|| Danger { interface: interface.to_owned(), mtu, reserve })
 }
 
-/// The ports of this host's RDMA devices with their state, as `rxe0/1 ACTIVE`.
+/// Lists the ports of this host's RDMA devices with their state, as `rxe0/1 ACTIVE`.
 pub fn rdma_links(root: &Root) -> Vec<String> {
     let class = Path::new("/sys/class/infiniband");
     let devices = root.names(class).unwrap_or_default();
@@ -85,7 +88,7 @@ pub fn rdma_links(root: &Root) -> Vec<String> {
         let numbers = root.names(&ports).unwrap_or_default();
         numbers.into_iter().map(move |number| {
             let state = root.read(ports.join(&number).join("state")).unwrap_or_default();
-            // `4: ACTIVE`
+            // The file holds, for example, `4: ACTIVE`.
             let state = state.rsplit(' ').next().unwrap_or_default();
             format!("{device}/{number} {state}")
         })
@@ -93,7 +96,7 @@ pub fn rdma_links(root: &Root) -> Vec<String> {
     links.collect()
 }
 
-/// The interface by which the main routing table leads to an address.
+/// Returns the interface through which the main routing table leads to an address.
 fn interface_to(root: &Root, to: IpAddr) -> Option<String> {
     let routes: Vec<Route> = match to {
         IpAddr::V4(to) => {
@@ -109,7 +112,7 @@ fn interface_to(root: &Root, to: IpAddr) -> Option<String> {
     best.map(|route| route.interface)
 }
 
-/// A route that leads to the address in question.
+/// A route that leads to a given address.
 struct Route {
     prefix: u32,
     metric: u32,
@@ -119,7 +122,8 @@ struct Route {
 const ROUTE_UP: u32 = 1;
 const ROUTE_REJECT: u32 = 0x200;
 
-/// `Iface Destination Gateway Flags RefCnt Use Metric Mask …`, addresses as hexadecimal words of the network's bytes.
+/// Parses `Iface Destination Gateway Flags RefCnt Use Metric Mask …`. Addresses are hexadecimal
+/// words in network byte order.
 fn route_v4(line: &str, to: Ipv4Addr) -> Option<Route> {
     let fields: Vec<_> = line.split_ascii_whitespace().collect();
     let word = |index: usize| u32::from_str_radix(fields.get(index)?, 16).ok();
@@ -134,7 +138,8 @@ fn route_v4(line: &str, to: Ipv4Addr) -> Option<Route> {
     })
 }
 
-/// `destination prefix source prefix next-hop metric refcnt use flags interface`, all hexadecimal.
+/// Parses `destination prefix source prefix next-hop metric refcnt use flags interface`, all
+/// numbers hexadecimal.
 fn route_v6(line: &str, to: Ipv6Addr) -> Option<Route> {
     let fields: Vec<_> = line.split_ascii_whitespace().collect();
     let word = |index: usize| u32::from_str_radix(fields.get(index)?, 16).ok();

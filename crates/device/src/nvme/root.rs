@@ -1,8 +1,10 @@
+//! Access to the kernel's files below a root directory.
+
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Where the kernel's files are: `/`, except in tests, which have a directory that looks like it.
+/// Root of the kernel's files: `/`, or in tests a directory that imitates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root(PathBuf);
 
@@ -13,24 +15,24 @@ impl Default for Root {
 }
 
 impl Root {
-    /// The kernel's files as they are below `dir`.
+    /// Takes the kernel's files from below `dir`.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self(dir.into())
     }
 
-    /// What is called `path`, an absolute path, on a real host.
+    /// Maps `path`, an absolute path on a real host, to the path below this root.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.0.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The text of a file, trimmed; none where it cannot be read.
+    /// Reads a file as trimmed text; `None` if it cannot be read.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         fs::read_to_string(self.path(path)).ok().map(|text| text.trim().to_owned())
     }
 
-    /// Tells the kernel `text` through one of its files, in one piece. (Which the kernel makes itself: asked to make one, it
-    /// does not say that there is none.)
+    /// Writes `text` to one of the kernel's files in a single call. The file is created only below
+    /// an imitated root: in a real one, `O_CREAT` would hide that the file is missing.
     pub(crate) fn write(&self, path: impl AsRef<Path>, text: &str) -> io::Result<()> {
         let imitated = self.is_imitated();
         let path = self.ready(path)?;
@@ -42,12 +44,13 @@ impl Root {
         }
     }
 
-    /// Has the kernel make an object of configfs.
+    /// Creates a configfs object in the kernel.
     pub(crate) fn make_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         fs::create_dir(self.ready(path)?)
     }
 
-    /// Has the kernel remove one, which takes the files and groups that came with it along; one that is gone is fine.
+    /// Removes a configfs object, with the files and default groups that came with it. A missing
+    /// object is no error.
     pub(crate) fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = self.path(path);
         gone_is_fine(if self.is_imitated() {
@@ -57,12 +60,12 @@ impl Root {
         })
     }
 
-    /// Has the kernel bind one object of configfs to another.
+    /// Links one configfs object to another.
     pub(crate) fn link(&self, to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<()> {
         std::os::unix::fs::symlink(self.path(to), self.ready(path)?)
     }
 
-    /// Has the kernel undo that; a link that is gone is fine.
+    /// Removes such a link. A missing link is no error.
     pub(crate) fn remove_link(&self, path: impl AsRef<Path>) -> io::Result<()> {
         gone_is_fine(fs::remove_file(self.path(path)))
     }
@@ -71,7 +74,8 @@ impl Root {
         self.0 != Path::new("/")
     }
 
-    /// The path; what the kernel would have above it is made where there is no kernel.
+    /// Maps a path, and creates its parents below an imitated root. In a real root the kernel
+    /// creates them.
     fn ready(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let path = self.path(path);
         if let Some(parent) = path.parent().filter(|_| self.is_imitated()) {
@@ -80,7 +84,7 @@ impl Root {
         Ok(path)
     }
 
-    /// The names in a directory, sorted; none where there is no such directory.
+    /// Returns the sorted names in a directory; none if it does not exist.
     pub(crate) fn names(&self, path: impl AsRef<Path>) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(self.path(path)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -1,24 +1,26 @@
+//! Transports of NVMe over Fabrics, and the kernel modules for them.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::Root;
 
-/// How NVMe commands travel.
+/// A transport of NVMe over Fabrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Over TCP.
+    /// TCP.
     Tcp,
-    /// Over RDMA: InfiniBand, RoCE or, in software on any Ethernet card, soft-RoCE.
+    /// RDMA: InfiniBand, RoCE, or soft-RoCE, which runs on any Ethernet card.
     Rdma,
 }
 
 impl Transport {
-    /// Both.
+    /// All transports.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Rdma];
 
-    /// The name by which the kernel knows it.
+    /// Returns the kernel's name of the transport.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -26,7 +28,7 @@ impl Transport {
         }
     }
 
-    /// The module of the kernel's initiator.
+    /// Returns the module of the kernel's initiator.
     pub fn initiator_module(self) -> &'static str {
         match self {
             Self::Tcp => "nvme-tcp",
@@ -34,7 +36,7 @@ impl Transport {
         }
     }
 
-    /// The module of the kernel's target.
+    /// Returns the module of the kernel's target.
     pub fn target_module(self) -> &'static str {
         match self {
             Self::Tcp => "nvmet-tcp",
@@ -49,14 +51,14 @@ impl fmt::Display for Transport {
     }
 }
 
-/// Whether a part of the kernel is there.
+/// Availability of a kernel module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Module {
     /// Loaded or built in.
     Loaded,
-    /// Among the running kernel's modules, but not loaded.
+    /// On disk for the running kernel, but not loaded.
     Available,
-    /// Not there, as far as can be seen.
+    /// Not found.
     Missing,
 }
 
@@ -86,8 +88,8 @@ impl Module {
     }
 }
 
-/// What only this module makes. One that is built in and has no parameters is not in `/sys/module`, and a kernel that comes
-/// without modules has no list of what is built in.
+/// Returns a path that only this module creates. `/sys/module` lacks built-in modules without
+/// parameters, and a kernel installed without modules has no `modules.builtin`.
 fn sign(name: &str) -> Option<&'static str> {
     match name {
         "zram" => Some("/sys/class/zram-control"),
@@ -98,8 +100,8 @@ fn sign(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether a line of `modules.dep` or `modules.builtin` is that of the module: `kernel/…/NAME.ko[.xz][: …]`, where hyphens and
-/// underscores are the same.
+/// Tells whether a line of `modules.dep` or `modules.builtin` describes the module:
+/// `kernel/…/NAME.ko[.xz][: …]`. Hyphens and underscores are equal.
 fn is_of(line: &str, name: &str) -> bool {
     let file = line.split(':').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     file.split('.').next().unwrap_or_default().replace('-', "_") == name.replace('-', "_")
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!(found("nvme-tcp"), Module::Loaded);
         assert_eq!(found("brd"), Module::Loaded);
         assert_eq!(found("nvmet_tcp"), Module::Available);
-        // Only as what another one needs: its own line is not there.
+        // Only a dependency of another module; its own line is missing.
         assert_eq!(found("nvmet"), Module::Missing);
         assert_eq!(found("zram"), Module::Missing);
         write("/sys/class/zram-control/hot_add", "");

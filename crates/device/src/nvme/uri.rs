@@ -1,3 +1,5 @@
+//! URIs of NVMe subsystems that the kernel's initiator attaches.
+
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::str::FromStr;
@@ -8,24 +10,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{NvmeError, Transport};
 
-/// The port that is registered for NVMe over Fabrics, TCP and RDMA alike.
+/// The registered port of NVMe over Fabrics, for TCP and RDMA.
 const DEFAULT_PORT: u16 = 4420;
 
-/// A subsystem somewhere, as the kernel reaches it: `nvme+tcp://HOST[:PORT]/NQN` or `nvme+rdma://HOST[:PORT]/NQN`.
+/// The address of a subsystem for the kernel's initiator: `nvme+tcp://HOST[:PORT]/NQN` or
+/// `nvme+rdma://HOST[:PORT]/NQN`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SubsystemUri {
-    /// How it is reached.
+    /// The transport.
     pub transport: Transport,
-    /// A name or an IP address, without the brackets of IPv6.
+    /// A host name or an IP address, without the brackets of IPv6.
     pub host: String,
     /// The port.
     pub port: u16,
-    /// The subsystem's name.
+    /// The subsystem's NQN.
     pub nqn: Nqn,
 }
 
-/// Why a text is no such URI.
+/// The reason why a text is no such URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not an NVMe URI for the kernel: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+rdma://HOST:PORT/NQN"
@@ -33,10 +36,10 @@ pub struct SubsystemUri {
 pub struct UriError(String, String);
 
 impl SubsystemUri {
-    /// The address behind the host's name, which the kernel does not look up by itself.
+    /// Resolves the host name, which the kernel does not do.
     ///
     /// # Errors
-    /// If the name has none.
+    /// Fails if the name has no address.
     pub fn resolve(&self) -> Result<SocketAddr, NvmeError> {
         let found = (self.host.as_str(), self.port).to_socket_addrs();
         let found = found.map_err(NvmeError::io(format_args!("looking up {}", self.host)))?.next();

@@ -1,3 +1,5 @@
+//! Cleaning up after the process of a volume that was killed.
+
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,19 +10,21 @@ use super::ProcessError;
 use super::spec::{Files, Locked, VolumeRecord, label};
 use crate::{BackendKind, backend, swap};
 
-/// How long the kernel may take to let go of a device that nobody uses any more.
+/// Time that the kernel may take to release an unused device.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Removes what the process of a volume left when it was killed: swap, device and files. Pages that were swapped out are
-/// lost; the kernel ends processes that touch one.
+/// Removes the leftovers of a killed volume process: swap, device and files. Swapped-out pages are
+/// lost; the kernel kills programs that touch one. Nothing left is no error.
 ///
-/// [`ProcessError::Served`] while it lives, [`ProcessError::Left`] when something stays. Harmless where nothing is left.
+/// # Errors
+/// Returns [`ProcessError::Served`] while the process lives, and [`ProcessError::Left`] if a part
+/// cannot be removed.
 pub fn clean_up(state: &Path, volume: VolumeId) -> Result<(), ProcessError> {
     Files::new(state, volume).clean_up()
 }
 
 impl Files {
-    /// As [`clean_up`].
+    /// Does the same as [`clean_up`].
     pub(super) fn clean_up(&self) -> Result<(), ProcessError> {
         clean_up_after(self)
     }
@@ -36,7 +40,7 @@ fn clean_up_after(files: &Files) -> Result<(), ProcessError> {
     let record =
         files.read().map_err(ProcessError::io(format!("cannot read {}", path.display())))?;
     let known = record.map(|VolumeRecord { device, backend, .. }| (device, backend));
-    // Without a record that can be read, the mark on the device tells.
+    // Without a readable record, the mark on the device identifies it.
     let found = match known {
         Some(known) => Some(known),
         None => backend::find(&label(volume)).map_err(ProcessError::io(
@@ -51,9 +55,9 @@ fn clean_up_after(files: &Files) -> Result<(), ProcessError> {
     Ok(())
 }
 
-/// Turns swap off and waits until the device is gone; otherwise says what is left.
+/// Turns swap off and waits until the device is gone; otherwise says why it stays.
 fn release(device: &Path, kind: BackendKind, label: &str) -> Result<(), String> {
-    // The kernel may have given the device to somebody else since.
+    // The kernel may have assigned the device to another process since.
     let ours = || backend::is_marked(device, label);
     if !ours() {
         return Ok(());

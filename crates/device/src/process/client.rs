@@ -1,4 +1,4 @@
-//! Starting volume processes and talking to them. All calls block.
+//! Functions that start volume processes and send requests to them. All calls block.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, Write};
@@ -21,32 +21,37 @@ use super::spec::{Files, Locked, SUBCOMMAND, VolumeRecord, VolumeSpec};
 use super::swap_off;
 use crate::swap::{self, SwapError};
 
-/// How long a volume process may be silent: longer than the most patient step in it, which is moving an extent.
+/// Time that a volume process may be silent. It exceeds the longest step, moving an extent.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How long a volume process may take to tell how it is, which waits for nothing.
+/// Time for a reply to a status request, which waits for no lender.
 const STATUS_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long a volume may take from its start until it is served.
+/// Time from the start of a volume process until it serves the volume.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A volume that is served. Its process takes all away again when this is dropped, or this program ends in whatever way, before
-/// the volume is [kept](Started::keep).
+/// A served volume that is not kept yet.
+///
+/// The process detaches the volume again if this value is dropped, or this program ends, before a
+/// call of [`keep`](Started::keep).
 #[derive(Debug)]
 pub struct Started {
     files: Files,
     record: VolumeRecord,
-    /// The process waits for a word by this pipe, or its end.
+    /// Pipe on which the process waits for the keep message or the end of the pipe.
     pipe: ChildStdin,
 }
 
 impl Started {
-    /// What is served.
+    /// Returns the record of the served volume.
     pub fn record(&self) -> &VolumeRecord {
         &self.record
     }
 
-    /// From now on the volume is served until somebody detaches it.
+    /// Tells the process to serve the volume until a request or a signal detaches it.
+    ///
+    /// # Errors
+    /// Returns [`ProcessError::Silent`] if the process ended before.
     pub fn keep(mut self) -> Result<VolumeRecord, ProcessError> {
         let told = self.pipe.write_all(KEEP.as_bytes());
         told.map_err(|error| {
@@ -56,31 +61,33 @@ impl Started {
     }
 }
 
-/// Starts a process that serves a volume, waits until it does, and keeps it.
+/// Starts a process that serves a volume, waits until it serves, and keeps the volume.
 ///
 /// # Errors
-/// As [`start`].
+/// Fails as [`start`] and [`Started::keep`] do.
 pub fn spawn(program: &Path, spec: &VolumeSpec) -> Result<VolumeRecord, ProcessError> {
     start(program, spec)?.keep()
 }
 
-/// Starts a process that serves a volume and waits until it does.
+/// Starts a process that serves a volume, and waits until it serves.
 ///
-/// `program` must be one whose [`SUBCOMMAND`] comes to call [`super::run()`]. When this fails nothing is left of it: a process
-/// that was silent for too long takes away what it has made as soon as it can, and this waits for its end.
+/// `program` must call [`super::run()`] for its subcommand [`SUBCOMMAND`]. On failure nothing is
+/// left: if the process was silent for too long, this function waits until the process has removed
+/// everything and ended.
 ///
 /// # Errors
-/// Why it cannot be served; [`ProcessError::Left`] where the process still has not ended.
+/// Says why the volume cannot be served. Returns [`ProcessError::Left`] if the process does not
+/// end.
 pub fn start(program: &Path, spec: &VolumeSpec) -> Result<Started, ProcessError> {
     let files = spec.files();
     try_start(program, spec, &files).map_err(|error| match error {
-        // One that says why it does not serve has taken all away before.
+        // A process that reports its failure has cleaned up already.
         ProcessError::Silent { .. } => wait_for_end(&files).err().unwrap_or(error),
         error => error,
     })
 }
 
-/// Waits until no process serves the volume, and removes what it has left.
+/// Waits until no process serves the volume, and removes the leftovers.
 fn wait_for_end(files: &Files) -> Result<(), ProcessError> {
     let deadline = Instant::now() + START_PATIENCE;
     while Locked::is_taken(files) {
@@ -122,7 +129,7 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
     let pipe = child.stdin.take().ok_or_else(|| fail()(io::ErrorKind::BrokenPipe.into()));
     let told = pipe.and_then(|mut pipe| pipe.write_all(&task).map(|()| pipe).map_err(fail()));
     let first = child.stdout.take().map(first_line);
-    // What is waited for is the process that has forked off the one that serves.
+    // This child forks the serving process and exits.
     child.wait().map_err(fail())?;
     let pipe = told?;
     match first.transpose().map_err(fail())?.flatten().map(|line| serde_json::from_str(&line)) {
@@ -135,29 +142,32 @@ fn try_start(program: &Path, spec: &VolumeSpec, files: &Files) -> Result<Started
     }
 }
 
-/// The first line that the process prints; none where it ends before, or takes too long.
+/// Returns the first line that the process prints, or `None` if it ends before or takes too long.
 fn first_line(output: ChildStdout) -> io::Result<Option<String>> {
     let (lines, first) = mpsc::channel();
     thread::Builder::new().name("volume-start".to_owned()).spawn(move || {
-        // Nobody waits for it any more when it took too long.
+        // The receiver is gone after a timeout.
         let _ = lines.send(BufReader::new(output).lines().next().transpose());
     })?;
     first.recv_timeout(START_PATIENCE).unwrap_or(Ok(None))
 }
 
-/// All volumes under a state directory, served or left behind.
+/// Lists all volumes under a state directory, served or left behind.
 pub fn list(state: &Path) -> Result<Vec<VolumeId>, ProcessError> {
     let files = Files::all(state)
         .map_err(ProcessError::io(format!("cannot list volumes in {}", state.display())))?;
     Ok(files.into_iter().map(|files| files.id).collect())
 }
 
-/// Whether a process serves the volume; if not, [`clean_up`] removes what one left.
+/// Tells whether a process serves the volume. If not, [`clean_up`] removes its leftovers.
 pub fn is_alive(state: &Path, volume: VolumeId) -> bool {
     Locked::is_taken(&Files::new(state, volume))
 }
 
-/// What the process of a volume was told, and what came of it.
+/// Reads the record of a volume's process.
+///
+/// # Errors
+/// Returns [`ProcessError::NotServed`] if there is no valid record.
 pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessError> {
     let files = Files::new(state, volume);
     match files.read() {
@@ -172,7 +182,7 @@ pub fn record(state: &Path, volume: VolumeId) -> Result<VolumeRecord, ProcessErr
     }
 }
 
-/// How a volume is.
+/// Asks the volume's process for the status.
 pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
     let files = Files::new(state, volume);
     match ask(&files, &Request::Status, STATUS_PATIENCE, |_| ())? {
@@ -181,12 +191,12 @@ pub fn status(state: &Path, volume: VolumeId) -> Result<Status, ProcessError> {
     }
 }
 
-/// Lays a volume over one more lease.
+/// Adds a lease to the volume.
 pub fn add_lease(state: &Path, volume: VolumeId, lease: LeaseTarget) -> Result<(), ProcessError> {
     done(&Files::new(state, volume), &Request::AddLease { lease: Box::new(lease) }, |_| ())
 }
 
-/// Moves everything off a lease and gives it up, while I/O goes on.
+/// Moves all extents off a lease and releases it, while I/O continues.
 pub fn evacuate(
     state: &Path,
     volume: VolumeId,
@@ -200,8 +210,8 @@ pub fn evacuate(
     })
 }
 
-/// Turns swap off, takes the device away and waits until the process has ended; its log goes, too. Where this fails the
-/// volume is still served.
+/// Turns swap off, detaches the device, waits until the process has ended, and removes its log. On
+/// failure the process still serves the volume.
 pub fn detach(
     state: &Path,
     volume: VolumeId,
@@ -217,11 +227,12 @@ pub fn detach(
     Ok(())
 }
 
-/// Turns off swap on a device that no volume process serves, by a process of its own: the kernel ends the one that does it when
-/// memory runs out meanwhile. `program` is as for [`spawn`].
+/// Turns off swap on a device that no volume process serves, in a separate process. If memory runs
+/// out meanwhile, the kernel kills the process that calls swapoff. `program` is as for [`start`].
 ///
 /// # Errors
-/// If what is swapped out does not fit into memory, or the kernel refuses; swap is still on then.
+/// Fails if the swapped-out pages do not fit into memory or the kernel refuses. Swap is then still
+/// on.
 pub fn swap_off(
     program: &Path,
     device: &Path,
@@ -243,7 +254,8 @@ fn done(
     }
 }
 
-/// Asks, passes progress on, and returns the last answer, unless it is that it failed.
+/// Sends a request, passes progress on, and returns the last response. A `Failed` response becomes
+/// an error.
 fn ask(
     files: &Files,
     request: &Request,
@@ -262,7 +274,7 @@ fn ask(
             Response::Failed { error } => return Err(ProcessError::Refused(error)),
             now @ (Response::SwapOff(_) | Response::Evacuating(_)) => progress(now),
             last => {
-                // The end of the connection, which after a detach is that of the process.
+                // Wait for the end of the connection: after a detach, it is the end of the process.
                 lines.next();
                 return Ok(last);
             }

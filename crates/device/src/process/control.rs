@@ -1,3 +1,5 @@
+//! The server side of a volume process's control socket.
+
 use std::fs::{self, Permissions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -13,10 +15,10 @@ use super::ProcessError;
 use super::message::{Request, Response};
 use super::serving::Serving;
 
-/// Longer requests are not ours.
+/// Longest request in bytes; longer input is garbage.
 const MAX_REQUEST: u64 = 64 << 10;
 
-/// How long a client may take to ask, or to read an answer.
+/// Time that a client may take to send a request or to read a response.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The control socket of a volume process.
@@ -27,10 +29,11 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Makes the socket, in the place of one that a dead process left. `finish` is told when the volume was detached.
+    /// Creates the socket, replacing one that a dead process left. Sends to `finish` once the
+    /// volume is detached.
     pub(super) fn bind(serving: &Arc<Serving>, finish: Sender<()>) -> Result<Self, ProcessError> {
         let path = serving.files().socket();
-        // The volume's lock is ours, so nobody else serves on this socket.
+        // This process holds the volume's lock, so no other process serves on this socket.
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path)
             .and_then(|listener| {
@@ -43,7 +46,7 @@ impl Control {
         Ok(Self { listener, serving: serving.clone(), finish })
     }
 
-    /// Starts answering.
+    /// Starts the thread that answers requests.
     pub(super) fn listen(self) -> Result<(), ProcessError> {
         thread::Builder::new()
             .name("control".to_owned())
@@ -76,7 +79,7 @@ fn converse(serving: &Serving, client: &UnixStream, finish: &Sender<()>) -> io::
     client.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
-    // Work that was begun goes on when the client has left; only the last word is missed.
+    // A client that disconnects does not cancel its request; it only misses the responses.
     let progress = |response| _ = answer(client, &response);
     let failed = |error: String| Response::Failed { error };
     let mut detached = false;
@@ -99,7 +102,7 @@ fn converse(serving: &Serving, client: &UnixStream, finish: &Sender<()>) -> io::
     };
     let answered = answer(client, &last);
     if detached {
-        // Nobody waits for it when a signal detached the volume at the same time.
+        // The receiver is gone if a signal detached the volume at the same time.
         let _ = finish.send(());
     }
     answered

@@ -1,3 +1,5 @@
+//! The adapter between a pool's volume and the backends.
+
 use std::io;
 use std::sync::Arc;
 
@@ -6,7 +8,7 @@ use aquifer_pool::{PoolError, Volume};
 
 use crate::Disk;
 
-/// A pool's volume as the backends see it.
+/// A pool's volume as a disk for the backends.
 pub(super) struct PoolDisk(pub(super) Arc<Volume>);
 
 impl Disk for PoolDisk {
@@ -31,7 +33,7 @@ impl Disk for PoolDisk {
     }
 }
 
-/// What the kernel is told; the whole story is in the volume's status.
+/// Maps an error to the errno for the kernel. The volume's status has the details.
 fn errno(error: PoolError) -> io::Error {
     io::Error::from_raw_os_error(match io::Error::from(error).kind() {
         io::ErrorKind::StorageFull => libc::ENOSPC,

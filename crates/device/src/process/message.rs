@@ -1,4 +1,4 @@
-//! What a volume process is asked and what it answers, over its control socket.
+//! The requests and responses on a volume process's control socket.
 
 use aquifer_page::{Bytes, LeaseId};
 use aquifer_pool::{LeaseTarget, VolumeStatus};
@@ -8,60 +8,64 @@ use super::VolumeRecord;
 use crate::safety::Report;
 use crate::swap;
 
-/// By this line on its standard input a volume process hears that its starter has heard that it serves. Where the pipe ends
-/// without it, nobody knows of the volume, and the process takes it away.
+/// Line by which the starter confirms on the process's standard input that it knows of the volume.
+/// If the pipe ends without it, no program knows of the volume, and the process detaches it.
 pub(super) const KEEP: &str = "keep\n";
 
-/// What a volume process is asked: one JSON object on a line, one request a connection.
+/// A request to a volume process: one JSON object on a line, one request per connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
 pub enum Request {
-    /// How is everything? Answered with [`Response::Status`].
+    /// Asks for the status. The reply is [`Response::Status`].
     Status,
-    /// Lay the volume over one more lease. Answered with [`Response::Done`].
+    /// Adds a lease to the volume. The reply is [`Response::Done`].
     AddLease {
-        /// The lease.
+        /// The lease to add.
         lease: Box<LeaseTarget>,
     },
-    /// Move everything off a lease and give it up. Answered with [`Response::Evacuating`] as it goes on and
-    /// [`Response::Done`]. May be asked again, by the same client or another, at any time: while the lease moves, the answer
-    /// follows that; a lease that the volume does not have counts as moved.
+    /// Moves all extents off a lease and releases it. The replies are [`Response::Evacuating`]
+    /// during the move, then [`Response::Done`].
+    ///
+    /// Any client may repeat it at any time. While the lease moves, the repeated request follows
+    /// that move. A lease that the volume does not have counts as moved.
     Evacuate {
-        /// The lease.
+        /// The lease to release.
         lease: LeaseId,
     },
-    /// Turn swap off, take the device away and end. Answered with [`Response::Done`].
+    /// Turns swap off, detaches the device and ends the process. The replies are
+    /// [`Response::SwapOff`] during swapoff, then [`Response::Done`].
     Detach,
 }
 
-/// What it answers: JSON objects, one a line; the first that is no progress is the last.
+/// A response of a volume process: JSON objects, one per line. The first one that is not progress
+/// is the last.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "response", rename_all = "snake_case")]
 pub enum Response {
-    /// How everything is.
+    /// The status of the volume.
     Status(Box<Status>),
-    /// It is done.
+    /// The request is done.
     Done,
-    /// How far turning swap off is.
+    /// Progress of swapoff.
     SwapOff(swap::Progress),
-    /// How far an evacuation is.
+    /// Progress of an evacuation.
     Evacuating(aquifer_pool::Progress),
-    /// It could not be done; the volume is served as before.
+    /// The request failed; the process still serves the volume.
     Failed {
-        /// What failed, why, and what to do.
+        /// The failed step, the reason and the remedy.
         error: String,
     },
 }
 
-/// Everything about a volume.
+/// The status of a volume and its process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// What its process was told, and what came of it.
+    /// The record of the process.
     pub record: VolumeRecord,
-    /// What the swap on the device holds.
+    /// Bytes swapped out to the device.
     pub swap_used: Bytes,
-    /// The volume and its leases.
+    /// The status of the volume and its leases.
     pub volume: VolumeStatus,
-    /// What protects the process.
+    /// The safety rules and whether they hold.
     pub safety: Report,
 }

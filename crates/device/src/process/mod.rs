@@ -1,12 +1,13 @@
-//! The volume process: one a volume, and the only one on the swap path.
+//! The volume process: one per volume, and the only process on the swap path.
 //!
-//! [`client::spawn`] starts it from any program, by running it again under a hidden subcommand ([`SUBCOMMAND`]) that calls
-//! [`run()`]. It outlives its starter; who comes later finds it by its files in the state directory:
+//! [`client::spawn`] starts it from any program, by running that program again with a hidden
+//! subcommand ([`SUBCOMMAND`]) that calls [`run()`]. The volume process outlives its starter. Other
+//! programs find it by its files in the state directory:
 //!
-//! | `volumes/ID.json` | what it serves ([`VolumeRecord`]); locked while it lives, so that a dead one is told from a slow one |
+//! | `volumes/ID.json` | record of the volume ([`VolumeRecord`]), locked while the process lives |
 //! |---|---|
 //! | `volumes/ID.sock` | its control socket ([`message`]) |
-//! | `volumes/ID.log` | what it has to say; gone with an orderly end, and else kept for the last few volumes |
+//! | `volumes/ID.log` | its log, removed by an orderly end; otherwise kept for the latest volumes |
 
 mod clean_up;
 pub mod client;
@@ -21,54 +22,55 @@ mod swap_off;
 pub use self::run::run;
 pub use self::spec::{Files, SUBCOMMAND, VolumeRecord, VolumeSpec};
 
-/// Why a volume could not be served, reached or taken away.
+/// The reason why a volume could not be served, reached or detached.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// A file of the state directory, the program or the host's certificate.
+    /// A system call failed, on a file of the state directory, the program or the host's
+    /// certificate.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, naming the file.
+        /// The step, with the file.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The host's certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] aquifer_fabric::tls::TlsError),
-    /// The volume itself.
+    /// The volume failed.
     #[error(transparent)]
     Pool(#[from] aquifer_pool::PoolError),
-    /// Its block device.
+    /// The block device failed.
     #[error(transparent)]
     Device(#[from] crate::DeviceError),
-    /// Swap on it.
+    /// Swap on the device failed.
     #[error(transparent)]
     Swap(#[from] crate::swap::SwapError),
-    /// The volume process answered that it failed; its words.
+    /// The volume process reported a failure, in these words.
     #[error("{0}")]
     Refused(String),
-    /// Nobody serves this volume.
+    /// No process serves this volume.
     #[error("no process serves volume {0}; 'aquifer status' shows those that are served")]
     NotServed(aquifer_page::VolumeId),
-    /// It is served already.
+    /// Another process serves this volume.
     #[error("volume {0} is served by another process already; detach it first")]
     Served(aquifer_page::VolumeId),
-    /// What a dead process left could not be removed.
+    /// The leftovers of a dead process could not be removed.
     #[error("volume {volume} is not quite gone: {why}")]
     Left {
         /// The volume.
         volume: aquifer_page::VolumeId,
-        /// What is left, and the way out.
+        /// The part that is left, and the remedy.
         why: String,
     },
-    /// The process said something that is not of its protocol, or nothing in time.
+    /// The process violated the protocol, ended, or did not answer in time.
     #[error("the process of volume {volume} {why}; its log is {log}", log = .log.display())]
     Silent {
         /// The volume.
         volume: aquifer_page::VolumeId,
-        /// What it did.
+        /// The failure of the process, as a verb phrase.
         why: String,
-        /// Where it says more.
+        /// Path of the process's log.
         log: std::path::PathBuf,
     },
 }

@@ -1,3 +1,5 @@
+//! The body of a volume process and of its swapoff helper.
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -18,23 +20,24 @@ use super::spec::VolumeSpec;
 use super::{ProcessError, swap_off};
 use crate::{safety, sys};
 
-/// What the process is for: one JSON object on a line of its standard input.
+/// The task of the process: one JSON object on a line of its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Task {
-    /// Serve a volume until it is detached.
+    /// Serves a volume until it is detached.
     Serve(Box<VolumeSpec>),
-    /// Turn swap off, so that the process that serves it need not.
+    /// Turns swap off on behalf of the process that serves the device.
     SwapOff {
-        /// The device.
+        /// The block device.
         device: PathBuf,
     },
 }
 
-/// The body of the hidden subcommand by which [`super::client::spawn`] starts a volume process.
+/// Runs the hidden subcommand by which [`super::client::spawn`] starts a volume process.
 ///
-/// To be called before the program has started a thread. Reads its task from standard input; the first line on
-/// standard output is a [`Response`]: the status of the volume that is now served, or why it is not.
+/// The program must call it before it starts a thread. The function reads its task from standard
+/// input. For a volume, the first line on standard output is a [`Response`]: the status of the
+/// served volume, or the failure.
 pub fn run() -> ExitCode {
     let mut text = String::new();
     let task = io::stdin().read_line(&mut text).and_then(|_| Ok(serde_json::from_str(&text)?));
@@ -51,7 +54,7 @@ pub fn run() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            // The starter may be gone; the log has it.
+            // The write fails if the starter is gone; the log has the error too.
             let _ = say(&Response::Failed { error: error.to_string() });
             ExitCode::FAILURE
         }
@@ -65,7 +68,8 @@ fn say(response: &Response) -> io::Result<()> {
     out.flush()
 }
 
-/// Leaves the starter, makes the device, tells the starter, and serves until the volume is detached.
+/// Detaches from the starter, makes the device, reports to the starter, and serves until the volume
+/// is detached.
 fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     if leave_starter()
         .map_err(ProcessError::io("cannot leave the process that started this one"))?
@@ -79,23 +83,23 @@ fn serve(spec: &VolumeSpec) -> Result<(), ProcessError> {
     let serving = Arc::new(Serving::start(spec, safety)?);
     let (finish, finished) = mpsc::channel();
     if let Err(error) = open_to_requests(&serving, &finish) {
-        // What this fails with is the lesser news.
+        // The first error is the one to report.
         let _ = serving.detach(|_| ());
         return Err(error);
     }
     let record = serving.record();
     tracing::info!(volume = %spec.volume, device = %record.device.display(), backend = %record.backend, "serving");
-    // Whether the starter hears this is what it is listened for.
+    // A failed write is ignored: `listen_to_starter` notices that the starter is gone.
     let _ = say(&Response::Status(Box::new(serving.status())));
     let _ = rustix::stdio::dup2_stdout(io::stderr());
     listen_to_starter(serving, finish).map_err(ProcessError::io("cannot listen to the starter"))?;
-    // Whoever detaches the volume says so when all is done and answered.
+    // The thread that detaches the volume sends this message once it has answered.
     let _ = finished.recv();
     tracing::info!(volume = %spec.volume, "detached");
     Ok(())
 }
 
-/// Turns swap on, if that is wanted, and listens to those who may ask for the end.
+/// Turns swap on, if requested, and starts to accept requests and signals.
 fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result<(), ProcessError> {
     let control = Control::bind(serving, finish.clone())?;
     watch_signals(serving.clone(), finish.clone())
@@ -109,8 +113,8 @@ fn open_to_requests(serving: &Arc<Serving>, finish: &mpsc::Sender<()>) -> Result
     control.listen()
 }
 
-/// Goes on in a child in a session of its own, so that neither the end of the starter nor its terminal's matters.
-/// True in the process that has nothing more to do.
+/// Continues in a forked child with a session of its own, so that it survives the starter and the
+/// starter's terminal. Returns true in the parent, which has nothing more to do.
 fn leave_starter() -> io::Result<bool> {
     if sys::fork()? {
         return Ok(true);
@@ -121,7 +125,7 @@ fn leave_starter() -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether the other end of standard input is closed.
+/// Tells whether the other end of standard input is closed.
 fn starter_has_left() -> io::Result<bool> {
     let stdin = io::stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
@@ -129,13 +133,13 @@ fn starter_has_left() -> io::Result<bool> {
     Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
-/// Takes the volume away if the starter goes before it has said that it knows of it.
+/// Detaches the volume if the starter ends before it has sent [`KEEP`].
 fn listen_to_starter(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Result<()> {
     thread::Builder::new().name("starter".to_owned()).spawn(move || {
         let mut word = String::new();
         let heard = io::stdin().read_line(&mut word);
         if heard.is_ok() && word == KEEP {
-            // The pipe may as well stay open.
+            // On an error the pipe stays open, which is harmless.
             let _ = File::open("/dev/null").map(rustix::stdio::dup2_stdin);
             return;
         }
@@ -150,7 +154,8 @@ fn listen_to_starter(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Res
     Ok(())
 }
 
-/// SIGTERM and SIGINT detach in order; a detach that is refused leaves the volume served. SIGHUP means nothing here.
+/// Detaches the volume on SIGTERM or SIGINT, and ignores SIGHUP. If the detach is refused, the
+/// volume stays served.
 fn watch_signals(serving: Arc<Serving>, finish: mpsc::Sender<()>) -> io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {

@@ -1,3 +1,5 @@
+//! A volume while its process serves it as a block device.
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
@@ -14,27 +16,27 @@ use crate::backend::{self, Attached, Options};
 use crate::safety::Report;
 use crate::swap;
 
-/// How often a client hears how far an evacuation is that another one has asked for.
+/// Interval at which a client gets the progress of an evacuation that another client requested.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
 
-/// Threads beside those that have connections of their own: a lender that does not answer keeps those that asked it, and the
-/// pages of others are to be served meanwhile. Each takes half a megabyte of locked memory.
+/// Number of threads without connections of their own. While a silent lender blocks other threads,
+/// they serve the pages of other lenders. Each takes half a megabyte of locked memory.
 const SPARE: usize = 12;
 
-/// A volume on its device.
+/// A volume with its block device.
 #[derive(Debug)]
 pub(super) struct Serving {
     files: Files,
     volume: Arc<Volume>,
     _upkeep: Upkeep,
     safety: Report,
-    /// Held while the device is being detached: by one at a time.
+    /// Held while the device is being detached, so that only one thread detaches it.
     attached: Mutex<Box<dyn Attached>>,
     record: Mutex<(VolumeRecord, Locked)>,
 }
 
 impl Serving {
-    /// Makes the volume and its device. When this fails nothing is left.
+    /// Makes the volume and its device. On failure nothing is left.
     pub(super) fn start(spec: &VolumeSpec, safety: Report) -> Result<Self, ProcessError> {
         let files = spec.files();
         files.make_directory()?;
@@ -55,7 +57,7 @@ impl Serving {
         Ok(Self { files, volume, _upkeep: upkeep, safety, attached, record })
     }
 
-    /// Swaps on the device, if that is wanted.
+    /// Formats the device and turns swap on, if requested.
     pub(super) fn swap_on(&self) -> Result<(), ProcessError> {
         let VolumeRecord { spec, device, .. } = self.record();
         if spec.swap {
@@ -69,7 +71,7 @@ impl Serving {
         &self.files
     }
 
-    /// What is served, with the leases that it stands on now.
+    /// Returns the record, with the leases that the volume has at present.
     pub(super) fn record(&self) -> VolumeRecord {
         locked(&self.record).0.clone()
     }
@@ -91,8 +93,9 @@ impl Serving {
         Ok(())
     }
 
-    /// Moves everything off a lease and gives it up. While another caller does so, follows that, and goes on where it fails;
-    /// a lease that the volume does not have is empty already.
+    /// Moves all extents off a lease and releases it. While another caller moves them, this
+    /// function follows that move, and takes over if it fails. A lease that the volume does not
+    /// have counts as released.
     pub(super) fn evacuate(
         &self,
         lease: LeaseId,
@@ -117,14 +120,14 @@ impl Serving {
     fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) {
         let (record, lock) = &mut *locked(&self.record);
         change(&mut record.spec.leases);
-        // The record only tells the next agent; the leases are as they are.
+        // The record only informs the next agent; the volume has its leases in any case.
         if let Err(error) = lock.write(record) {
             tracing::warn!("{}", note_error(&self.files)(error));
         }
     }
 
-    /// Turns swap off and takes the device away; the process has nothing to serve then and its files are removed.
-    /// Where this fails the volume is served as before, with or without swap as `status` says.
+    /// Turns swap off, detaches the device and removes the process's files. On failure the volume
+    /// stays served; `status` tells whether swap is still on.
     pub(super) fn detach(&self, progress: impl FnMut(swap::Progress)) -> Result<(), ProcessError> {
         let mut attached = self.claim()?;
         let used =
@@ -138,7 +141,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Discards all that is stored: nobody can find it any more. Lenders that do not answer are no reason to stay.
+    /// Discards all stored pages, as nothing refers to them. A lender that does not answer does not
+    /// stop the detach.
     fn give_back(&self) {
         if let Err(error) = self.volume.discard(0, 0, self.record().spec.capacity.0) {
             tracing::warn!("what was stored could not be given back: {error}");
@@ -176,7 +180,7 @@ fn note_error(files: &Files) -> impl FnOnce(std::io::Error) -> ProcessError {
     ProcessError::io(format!("cannot write the volume's record {}", files.record().display()))
 }
 
-/// Makes the volume, lays it over its leases and attaches it.
+/// Makes the volume, adds its leases and attaches it.
 fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessError> {
     let volume = Arc::new(Volume::new(VolumeConfig {
         id: spec.volume,

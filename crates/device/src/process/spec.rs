@@ -1,3 +1,5 @@
+//! The parameters, the record and the files of a volume process.
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -12,78 +14,81 @@ use serde::{Deserialize, Serialize};
 use super::ProcessError;
 use crate::BackendKind;
 
-/// The hidden subcommand of the program that a volume process is: its `main` must hand it to [`super::run()`].
+/// Hidden subcommand of the program that a volume process runs. The program's `main` must call
+/// [`super::run()`] for it.
 pub const SUBCOMMAND: &str = "volume-serve";
 
-/// Everything a volume process is told.
+/// Parameters of a volume process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSpec {
-    /// The volume.
+    /// Id of the volume.
     pub volume: VolumeId,
-    /// Size of the volume, hence of the device.
+    /// Size of the volume, and so of the device.
     pub capacity: Bytes,
-    /// The leases to lay it over. In a record: those that it is laid over now.
+    /// The leases of the volume; in a record, the leases at present.
     pub leases: Vec<LeaseTarget>,
-    /// How to attach it.
+    /// The backend that attaches the volume.
     pub backend: BackendKind,
-    /// Threads that serve the device, each with a connection to each lender.
+    /// Number of threads that serve the device, each with a connection to each lender.
     pub workers: usize,
-    /// Whether to swap on it.
+    /// Whether to swap to the device.
     pub swap: bool,
-    /// Priority of that swap, 0 to 32767, higher ones are used first; without one the kernel gives one below all others.
+    /// Priority of the swap, 0 to 32767; the kernel uses higher ones first. With `None` the kernel
+    /// assigns one below all others.
     pub priority: Option<u16>,
-    /// How long I/O waits for a lender that cannot be reached.
+    /// Timeout of I/O to a lender that cannot be reached.
     pub patience: Duration,
     /// Directory of the host's certificate, for leases reached over TLS.
     pub identity: Option<PathBuf>,
-    /// Directory of the file that takes extents when no lender can.
+    /// Directory of the spill file, which takes extents when no lender can.
     pub spill: Option<PathBuf>,
     /// Directory under which the process keeps its files; see [`Files`].
     pub state: PathBuf,
-    /// Whatever the starter wants to find again in the record.
+    /// Data of the starter, kept in the record.
     #[serde(default)]
     pub note: serde_json::Value,
 }
 
 impl VolumeSpec {
-    /// Workers unless told otherwise: enough that a slow lender does not hold up the others, few enough that their
-    /// buffers, which are locked in memory, do not matter.
+    /// Default number of workers: enough that a slow lender does not block the others. More would
+    /// only lock more memory in buffers.
     pub const DEFAULT_WORKERS: usize = 4;
 
     pub(super) fn files(&self) -> Files {
         Files::new(&self.state, self.volume)
     }
 
-    /// What the device is marked with, so that it can be told from others later.
+    /// Returns the mark of the volume's device, by which it can be identified.
     pub fn label(&self) -> String {
         label(self.volume)
     }
 }
 
-/// What the device of a volume is marked with.
+/// Returns the mark of the device of `volume`.
 pub(super) fn label(volume: VolumeId) -> String {
     format!("aquifer-{volume}")
 }
 
-/// How many logs of past volumes are kept.
+/// Number of logs kept of past volumes.
 const KEPT_LOGS: usize = 8;
 
-/// The files of one volume process.
+/// Paths of the files of one volume process.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The volume.
+    /// Id of the volume.
     pub id: VolumeId,
     directory: PathBuf,
 }
 
 impl Files {
-    /// Those of volume `id` under the state directory `state`.
+    /// Returns the paths for volume `id` under the state directory `state`.
     pub fn new(state: &Path, id: VolumeId) -> Self {
         Self { id, directory: state.join("volumes") }
     }
 
-    /// Those of all volumes under `state`, served or left behind.
+    /// Returns the paths of all volumes under `state`, served or left behind, in order of their
+    /// ids.
     pub fn all(state: &Path) -> io::Result<Vec<Self>> {
         let directory = state.join("volumes");
         let entries = match fs::read_dir(&directory) {
@@ -100,33 +105,34 @@ impl Files {
         Ok(all)
     }
 
-    /// What is served, and the lock that says that it is.
+    /// Returns the path of the record, which is locked while the volume is served.
     pub fn record(&self) -> PathBuf {
         self.directory.join(format!("{}.json", self.id))
     }
 
-    /// The control socket.
+    /// Returns the path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join(format!("{}.sock", self.id))
     }
 
-    /// The log.
+    /// Returns the path of the log.
     pub fn log(&self) -> PathBuf {
         self.directory.join(format!("{}.log", self.id))
     }
 
-    /// Reads the record; nothing where its writer died before it had anything to write, or it is damaged.
+    /// Reads the record; `None` if it is empty, because its process died early, or damaged.
     pub(super) fn read(&self) -> io::Result<Option<VolumeRecord>> {
         Ok(serde_json::from_str(&fs::read_to_string(self.record())?).ok())
     }
 
     /// Removes the log.
     pub(super) fn remove_log(&self) {
-        // One that stays is removed with the old ones.
+        // A log that stays is removed later with the old ones.
         let _ = fs::remove_file(self.log());
     }
 
-    /// Removes the logs of volumes that are gone, but for the newest ones: those are of volumes that ended otherwise than well.
+    /// Removes all but the newest logs of volumes without a record. Such logs belong to volumes
+    /// that ended with a failure.
     pub(super) fn remove_old_logs(&self) {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let mut logs: Vec<_> = entries
@@ -141,7 +147,7 @@ impl Files {
         }
     }
 
-    /// Makes the directory, for root only.
+    /// Creates the directory, accessible to its owner only.
     pub(super) fn make_directory(&self) -> Result<(), ProcessError> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).map_err(
             ProcessError::io(format!(
@@ -151,32 +157,33 @@ impl Files {
         )
     }
 
-    /// Removes socket and record; the log stays.
+    /// Removes the socket and the record, but not the log.
     pub(super) fn remove(&self) {
         for path in [self.socket(), self.record()] {
-            // A file that is not there, or cannot be removed, does no harm: the next process replaces it.
+            // A file that is missing or stays is harmless: the next process replaces it.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// What a volume process was told and what came of it, for those who come later.
+/// The record of a volume process, for later programs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// What it was told.
+    /// The parameters, with the leases at present.
     pub spec: VolumeSpec,
-    /// Its process id.
+    /// Process id of the volume process.
     pub pid: u32,
-    /// The device.
+    /// Path of the block device.
     pub device: PathBuf,
-    /// By which backend.
+    /// The backend that made the device.
     pub backend: BackendKind,
 }
 
-/// Whoever looks whether a record is locked has it locked for a moment: a lock is tried again for this long.
+/// Time for which a lock is retried: a process that checks a record's lock holds it for a moment.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// The open and locked record of a volume. Nobody else can serve the volume or clean up after it meanwhile.
+/// The open and locked record of a volume. While it is locked, no other process can serve the
+/// volume or clean up after it.
 #[derive(Debug)]
 pub(super) struct Locked {
     path: PathBuf,
@@ -184,7 +191,8 @@ pub(super) struct Locked {
 }
 
 impl Locked {
-    /// Locks the record, making it if it is not there; [`ProcessError::Served`] while another process has it locked.
+    /// Creates the record if it is missing, and locks it. Returns [`ProcessError::Served`] while
+    /// another process holds the lock.
     pub(super) fn take(files: &Files) -> Result<Self, ProcessError> {
         let path = files.record();
         let fail = || ProcessError::io(format!("cannot open and lock {}", path.display()));
@@ -194,7 +202,8 @@ impl Locked {
         loop {
             let file = options.open(&path).map_err(fail())?;
             match file.try_lock() {
-                // The process that had it before may have removed or replaced the file after we opened it.
+                // The previous holder of the lock may have removed or replaced the file after this
+                // open.
                 Ok(()) if file::is_at(&file, &path).map_err(fail())? => {
                     return Ok(Self { path, file });
                 }
@@ -208,13 +217,13 @@ impl Locked {
         }
     }
 
-    /// Whether a process has the record locked.
+    /// Tells whether a process holds the record's lock.
     pub(super) fn is_taken(files: &Files) -> bool {
         let path = files.record();
         while let Ok(file) = File::open(&path) {
             match file.try_lock_shared() {
                 Err(error) => return matches!(error, fs::TryLockError::WouldBlock),
-                // Its process may have put another in its place since.
+                // The volume's process may have replaced the file since.
                 Ok(()) if file::is_at(&file, &path).unwrap_or(true) => return false,
                 Ok(()) => {}
             }
@@ -222,7 +231,7 @@ impl Locked {
         false
     }
 
-    /// Says that the volume is about to be served: there is nothing of it yet.
+    /// Empties the record, as nothing of the volume exists yet.
     pub(super) fn clear(&mut self) -> io::Result<()> {
         self.replace(&[])
     }

@@ -1,7 +1,7 @@
-//! Turning swap off by a process of its own.
+//! Swapoff in a separate process.
 //!
-//! When memory runs out while pages come back, the kernel ends the process that called swapoff, before it looks at any
-//! other and whatever protects it. That must not be the one that holds the pages.
+//! If memory runs out while swapoff reads pages back, the kernel kills the calling process first,
+//! whatever its `oom_score_adj`. The process that serves the pages must therefore not call swapoff.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
@@ -14,7 +14,7 @@ use super::run::Task;
 use crate::safety;
 use crate::swap::{self, Progress, SwapError};
 
-/// What the helper reports, one JSON object a line.
+/// A report of the helper, one JSON object per line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Report {
@@ -23,14 +23,14 @@ enum Report {
     Failed { errno: Option<i32>, error: String },
 }
 
-/// This program once more, as [`super::run()`] with another task.
+/// Returns a command that runs this program again with the same arguments, and so [`super::run()`].
 pub(super) fn this_program() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(env::args_os().skip(1));
     command
 }
 
-/// Turns off swap on `device` by a program that comes to call [`super::run()`].
+/// Turns off swap on `device` through `program`, which must call [`super::run()`].
 pub(super) fn by_helper(
     mut program: Command,
     device: &Path,
@@ -62,13 +62,13 @@ pub(super) fn by_helper(
         }
     }
     let _ = helper.wait();
-    // Without a last word it was ended from outside, which is what the kernel does when memory runs out.
+    // Without a final report the helper was killed, as the kernel does when memory runs out.
     result.unwrap_or_else(|| Err(SwapError::NoRoom { device: device.to_owned(), used }))
 }
 
-/// The helper's side; its exit code is that of its process.
+/// Runs swapoff in the helper process and reports on standard output.
 pub(super) fn helper(device: &Path) -> io::Result<()> {
-    // Where it cannot be given up it was not had.
+    // If this fails, the process lacks the privilege and so never had the protection.
     let _ = safety::renounce();
     let say = |report: Report| -> io::Result<()> {
         let mut out = io::stdout().lock();
@@ -77,7 +77,7 @@ pub(super) fn helper(device: &Path) -> io::Result<()> {
         out.flush()
     };
     let result = swap::off(device, |progress| {
-        // When nobody listens any more the work goes on all the same.
+        // If the reader is gone, swapoff continues.
         let _ = say(Report::Progress(progress));
     });
     say(match result {

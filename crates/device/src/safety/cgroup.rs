@@ -1,7 +1,8 @@
-//! Out of the memory control group.
+//! Moving the process out of its memory cgroup.
 //!
-//! A server inside the group whose pages it takes would be made to wait, at the group's limit, for pages to be
-//! swapped out, by itself. A process can be started from inside any group, so it moves to the root one.
+//! At the limit of its cgroup, a process waits until pages of the cgroup are swapped out. A server
+//! in that cgroup would then wait for itself. It may be started from any cgroup, so it moves to the
+//! root.
 
 use std::fs;
 use std::io;
@@ -23,18 +24,18 @@ pub(super) fn leave() -> io::Result<()> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
-    /// In the root group.
+    /// In the root cgroup.
     Root,
-    /// The kernel limits no memory by groups.
+    /// No hierarchy limits memory.
     Unlimited,
-    /// In a group below this root.
+    /// In a cgroup below this root.
     Below(PathBuf),
-    /// In a group whose root cannot be reached.
+    /// In a cgroup of a hierarchy that is not mounted here.
     Hidden,
 }
 
-/// Finds the process's memory group from `/proc/self/cgroup` (`id:controllers:path`, v2 with no controllers) and
-/// where its root is mounted from `/proc/self/mounts`.
+/// Finds the process's memory cgroup in `/proc/self/cgroup` (`id:controllers:path`, without
+/// controllers for v2), and the mount of its root in `/proc/self/mounts`.
 fn memory_hierarchy(own: &str, mounts: &str) -> Place {
     let groups = || {
         own.lines().filter_map(|line| {

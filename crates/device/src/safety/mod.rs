@@ -1,9 +1,9 @@
-//! The rules for a process that the kernel's reclaim waits for.
+//! The rules for a process on which the kernel's reclaim waits.
 //!
-//! A page that is swapped out is given to this process, so whatever this process needs in order to take it must
-//! not need a page. [`protect`] applies the rules and reports each one, so that `status` and `doctor` can say
-//! what protects a volume and what does not. A rule that cannot be applied is reported, never fatal: swap that is
-//! a little less safe is still better than none.
+//! Reclaim hands swapped-out pages to this process, so this process must not need a free page to
+//! take them. [`protect`] applies the rules and reports each one, so that `status` and `doctor` can
+//! show which protections hold. A rule that cannot be applied is not fatal: swap with less
+//! protection is still better than none.
 
 mod cgroup;
 mod reserve;
@@ -19,28 +19,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys;
 
-/// Heap kept in memory for what happens outside the page path: control requests, reconnecting, TLS handshakes.
+/// Bytes of heap kept in memory for work outside the page path: control requests, reconnects, TLS
+/// handshakes.
 const HEAP_RESERVE: usize = 4 << 20;
 
-/// Stack that each thread has in memory before it serves.
+/// Bytes of stack that each thread touches before it serves.
 const STACK_RESERVE: usize = 128 << 10;
 
-/// One rule and whether it holds.
+/// A rule and whether it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// What it does, for people.
+    /// Effect of the rule, as shown to users.
     pub rule: String,
-    /// Why it could not be applied; absent where it holds.
+    /// The reason why the rule could not be applied; `None` if it holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub failed: Option<String>,
 }
 
-/// All rules in the order in which they were applied.
+/// All rules, in the order of their application.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report(pub Vec<Rule>);
 
 impl Report {
-    /// Whether all rules hold.
+    /// Tells whether all rules hold.
     pub fn is_complete(&self) -> bool {
         self.0.iter().all(|rule| rule.failed.is_none())
     }
@@ -55,8 +56,8 @@ impl Report {
 
 /// Applies the rules to the calling process.
 ///
-/// To be called while the process has one thread: the threads started later inherit what holds for a thread, and
-/// their stacks and buffers fall under the lock when they are first touched.
+/// The caller must do so while the process has a single thread. Threads started later inherit the
+/// rules that apply per thread, and their stacks and buffers are locked when first touched.
 pub fn protect() -> Report {
     let mut report = Report::default();
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
@@ -75,17 +76,18 @@ pub fn protect() -> Report {
     report
 }
 
-/// Gives up, in a program that a protected process has started, what only the swap path may have: it would else take
-/// the memory that is kept for that, and could not free any for itself by swapping.
+/// Gives up the privileges of the swap path in a program that a protected process has started. Such
+/// a program would use memory reserved for swapping, and could not free memory by swapping itself.
 pub(crate) fn renounce() -> io::Result<()> {
     sys::ordinary_priority()?;
     Ok(rustix::process::configure_io_flusher_behavior(false)?)
 }
 
-/// Applies those of the rules that suit an agent: it serves other hosts' pages, which must not be lost to a shortage here, but
-/// this host's reclaim never waits for it.
+/// Applies the rules that suit an agent. It serves other hosts' pages, which memory pressure here
+/// must not lose; but this host's reclaim never waits for it.
 ///
-/// To be called before the process maps anything that must not be filled, such as the pages of leases.
+/// The caller must do so before it maps memory that must not be filled, such as the pages of
+/// leases.
 pub fn protect_agent() -> Report {
     let mut report = Report::default();
     report.apply("is never chosen by the kernel when memory runs out", never_out_of_memory());
@@ -97,26 +99,28 @@ fn never_out_of_memory() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(needs("CAP_SYS_RESOURCE"))
 }
 
-/// Allocations by this thread and those it starts do not wait for I/O, hence not for themselves.
+/// Sets `PR_SET_IO_FLUSHER`: allocations by this thread, and by threads that it starts, do not wait
+/// for I/O. They would otherwise wait for this process.
 fn io_flusher() -> io::Result<()> {
     rustix::process::configure_io_flusher_behavior(true)
         .map_err(|error| needs("CAP_SYS_RESOURCE")(error.into()))
 }
 
-/// Raises the soft limit to the hard one: there is a connection for each worker and lease.
+/// Raises the soft limit to the hard limit, as each worker has a connection for each lease.
 fn open_files() -> io::Result<()> {
     let now = rustix::process::getrlimit(Resource::Nofile);
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now })?)
 }
 
-/// Locks what is mapped now, program text included, and what will be mapped once it is touched.
+/// Locks all current mappings, program text included, and later mappings once they are touched.
 ///
-/// Two calls, because one with both flags would take the same way for both. Text must come in now: a page of it
-/// that was never executed would otherwise be read from disk when memory is shortest. Later mappings must not be
-/// filled as they are made: FUSE's receive buffers are 16 MiB a worker, of which a part is ever used, and that part is
-/// touched before the first request.
+/// It takes two calls, because the flag `ONFAULT` would otherwise apply to both. Text must be read
+/// at once: a page of it that was never executed would otherwise be read from disk when memory is
+/// shortest. Later mappings must not be filled as they are made. FUSE's receive buffers, for
+/// example, take 16 MiB a worker, of which only a part is used. The worker touches that part before
+/// the first request.
 ///
-/// The limit on locked memory must not bind: under it, mappings made later would fail.
+/// The limit on locked memory must not apply: later mappings would fail at the limit.
 fn lock_memory() -> io::Result<()> {
     let unlimited = Rlimit { current: None, maximum: None };
     let may_exceed = capabilities(None)?.effective.contains(CapabilitySet::IPC_LOCK);
@@ -129,19 +133,19 @@ fn lock_memory() -> io::Result<()> {
     Ok(rustix::mm::mlockall(MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
 }
 
-/// Says what a refused step needs.
+/// Adds to an error the privilege that the failed step needs.
 fn needs(what: &'static str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{error}; this needs {what}"))
 }
 
-/// Grows the heap and touches it; as it is never trimmed, it stays for the allocations to come.
+/// Grows the heap and touches it. The allocator never trims it, so it serves later allocations.
 fn reserve_heap() {
     let mut reserve = vec![0u8; HEAP_RESERVE];
     reserve.fill(1);
     std::hint::black_box(&reserve);
 }
 
-/// Brings the part of the calling thread's stack that it will need into memory.
+/// Touches the part of the calling thread's stack that it will need.
 pub(crate) fn touch_stack() {
     let mut reserve = [0u8; STACK_RESERVE];
     reserve.fill(1);

@@ -1,9 +1,10 @@
-//! Memory for the swap path when there is none.
+//! Memory for the swap path when no other memory is free.
 //!
-//! A page goes to its lender over a socket, and the socket takes memory for it. When memory has run out the kernel makes
-//! that wait until some is free, and it becomes free by pages going to lenders: the host stands still for ever. The kernel
-//! sets a reserve aside, `vm.min_free_kbytes`; of it, threads of real-time priority may have half without waiting
-//! (`gfp_to_alloc_flags` and `__zone_watermark_ok` in its `mm/page_alloc.c`).
+//! A page goes to its lender over a socket, and the socket allocates memory for it. When memory has
+//! run out, the kernel lets that allocation wait for free memory. But memory is freed only when
+//! pages reach lenders, so the host would hang. The kernel keeps a reserve, `vm.min_free_kbytes`.
+//! Real-time threads may use up to half of it without waiting (`gfp_to_alloc_flags` and
+//! `__zone_watermark_ok` in `mm/page_alloc.c`).
 
 use std::fs;
 use std::io;
@@ -14,19 +15,21 @@ use crate::sys;
 
 const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
 
-/// Twice what goes out at a time (a few workers' largest requests, and half as much again for what the kernel keeps
-/// with them), and what comes in meanwhile. Hosts with more than half a gigabyte have more by default.
+/// Reserve for the data in flight. Outgoing data is the largest requests of a few workers, plus
+/// half as much for the kernel's overhead. The reserve is twice that, plus incoming data. Hosts
+/// with more than half a gigabyte have more by default.
 const RESERVE: Bytes = Bytes::mib(8);
 
-/// No more than this part of a small host's memory.
+/// Largest part of a small host's memory: one 16th.
 const LARGEST_SHARE: u64 = 16;
 
-/// Lets the calling thread, and those that it starts, have what ordinary threads must wait for.
+/// Lets the calling thread, and the threads that it starts, use the reserve.
 pub(super) fn enter() -> io::Result<()> {
     sys::real_time_priority().map_err(super::needs("CAP_SYS_NICE"))
 }
 
-/// Raises the host's reserve to what the swap path needs; it stays so. One that is larger already is left alone.
+/// Raises the host's reserve to the size that the swap path needs, and never lowers it. The value
+/// stays after the process has ended.
 pub(crate) fn fill() -> io::Result<()> {
     let host = rustix::system::sysinfo();
     let total = Bytes(host.totalram * u64::from(host.mem_unit));

@@ -1,3 +1,5 @@
+//! The swap header that mkswap(8) writes.
+
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -7,14 +9,15 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::SwapError;
 
-/// Where the kernel looks (`union swap_header` in `linux/swap.h`).
+/// Offset of the header's fields (`union swap_header` in `linux/swap.h`).
 const INFO: usize = 1024;
 const UUID: usize = INFO + 12;
 const LABEL: usize = UUID + 16;
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
 const LABEL_LENGTH: usize = 16;
 
-/// Writes a swap header, as mkswap(8) does, for `capacity` bytes of `device`. Of `label` 15 bytes are kept.
+/// Writes a swap header, as mkswap(8) does, for `capacity` bytes of `device`. It keeps 15 bytes of
+/// `label`.
 pub fn format(device: &Path, capacity: Bytes, label: &str, uuid: u128) -> Result<(), SwapError> {
     let fail = |source| SwapError::Format { device: device.to_owned(), source };
     let header = header(capacity, label, uuid).map_err(fail)?;

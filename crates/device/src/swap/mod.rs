@@ -1,4 +1,4 @@
-//! Swap on a block device: the header, on and off, and who uses how much.
+//! Swap on a block device: formatting, swapon, swapoff and usage.
 
 mod header;
 mod room;
@@ -20,16 +20,17 @@ pub(crate) use self::room::check_room;
 pub use self::table::{Swap, swaps, usage};
 use crate::sys;
 
-/// How often progress is reported while pages come back.
+/// Interval of progress reports during swapoff.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 const SWAP_FLAG_PREFER: i32 = 0x8000;
 const SWAP_FLAG_DISCARD: i32 = 0x10000;
 
-/// The highest priority the kernel takes.
+/// The highest priority that the kernel takes.
 pub const MAX_PRIORITY: u16 = 0x7fff;
 
-/// Why swap could not be made, turned on or turned off. Each names the device and the way out.
+/// The reason why swap could not be formatted, turned on or turned off, with the device and the
+/// remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
     /// The device cannot be formatted.
@@ -37,10 +38,10 @@ pub enum SwapError {
     Format {
         /// The device.
         device: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// A priority above [`MAX_PRIORITY`].
+    /// The priority is above [`MAX_PRIORITY`].
     #[error("swap priority {0} is too high: the kernel takes 0 to 32767")]
     Priority(u16),
     /// The kernel refused to swap to the device.
@@ -48,12 +49,12 @@ pub enum SwapError {
     On {
         /// The device.
         device: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
-        /// The way out.
+        /// The remedy.
         help: &'static str,
     },
-    /// What was swapped out does not fit into memory and other swap.
+    /// The swapped-out pages do not fit into memory and other swap.
     #[error(
         "cannot turn off swap on {}: its {used} do not fit into memory (the kernel ran out of it); \
          end some programs, raise the memory limit of the control group, or add other swap first",
@@ -62,7 +63,7 @@ pub enum SwapError {
     NoRoom {
         /// The device, on which swap is still on.
         device: PathBuf,
-        /// What it held when it was tried.
+        /// Bytes on the device at the time of the attempt.
         used: Bytes,
     },
     /// The kernel refused to turn swap off for another reason.
@@ -70,15 +71,15 @@ pub enum SwapError {
     Off {
         /// The device.
         device: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
-        /// The way out.
+        /// The remedy.
         help: &'static str,
     },
 }
 
 impl SwapError {
-    /// The number of the error that the kernel gave, if it was one.
+    /// Returns the errno of the kernel's error, if there is one.
     pub(crate) fn errno(&self) -> Option<i32> {
         match self {
             Self::Format { source, .. } | Self::On { source, .. } | Self::Off { source, .. } => {
@@ -90,18 +91,19 @@ impl SwapError {
     }
 }
 
-/// How far a swapoff has come.
+/// Progress of a swapoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What still has to come back into memory.
+    /// Bytes still on the device.
     pub remaining: Bytes,
-    /// What the device held at the start.
+    /// Bytes on the device at the start.
     pub total: Bytes,
 }
 
-/// Turns on swap on a formatted device. What is freed is discarded, so that lenders get their memory back.
+/// Turns on swap on a formatted device. The kernel discards freed pages, so that lenders get their
+/// memory back.
 ///
-/// Without a priority the kernel gives one below those of all other swap devices.
+/// With `None` the kernel assigns a priority below all other swap devices.
 pub fn on(device: &Path, priority: Option<u16>) -> Result<(), SwapError> {
     let mut flags = SWAP_FLAG_DISCARD;
     if let Some(priority) = priority {
@@ -123,13 +125,14 @@ pub fn on(device: &Path, priority: Option<u16>) -> Result<(), SwapError> {
     })
 }
 
-/// Turns off swap on a device; returns when all that it held is back in memory or in other swap.
+/// Turns off swap on a device. Returns once all its pages are back in memory or in other swap.
 ///
-/// `progress` is called about ten times a second. When this fails, swap on the device is still on.
+/// Calls `progress` about ten times a second. If the kernel refuses, swap on the device is still
+/// on.
 ///
-/// # Who may call it
-/// The kernel ends *the process that calls swapoff* first when memory runs out meanwhile, whatever its
-/// `oom_score_adj` says. So the process that serves the device must leave this to another one.
+/// # Caller
+/// If memory runs out meanwhile, the kernel kills *the process that calls swapoff* first, whatever
+/// its `oom_score_adj`. The process that serves the device must therefore not call this function.
 pub fn off(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), SwapError> {
     let fail =
         |source| SwapError::Off { device: device.to_owned(), source, help: "see the kernel's log" };
@@ -139,7 +142,7 @@ pub fn off(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), Swap
     thread::Builder::new()
         .name("swapoff".to_owned())
         .spawn(move || {
-            // The receiver outlives this thread's work: it waits for exactly this message.
+            // The receiver is gone only if /proc/swaps became unreadable.
             let _ = done.send(swapoff(&path));
         })
         .map_err(fail)?;
@@ -157,7 +160,7 @@ pub fn off(device: &Path, mut progress: impl FnMut(Progress)) -> Result<(), Swap
     }
 }
 
-/// A signal interrupts swapoff half-way, with the rest of the pages still on the device: go on.
+/// Retries after a signal, which interrupts swapoff while pages are still on the device.
 fn swapoff(path: &CString) -> io::Result<()> {
     loop {
         match sys::swapoff(path) {
@@ -167,7 +170,7 @@ fn swapoff(path: &CString) -> io::Result<()> {
     }
 }
 
-/// Sorts what swapoff failed with; `used` is what the device held.
+/// Classifies the error of a swapoff; `used` is the number of bytes on the device.
 pub(crate) fn off_error(device: &Path, used: Bytes, source: io::Error) -> SwapError {
     let device = device.to_owned();
     let help = match source.raw_os_error() {

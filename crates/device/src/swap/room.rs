@@ -1,3 +1,5 @@
+//! The check that swapoff can succeed.
+
 use std::io;
 use std::path::Path;
 
@@ -5,8 +7,8 @@ use aquifer_page::Bytes;
 
 use super::{SwapError, swaps};
 
-/// Refuses at once what cannot succeed: more swapped out than there is memory and other swap for. Returns what is
-/// swapped out to the device.
+/// Returns the bytes swapped out to the device. Fails if they do not fit into available memory and
+/// other swap, as swapoff would then fail after a long time.
 pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
     let fail = |source| SwapError::Off {
         device: device.to_owned(),
@@ -23,7 +25,7 @@ pub(crate) fn check_room(device: &Path) -> Result<Bytes, SwapError> {
     Ok(used)
 }
 
-/// What the kernel could free at once, as it says.
+/// Returns the kernel's estimate of available memory.
 fn available_memory() -> io::Result<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     text.lines()

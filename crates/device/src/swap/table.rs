@@ -1,3 +1,5 @@
+//! The kernel's table of swap areas, `/proc/swaps`.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -7,22 +9,22 @@ use serde::{Deserialize, Serialize};
 /// A line of `/proc/swaps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swap {
-    /// Device or file.
+    /// The device or file.
     pub path: PathBuf,
-    /// What it can hold.
+    /// Size of the area.
     pub size: Bytes,
-    /// What it holds.
+    /// Bytes swapped out to it.
     pub used: Bytes,
-    /// Devices of higher priority are used first; negative ones were given by the kernel.
+    /// Priority; the kernel uses higher ones first, and assigns negative ones itself.
     pub priority: i32,
 }
 
-/// All swap that is on.
+/// Returns all active swap areas.
 pub fn swaps() -> io::Result<Vec<Swap>> {
     parse(&std::fs::read_to_string("/proc/swaps")?)
 }
 
-/// What the swap on `device` holds, or `None` where swap is not on there.
+/// Returns the bytes swapped out to `device`, or `None` if swap is not on there.
 pub fn usage(device: &Path) -> io::Result<Option<Bytes>> {
     Ok(swaps()?.into_iter().find(|swap| swap.path == device).map(|swap| swap.used))
 }
@@ -38,7 +40,8 @@ fn malformed(line: &str) -> io::Error {
     )
 }
 
-/// `path type size used priority`, sizes in KiB; the path is padded with spaces and escapes its own.
+/// Parses `path type size used priority`, sizes in KiB. The path is padded with spaces, and its own
+/// are escaped.
 fn parse_line(line: &str) -> Option<Swap> {
     let mut fields = line.split_ascii_whitespace();
     let path = PathBuf::from(unescape(fields.next()?));

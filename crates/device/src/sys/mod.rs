@@ -1,4 +1,4 @@
-//! The system calls that have no safe wrapper elsewhere. The only module of this crate with `unsafe`.
+//! System calls without a safe wrapper elsewhere. Only this module of the crate uses `unsafe`.
 
 pub(crate) mod ublk;
 
@@ -13,16 +13,16 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// `ioctl` whose argument is a plain number, or ignored.
+/// Calls `ioctl` with an argument that is a plain number, or that the kernel ignores.
 ///
-/// Only for requests that take no pointer: the number is not an address.
+/// Callers must not pass requests that take a pointer: the number is not an address.
 pub(crate) fn ioctl_number(
     fd: impl AsFd,
     request: libc::c_ulong,
     argument: libc::c_ulong,
 ) -> io::Result<i32> {
-    // SAFETY: the descriptor is open for the call, and callers in this crate pass requests only whose
-    // argument the kernel takes by value.
+    // SAFETY: the descriptor is open during the call. Callers in this crate pass only requests with
+    // an argument by value.
     check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), request as _, argument) })
 }
 
@@ -87,7 +87,7 @@ pub(crate) mod loop_control {
         };
     }
 
-    /// The number of a loop device that nobody uses at this moment.
+    /// Returns the number of a loop device that is unused at this moment.
     pub(crate) fn get_free(control: impl AsFd) -> io::Result<u32> {
         ioctl_number(control, CTL_GET_FREE, 0).map(|number| number as u32)
     }
@@ -100,17 +100,19 @@ pub(crate) mod loop_control {
         info: Info,
     ) -> io::Result<()> {
         let config = Config { fd: backing.as_raw_fd() as u32, block_size, info, reserved: [0; 8] };
-        // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `config` is and outlives the call.
+        // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`; `config` is one and outlives the
+        // call.
         check(unsafe {
             libc::ioctl(device.as_fd().as_raw_fd(), CONFIGURE as _, &raw const config)
         })?;
         Ok(())
     }
 
-    /// What the loop device behind `device` is bound to.
+    /// Returns the binding of the loop device behind `device`.
     pub(crate) fn status(device: impl AsFd) -> io::Result<Info> {
         let mut info = Info::ZERO;
-        // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, for which every bit pattern is valid.
+        // SAFETY: LOOP_GET_STATUS64 writes one `struct loop_info64`, for which every bit pattern is
+        // valid.
         check(unsafe {
             libc::ioctl(device.as_fd().as_raw_fd(), GET_STATUS64 as _, &raw mut info)
         })?;
@@ -118,31 +120,31 @@ pub(crate) mod loop_control {
     }
 }
 
-/// `swapon(2)`.
+/// Calls `swapon(2)`.
 pub(crate) fn swapon(device: &CStr, flags: i32) -> io::Result<()> {
     // SAFETY: the path is a C string that outlives the call.
     check(unsafe { libc::swapon(device.as_ptr(), flags) })?;
     Ok(())
 }
 
-/// `swapoff(2)`.
+/// Calls `swapoff(2)`.
 pub(crate) fn swapoff(device: &CStr) -> io::Result<()> {
     // SAFETY: the path is a C string that outlives the call.
     check(unsafe { libc::swapoff(device.as_ptr()) })?;
     Ok(())
 }
 
-/// Tells the block device `device` that `length` bytes from its start are of no use any more (`BLKDISCARD`).
+/// Discards `length` bytes from the start of the block device `device` (`BLKDISCARD`).
 pub(crate) fn discard(device: impl AsFd, length: u64) -> io::Result<()> {
     const BLKDISCARD: libc::c_ulong = 0x1277;
     let range = [0, length];
-    // SAFETY: BLKDISCARD reads two 64-bit numbers, which `range` is and outlives the call.
+    // SAFETY: BLKDISCARD reads two 64-bit numbers; `range` holds them and outlives the call.
     check(unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BLKDISCARD as _, &raw const range) })?;
     Ok(())
 }
 
-/// Goes on in a child; true in the parent. Refused in a program that has started a thread, for the child would lack it and
-/// might find locks held for ever.
+/// Forks; returns true in the parent and false in the child. Fails if the process has more than one
+/// thread. The child would lack the others, and locks that they hold would stay held.
 pub(crate) fn fork() -> io::Result<bool> {
     if std::fs::read_dir("/proc/self/task")?.count() > 1 {
         return Err(io::Error::other("this process has started threads already"));
@@ -151,7 +153,7 @@ pub(crate) fn fork() -> io::Result<bool> {
     check(unsafe { libc::fork() }).map(|child| child > 0)
 }
 
-/// Gives the calling thread, and those that it starts, the lowest of the real-time priorities.
+/// Gives the calling thread, and the threads that it starts, the lowest real-time priority.
 pub(crate) fn real_time_priority() -> io::Result<()> {
     set_scheduler(libc::SCHED_RR, 1)
 }
@@ -163,13 +165,15 @@ pub(crate) fn ordinary_priority() -> io::Result<()> {
 
 fn set_scheduler(policy: libc::c_int, priority: libc::c_int) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: sched_setscheduler reads one `struct sched_param`, which outlives the call; 0 is the calling thread.
+    // SAFETY: sched_setscheduler reads one `struct sched_param`, which outlives the call; 0 is the
+    // calling thread.
     check(unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) })?;
     Ok(())
 }
 
-/// Tells the allocator never to give memory back nor to map any apart, so that the heap, once grown and touched,
-/// serves without a system call; and to have one heap for all threads, so that there is one to grow.
+/// Makes the allocator keep all its memory in one heap for all threads. Once grown and touched,
+/// that heap serves allocations without a system call. Allocations above 32 MiB still get mappings
+/// of their own.
 pub(crate) fn keep_heap() -> io::Result<()> {
     #[cfg(target_env = "gnu")]
     {
@@ -180,7 +184,7 @@ pub(crate) fn keep_heap() -> io::Result<()> {
             (libc::M_MMAP_THRESHOLD, LARGEST_THRESHOLD),
         ];
         for (parameter, value) in settings {
-            // SAFETY: mallopt takes two numbers and refuses what it does not know.
+            // SAFETY: mallopt takes two numbers and refuses unknown ones.
             if unsafe { libc::mallopt(parameter, value) } != 1 {
                 return Err(io::Error::other("the allocator refused a setting"));
             }
@@ -191,27 +195,29 @@ pub(crate) fn keep_heap() -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this is known for glibc's allocator only"))
 }
 
-/// Anonymous memory that is there, and stays: given back when dropped.
+/// Anonymous memory that is resident and locked; freed when dropped.
 #[derive(Debug)]
 pub(crate) struct LockedMemory {
     start: ptr::NonNull<std::ffi::c_void>,
     length: usize,
 }
 
-// SAFETY: nobody but its owner knows of it, and that only gives it back.
+// SAFETY: only the owner of this value has the address, and uses it only to free the memory.
 unsafe impl Send for LockedMemory {}
 
 impl LockedMemory {
-    /// So many bytes. In memory at once; locked there if this process may lock so much.
+    /// Allocates `length` bytes of resident memory, and locks them if this process may lock so
+    /// much.
     pub(crate) fn new(length: usize) -> io::Result<Self> {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE);
-        // SAFETY: the kernel chooses the address, so nothing that is there is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
         let start = ptr::NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = Self { start, length };
-        // SAFETY: the range is ours. Memory that cannot be locked does its service as long as nothing is swapped out.
+        // SAFETY: this value owns the range. Without the lock, the memory serves until the kernel
+        // swaps it out.
         let _ = unsafe { rustix::mm::mlock(memory.start.as_ptr(), length) };
         Ok(memory)
     }
@@ -219,7 +225,7 @@ impl LockedMemory {
 
 impl Drop for LockedMemory {
     fn drop(&mut self) {
-        // SAFETY: the range is ours, and nobody reads or writes it.
+        // SAFETY: this value owns the range, and no other code reads or writes it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.length) };
     }
 }

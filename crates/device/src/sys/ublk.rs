@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
-/// `struct ublksrv_ctrl_cmd`.
+/// Device number and data of a `struct ublksrv_ctrl_cmd`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Command {
     pub(crate) device: u32,
     pub(crate) data: u64,
 }
 
-/// Control commands, numbered as the kernel's header numbers them.
+/// Control commands, as the kernel's header numbers them.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(crate) enum Control {
@@ -36,12 +36,12 @@ const READ: u32 = 2;
 const FETCH: u32 = ioctl(READ | WRITE, 0x20, 16);
 const COMMIT_AND_FETCH: u32 = ioctl(READ | WRITE, 0x21, 16);
 
-/// `_IOC` of the driver's letter.
+/// Builds the number of an ioctl of the ublk driver, as `_IOC` does.
 const fn ioctl(direction: u32, number: u32, size: u32) -> u32 {
     direction << 30 | size << 16 | 0x75 << 8 | number
 }
 
-/// `/dev/ublk-control`.
+/// An io_uring for commands to `/dev/ublk-control`.
 pub(crate) struct ControlRing {
     ring: IoUring<squeue::Entry128>,
     device: File,
@@ -52,7 +52,7 @@ impl ControlRing {
         Ok(Self { ring: IoUring::builder().build(4)?, device })
     }
 
-    /// Carries out a command and waits until it is done. The kernel reads `payload`, or writes to it.
+    /// Executes a command and waits for its completion. The kernel reads or writes `payload`.
     pub(crate) fn call(
         &mut self,
         control: Control,
@@ -67,11 +67,12 @@ impl ControlRing {
         bytes[16..24].copy_from_slice(&command.data.to_ne_bytes());
         let entry =
             opcode::UringCmd80::new(Fd(self.device.as_raw_fd()), control as u32).cmd(bytes).build();
-        // SAFETY: the device is open and `payload` borrowed until the command has completed, for which this waits;
-        // no error lets it return before.
+        // SAFETY: the device stays open and `payload` borrowed until the command completes. This
+        // function waits for that; no error ends it earlier.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
         loop {
-            // An error here is of the waiting (a signal), or of a submission that is tried again.
+            // An error means an interrupted wait (a signal) or a submission that the next round
+            // retries.
             let _ = self.ring.submit_and_wait(1);
             if let Some(done) = self.ring.completion().next() {
                 return result(&done);
@@ -99,7 +100,7 @@ struct Descriptor {
 
 const _: () = assert!(size_of::<Descriptor>() == 24);
 
-/// The driver reserves descriptors for this many requests a queue (`UBLK_MAX_QUEUE_DEPTH`).
+/// Number of descriptors that the driver reserves per queue (`UBLK_MAX_QUEUE_DEPTH`).
 const MAX_DEPTH: usize = 4096;
 
 /// A request of the block layer.
@@ -111,9 +112,9 @@ pub(crate) struct Request {
     pub(crate) start: u64,
 }
 
-/// One queue of a device: its requests, and a buffer for each. Belongs to the thread that made it.
+/// One queue of a device: its requests, and a buffer for each. The thread that made it must use it.
 pub(crate) struct QueueRing {
-    /// Dropped first: the kernel knows the buffers through it.
+    /// Dropped first, because the kernel uses the buffers through it.
     ring: IoUring,
     descriptors: NonNull<Descriptor>,
     mapped: usize,
@@ -148,7 +149,7 @@ impl QueueRing {
             )
         }?;
         let descriptors = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // Not zero, so that every page of it is touched.
+        // A value other than zero touches every page.
         let buffers = vec![1; usize::from(depth) * buffer_size];
         Ok(Self { ring, descriptors, mapped, buffers, buffer_size, device, queue, depth })
     }
@@ -162,7 +163,7 @@ impl QueueRing {
         Ok(())
     }
 
-    /// Sends the answers given and waits for a request.
+    /// Submits pending answers and waits for a request. A signal may end the wait early.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
         match self.ring.submit_and_wait(1) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
@@ -170,17 +171,19 @@ impl QueueRing {
         }
     }
 
-    /// The tag of the next request that has come, or the error with which the driver gives its tag back for good.
+    /// Returns the tag of the next request. An error means that the driver has withdrawn the tag
+    /// for good.
     pub(crate) fn next(&mut self) -> Option<Result<u16, io::Error>> {
         let done = self.ring.completion().next()?;
         Some(result(&done).map(|_| done.user_data() as u16))
     }
 
-    /// The request that came under `tag`.
+    /// Returns the request under `tag`.
     pub(crate) fn request(&self, tag: u16) -> Request {
         assert!(tag < self.depth, "the driver invents no tags");
-        // SAFETY: the mapping has `depth` descriptors, lives as long as `self`, and is only read; the driver writes a
-        // descriptor before it completes the fetch of its tag, hence before this.
+        // SAFETY: the mapping has `depth` descriptors, lives as long as `self`, and is only read.
+        // The driver writes a descriptor before it completes the fetch of its tag, and so before
+        // this read.
         let descriptor = unsafe { self.descriptors.add(tag.into()).as_ref() };
         Request {
             operation: (descriptor.operation.load(Ordering::Acquire) & 0xff) as u8,
@@ -189,13 +192,14 @@ impl QueueRing {
         }
     }
 
-    /// The data of the request that came under `tag`: what is to be written, or room for what is read.
+    /// Returns the buffer of the request under `tag`: the data of a write, or room for a read.
     pub(crate) fn buffer(&mut self, tag: u16) -> &mut [u8] {
         let start = usize::from(tag) * self.buffer_size;
         &mut self.buffers[start..start + self.buffer_size]
     }
 
-    /// Answers the request under `tag` and asks for the next; sent by the next [`wait`](Self::wait).
+    /// Answers the request under `tag` and asks for the next. The next [`wait`](Self::wait) submits
+    /// it.
     pub(crate) fn answer(&mut self, tag: u16, result: i32) -> io::Result<()> {
         self.push(COMMIT_AND_FETCH, tag, result)
     }
@@ -208,8 +212,8 @@ impl QueueRing {
         bytes[8..].copy_from_slice(&(self.buffer(tag).as_mut_ptr() as u64).to_ne_bytes());
         let entry =
             opcode::UringCmd16::new(Fd(self.device.as_raw_fd()), operation).cmd(bytes).build();
-        // SAFETY: the device and the buffer of the tag live as long as the ring, which is dropped before them; nobody
-        // touches the buffer until the driver hands the tag back.
+        // SAFETY: the device and the tag's buffer live as long as the ring, which is dropped before
+        // them. No code touches the buffer until the driver returns the tag.
         unsafe { self.ring.submission().push(&entry.user_data(tag.into())) }
             .map_err(io::Error::other)
     }
@@ -217,7 +221,7 @@ impl QueueRing {
 
 impl Drop for QueueRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's alone, and nothing refers to it any more.
+        // SAFETY: this value owns the mapping, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.descriptors.as_ptr().cast(), self.mapped) };
     }
 }

@@ -1,4 +1,4 @@
-//! Between a request of the kernel and its answer a backend takes no memory from the allocator.
+//! A test that backends do not allocate between a request and its reply.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -13,7 +13,7 @@ use crate::alone::alone;
 use crate::common::aligned::Aligned;
 use crate::counting::allocations;
 
-/// A disk in RAM that takes all of it at the start.
+/// A disk in RAM that allocates all its memory at the start.
 struct FlatDisk(Mutex<Vec<u8>>);
 
 impl Disk for FlatDisk {

@@ -1,6 +1,7 @@
-//! Every backend that this kernel has: what is written through the block device is what comes back.
+//! Tests of every backend that this kernel has: the block device returns the written data.
 //!
-//! `AQUIFER_TEST_BACKENDS` names those that must be there, for the guests whose kernels have more of them.
+//! `AQUIFER_TEST_BACKENDS` names the backends that must be available, for guests with kernels that
+//! have more of them.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -18,7 +19,7 @@ use crate::common::ram_disk::{FailingDisk, RamDisk};
 use crate::common::random::Random;
 use crate::common::sys::discard;
 
-/// The backends that can be used here.
+/// Returns the backends that work here.
 fn available() -> impl Iterator<Item = &'static dyn Backend> {
     backend::backends().into_iter().filter(|backend| backend.probe().is_ok())
 }
@@ -37,7 +38,8 @@ fn sysfs(device: &Path, file: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Marks the devices of a test, whose names may be those of another test's as soon as they are gone.
+/// Returns a mark for the devices of the calling test. Once a device is gone, another test may get
+/// the same device name.
 fn label() -> String {
     format!("aquifer-test-{}-{:?}", std::process::id(), thread::current().id())
 }
@@ -96,7 +98,8 @@ fn every_byte_written_in_parallel_comes_back_and_what_was_discarded_reads_as_zer
     }
 }
 
-/// Random writes, reads and discards of 1 to 40 pages against a model, on pages that no other thread uses.
+/// Runs random writes, reads and discards of 1 to 40 pages against a model, on pages that no other
+/// thread uses.
 fn model_run(path: &Path, first: u64, pages: u64, seed: u64) {
     let device = open_direct(path);
     let mut random = Random(seed + 1);

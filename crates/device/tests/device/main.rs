@@ -1,4 +1,4 @@
-//! Volumes as block devices of the kernel, and swap on them.
+//! Tests of volumes as block devices, and of swap on them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

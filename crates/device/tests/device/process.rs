@@ -1,4 +1,4 @@
-//! The volume process: started, asked, taken away in order, and killed.
+//! Tests of the volume process: start, requests, detach and crash.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,7 +21,7 @@ use crate::common::random::Random;
 
 const EXTENTS: u64 = 2;
 
-/// A state directory and a volume in it; its process is ended and cleaned up after when this is dropped.
+/// A state directory with one volume. Dropping it ends the volume's process and cleans up.
 struct Volume {
     state: TempDir,
     spec: VolumeSpec,
@@ -70,8 +70,8 @@ impl Volume {
     /// Asserts that process, device, swap and files are gone.
     fn assert_gone(&self, record: &VolumeRecord) {
         crate::common::wait_until("the end of the process", || !is_running(record.pid));
-        // Another test may have a device of this name by now, and swap on it. Swap of this volume
-        // would keep its device, and with it the mark.
+        // Another test may have a device of this name by then, with swap. Swap on this volume would
+        // keep its device, and so the mark.
         let is_up = backend::is_marked(&record.device, &record.spec.label());
         assert!(!is_up, "{} is still there", record.device.display());
         assert_eq!(client::list(self.state()).unwrap(), []);
@@ -91,7 +91,7 @@ impl Drop for Volume {
     }
 }
 
-/// The program that volume processes are.
+/// Returns the program that volume processes run.
 fn volume_process() -> PathBuf {
     example("aquifer-device", "volume_process")
 }
@@ -121,7 +121,7 @@ fn open_direct(device: &Path) -> File {
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(device).unwrap()
 }
 
-/// Writes known content to some pages of each extent, or checks that it is there.
+/// Returns known content for some pages of each extent, with its offsets.
 fn pages() -> impl Iterator<Item = (u64, Aligned)> {
     (0..EXTENTS * 64).map(|number| {
         let mut page = Aligned::new(PAGE_SIZE);
@@ -194,7 +194,7 @@ fn a_lease_may_be_moved_out_by_several_at_once_and_again() {
         let all: Vec<_> = (0..3).map(|_| scope.spawn(evacuate)).collect();
         all.into_iter().for_each(|one| one.join().unwrap().unwrap());
     });
-    // The one that asked may have died with the answer.
+    // A client may repeat the request if it lost the answer.
     evacuate().unwrap();
     assert_eq!(
         client::record(volume.state(), volume.id()).unwrap().spec.leases,
@@ -271,7 +271,8 @@ fn a_silent_lender_does_not_keep_the_pages_of_others() {
     let (silent, other) = (OurLender::start(EXTENTS), OurLender::start(EXTENTS));
     let mut volume = Volume::new(vec![lease(&silent, 1), lease(&other, 2)]);
     volume.spec.patience = Duration::from_secs(120);
-    // ublk has no threads to spare: a silent lender can take all of its. Those of nbd are tested by themselves.
+    // ublk has no spare threads, so a silent lender can block all of them. A test in the nbd
+    // backend covers nbd.
     volume.spec.backend = BackendKind::FuseLoop;
     let record = volume.spawn();
     write_content(&record.device);

@@ -1,4 +1,4 @@
-//! The rules of the swap path hold in a process that has applied them.
+//! A test that the rules of the swap path hold in a process that has applied them.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,13 +10,14 @@ use crate::common::cgroup::Cgroup;
 
 const GROUP_VARIABLE: &str = "AQUIFER_TEST_SAFETY_GROUP";
 
-/// Not a test: the process that applies the rules, from inside a control group, and prints what came of it.
+/// Not a test: the process that applies the rules inside a cgroup and checks that they hold.
 #[test]
 fn the_protected_process() {
     let Some(procs) = std::env::var_os(GROUP_VARIABLE) else { return };
     fs::write(procs, "0").unwrap();
     let report = safety::protect();
-    // Some containers keep capabilities from root; what needs them must then be reported, and nothing else.
+    // Some containers withhold capabilities from root. The report must then name the rules that
+    // need them, and no others.
     let effective = capabilities(None).unwrap().effective;
     let failed: Vec<_> = report.0.iter().filter_map(|rule| rule.failed.as_ref()).collect();
     let lacking = |name: &str| failed.iter().filter(|why| why.contains(name)).count();
@@ -48,7 +49,7 @@ fn the_protected_process() {
 
 const SCHED_RR: u64 = 2;
 
-/// The scheduling policy of a thread that is started now: field 41 of its `stat`, of which the second is a name in
+/// Returns the scheduling policy of a new thread: field 41 of its `stat`. Field 2 is a name in
 /// parentheses (proc_pid_stat(5)).
 fn policy_of_a_new_thread() -> u64 {
     let stat = std::thread::spawn(|| fs::read_to_string("/proc/thread-self/stat").unwrap())

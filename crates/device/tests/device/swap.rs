@@ -1,4 +1,5 @@
-//! Swap on the FUSE + loop backend: a process whose memory does not fit finds every byte of it again.
+//! Tests of swap on the FUSE + loop backend: a process that exceeds its limit reads all its memory
+//! back.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -17,8 +18,9 @@ use crate::touch;
 const LIMIT: u64 = 64 << 20;
 const LOAD: Bytes = Bytes::mib(192);
 
-/// Waits for, and takes, the right to put swap on: a swap device belongs to the whole kernel, and what one test swaps
-/// out would go to the device of another. Held as long as the file is open, on the whole machine.
+/// Waits for the machine-wide right to turn swap on, and takes it; the open file holds it. The
+/// kernel uses a swap device for all processes, so pages of one test would go to the device of
+/// another.
 fn the_kernels_swap() -> File {
     let path = std::env::temp_dir().join("aquifer-swap-tests.lock");
     let file = File::options().create(true).append(true).open(&path).unwrap();
@@ -26,7 +28,7 @@ fn the_kernels_swap() -> File {
     file
 }
 
-/// Swap on a disk in RAM; turned off and detached when dropped.
+/// Swap on a disk in RAM. Dropping it turns swap off and detaches the device.
 struct SwapDevice {
     disk: Arc<RamDisk>,
     device: Box<dyn Attached>,
@@ -40,7 +42,7 @@ impl SwapDevice {
         let options = Options { workers: 4, spare: 0, label: "aquifer-test".to_owned() };
         let device = FuseLoop.attach(disk.clone(), &options).unwrap();
         swap::format(device.path(), Bytes::mib(512), "aquifer", 1).unwrap();
-        // Before whatever other swap the machine has.
+        // The highest priority, so that the kernel uses it before other swap.
         swap::on(device.path(), Some(32_767)).unwrap();
         Self { disk, device, _right: right }
     }
@@ -63,7 +65,7 @@ impl Drop for SwapDevice {
     }
 }
 
-/// The load in a process of its own, inside a control group; killed when dropped.
+/// The load in a process of its own inside a cgroup. Dropping it kills the process.
 struct Load {
     child: Child,
     input: ChildStdin,
@@ -84,7 +86,7 @@ impl Load {
         Self { child, input, output }
     }
 
-    /// The next JSON line that the load prints.
+    /// Returns the next JSON line that the load prints.
     fn next(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -117,7 +119,8 @@ impl Drop for Load {
 
 const LOAD_VARIABLE: &str = "AQUIFER_TEST_LOAD_GROUP";
 
-/// Not a test: the process that [`Load::start`] starts. It enters its control group before it takes memory.
+/// Not a test: the process that [`Load::start`] starts. It enters its cgroup before it allocates
+/// memory.
 #[test]
 fn the_load_process() {
     if let Some(procs) = std::env::var_os(LOAD_VARIABLE) {

@@ -9,7 +9,9 @@ use aquifer_page::Bytes;
 use aquifer_store::tmpfs::stores;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
-/// A lease of `capacity` in `dir`: the one that the last run has left there, or a new one. Without a directory nothing is left.
+/// Returns a lease of `capacity` in `dir`: the one that an earlier run left there, or a new one.
+///
+/// Without `dir`, the lease leaves no file behind.
 pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn Error>> {
     let stays = dir.is_some();
     let dir = match dir {
@@ -23,7 +25,7 @@ pub fn lease(capacity: Bytes, dir: Option<String>) -> Result<Arc<Lease>, Box<dyn
         None => store.create(record)?,
     };
     if !stays {
-        // The memory is the open file from here on, and gone with this process.
+        // The open file keeps the memory, which the kernel frees when this process exits.
         fs::remove_dir_all(&dir)?;
     }
     Ok(lease)

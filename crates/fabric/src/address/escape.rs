@@ -1,6 +1,8 @@
+//! Percent-encoding of the paths and queries of URIs (RFC 3986 section 2.1).
+
 use std::fmt;
 
-/// Percent-encodes what may not stand in a path or query.
+/// A text that displays with every byte percent-encoded that a path or query cannot carry.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
 
 impl fmt::Display for Escaped<'_> {
@@ -16,7 +18,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// The inverse of [`Escaped`]; `None` where it is malformed or not UTF-8.
+/// Decodes an [`Escaped`] text; `None` if an escape is malformed or the result is not UTF-8.
 pub(super) fn unescape(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! Where servers listen, and what is meant there: an export, a subsystem.
+//! Addresses of servers, and URIs that also name an NBD export or an NVMe subsystem.
 
 mod escape;
 mod nbd;
@@ -15,35 +15,35 @@ use escape::{Escaped, unescape};
 pub use nbd::Uri;
 pub use nvme::NvmeUri;
 
-/// Where a server listens: `unix:PATH` or `HOST:PORT` (`[::1]:10809` for IPv6).
+/// The address of a listening server: `unix:PATH` or `HOST:PORT` (`[::1]:10809` for IPv6).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// A unix socket.
+    /// The path of a unix socket.
     Unix(PathBuf),
-    /// A TCP port.
+    /// A TCP endpoint.
     Tcp {
         /// A name or an IP address, without the brackets of IPv6.
         host: String,
-        /// The port; 0 lets the kernel choose when listening.
+        /// The port; for a listener, 0 lets the kernel choose.
         port: u16,
     },
 }
 
-/// Why a text is not an address or URI.
+/// The reason why a text is not an address or URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// Neither of the two forms of an address.
+    /// The text matches neither form of an address; the second value says why.
     #[error(
         "'{0}' is not an address: {1}; write unix:PATH or HOST:PORT, for example unix:/run/nbd.sock or 10.0.0.2:10809"
     )]
     Address(String, &'static str),
-    /// None of the four forms of a URI.
+    /// The text matches none of the four forms of an NBD URI; the second value says why.
     #[error(
         "'{0}' is not an NBD URI: {1}; write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH (nbds for TLS)"
     )]
     Uri(String, &'static str),
-    /// Neither of the two forms of a URI of NVMe.
+    /// The text matches neither form of an NVMe URI; the second value says why.
     #[error(
         "'{0}' is not an NVMe URI: {1}; write nvme+tcp://HOST:PORT/NQN or nvme+unix:///NQN?socket=PATH"
     )]
@@ -51,7 +51,8 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// Whether only this machine can reach it: a unix socket, or a loopback IP address or `localhost`.
+    /// Returns whether only this machine can reach the address: a unix socket, a loopback IP
+    /// address or `localhost`.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix(_) => true,
@@ -62,7 +63,7 @@ impl Address {
         }
     }
 
-    /// Reads `HOST:PORT`, or `HOST` where there is a port to fall back to.
+    /// Parses `HOST:PORT`, or `HOST` alone if `default_port` is given.
     fn parse_tcp(text: &str, default_port: Option<u16>) -> Result<Self, &'static str> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -140,7 +141,9 @@ through_text!(Address);
 through_text!(Uri);
 through_text!(NvmeUri);
 
-/// The parts of a URI behind its scheme: where the server is, and the unescaped path without its first slash.
+/// Splits the part of a URI after `://` into the server's address and the unescaped path.
+///
+/// The path comes without its leading slash.
 fn parse_rest(
     rest: &str,
     unix: bool,
@@ -161,7 +164,7 @@ fn parse_rest(
     Ok((Address::Unix(socket.into()), path))
 }
 
-/// Writes a URI with this scheme and path.
+/// Writes a URI; `tcp` follows the scheme if the address is a TCP endpoint.
 fn write_uri(
     f: &mut fmt::Formatter<'_>,
     scheme: &str,

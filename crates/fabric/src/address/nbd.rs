@@ -1,3 +1,5 @@
+//! URIs of NBD exports, after `doc/uri.md` of the NetworkBlockDevice/nbd project.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -6,17 +8,18 @@ use serde::{Deserialize, Serialize};
 use super::{Address, AddressError, parse_rest, write_uri};
 use crate::nbd::proto;
 
-/// An export somewhere: `nbd://HOST[:PORT]/EXPORT`, `nbds://...`, `nbd+unix:///EXPORT?socket=PATH`, `nbds+unix://...`.
+/// The URI of an NBD export.
 ///
-/// An empty export is the server's default one.
+/// Its forms: `nbd://HOST[:PORT]/EXPORT`, `nbds://...`, `nbd+unix:///EXPORT?socket=PATH` and
+/// `nbds+unix://...`. An empty export name means the server's default export.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Uri {
-    /// Whether TLS is required.
+    /// Whether the URI requires TLS.
     pub secure: bool,
-    /// The server.
+    /// The server's address.
     pub address: Address,
-    /// The export's name.
+    /// The export's name, unescaped.
     pub export: String,
 }
 

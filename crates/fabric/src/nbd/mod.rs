@@ -1,6 +1,6 @@
 //! The NBD protocol: fixed newstyle handshake, structured replies, block status.
 //!
-//! "The specification" in this module's comments is `doc/proto.md` of the NetworkBlockDevice/nbd project.
+//! In this module, "the specification" is `doc/proto.md` of the NetworkBlockDevice/nbd project.
 
 pub mod client;
 pub mod proto;

@@ -1,4 +1,4 @@
-//! The cluster's certificate authority: made once, kept where hosts are admitted, never needed to run.
+//! The cluster's certificate authority: needed to admit hosts, never to run.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
@@ -19,23 +19,23 @@ use rustls::pki_types::DnsName;
 
 use super::TlsError;
 
-/// The authority's certificate: public, every host has a copy.
+/// The file of the authority's certificate; it is public, and every host has a copy.
 pub const CA_CERTIFICATE: &str = "ca.pem";
-/// The authority's key: whoever has it can admit hosts.
+/// The file of the authority's key; its holder can admit hosts.
 pub const CA_KEY: &str = "ca.key";
-/// A host's certificate.
+/// The file of a host's certificate.
 pub const HOST_CERTIFICATE: &str = "host.pem";
-/// A host's key: whoever has it is that host.
+/// The file of a host's key; its holder can act as that host.
 pub const HOST_KEY: &str = "host.key";
 
 const TEN_YEARS: Duration = Duration::from_secs(3653 * 24 * 3600);
-/// Certificates are valid from a day before they were made, because clocks of hosts differ.
+/// Certificates become valid a day before their creation, because the clocks of hosts differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(24 * 3600);
 
-/// A cluster's certificate authority (ECDSA P-256, ten years).
+/// A cluster's certificate authority (ECDSA P-256, valid for ten years).
 ///
-/// Every host that bears a certificate of it may call the others, and nobody else may. There is no revocation
-/// list: to bar a host, make a new authority and new certificates for the hosts that stay.
+/// Only hosts with a certificate from it may call each other. There is no revocation list: to bar a
+/// host, make a new authority and new certificates for the remaining hosts.
 pub struct Authority {
     dir: PathBuf,
     issuer: Issuer<'static, KeyPair>,
@@ -48,11 +48,14 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Makes the authority of a new cluster: `ca.pem` and `ca.key` (mode 0600) in `dir`, which is created if need be.
+    /// Creates the authority of a new cluster: `ca.pem` and `ca.key` (mode 0600) in `dir`.
+    ///
+    /// The function creates `dir` if it is missing.
     ///
     /// # Errors
-    /// [`TlsError::Exists`] if `dir` has an authority already, which is never overwritten: it would orphan every
-    /// host it admitted. [`TlsError::File`] if a file cannot be written.
+    /// [`TlsError::Exists`] if `dir` already has an authority: overwriting it would orphan every
+    /// host that it admitted. [`TlsError::File`] if a file cannot be written. [`TlsError::Issue`]
+    /// if the certificate cannot be made.
     pub fn create(dir: &Path, cluster: &str) -> Result<Self, TlsError> {
         make_dir(dir)?;
         let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
@@ -74,7 +77,7 @@ impl Authority {
     /// Opens the authority that [`Authority::create`] made in `dir`.
     ///
     /// # Errors
-    /// [`TlsError::File`] if a file cannot be read, [`TlsError::Issue`] if it is not what it should be.
+    /// [`TlsError::File`] if a file cannot be read, [`TlsError::Issue`] if one is malformed.
     pub fn load(dir: &Path) -> Result<Self, TlsError> {
         let (certificate, key) = (dir.join(CA_CERTIFICATE), dir.join(CA_KEY));
         let pair = KeyPair::from_pem(&read_file(&key)?)
@@ -84,16 +87,19 @@ impl Authority {
         Ok(Self { dir: dir.to_owned(), issuer })
     }
 
-    /// Admits a host: writes `host.pem`, `host.key` (mode 0600) and a copy of `ca.pem` into `dir`, which is created
-    /// if need be and may be the authority's own.
+    /// Admits a host: writes `host.pem`, `host.key` (mode 0600) and a copy of `ca.pem` into `dir`.
     ///
-    /// The certificate names the host as its subject and as a DNS name; `names` are further DNS names and IP
-    /// addresses, for programs that reach the host by those. Hosts recognise each other by the host name alone.
-    /// With `force`, files of an earlier certificate are replaced.
+    /// The function creates `dir` if it is missing; `dir` may be the authority's own directory.
+    ///
+    /// The certificate names the host as its subject and as a DNS name. `names` are further DNS
+    /// names and IP addresses for programs that reach the host by those. Hosts recognise each other
+    /// by the host name alone. With `force`, the function replaces the files of an earlier
+    /// certificate.
     ///
     /// # Errors
-    /// [`TlsError::Exists`] without `force`; [`TlsError::Name`] for a name that a certificate cannot carry;
-    /// [`TlsError::File`] if a file cannot be written.
+    /// [`TlsError::Exists`] if files exist and `force` is not set. [`TlsError::Name`] for a name
+    /// that a certificate cannot carry. [`TlsError::File`] if a file cannot be read or written.
+    /// [`TlsError::Issue`] if the certificate cannot be made.
     pub fn issue(
         &self,
         dir: &Path,
@@ -141,8 +147,10 @@ fn validity(mut params: CertificateParams) -> CertificateParams {
     params
 }
 
-/// The name as a certificate carries it. Peers look a host up by it, so it must be one that verification accepts:
-/// not of digits alone, which reads as an address, and no hyphen at the end of a label.
+/// Returns the name as a certificate carries it.
+///
+/// Peers verify a host by it, so verification must accept it. It rejects digits alone, which read
+/// as an address, and labels that end in a hyphen.
 fn dns_name(name: &str) -> Result<Ia5String, TlsError> {
     let error = || TlsError::Name(name.to_owned());
     DnsName::try_from(name).map_err(|_| error())?;
@@ -168,7 +176,7 @@ fn read_file(path: &Path) -> Result<String, TlsError> {
     fs::read_to_string(path).map_err(|source| TlsError::file("read", path, source))
 }
 
-/// Writes the file whole or not at all: a reader never meets half a key, a crash leaves the old one.
+/// Writes the file atomically: a reader never sees half a key, and a crash leaves the old file.
 fn write_file(path: &Path, text: &[u8], mode: u32, replace: bool) -> Result<(), TlsError> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");

@@ -1,4 +1,4 @@
-//! The handshake, by rustls; what comes after it is [`TlsStream`]'s.
+//! The TLS handshake, by rustls; [`TlsStream`] handles the records that follow.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -17,16 +17,18 @@ use super::stream::{Kernel, TlsStream};
 use super::{TlsError, host_name};
 use crate::channel::{Channel, Socket};
 
-/// How long a client that was refused is given to read why.
+/// The time that a refused client has to read the reason.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The most unread bytes of a handshake message in pieces. Certificates of ours take less than 1 KiB.
+/// The most bytes of an incomplete handshake message. Certificates of our authority take less than
+/// 1 KiB.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Takes the server's part on a connected socket, and gives the client's name. The socket has no
-/// deadline afterwards.
+/// Performs the server's handshake on a connected socket, and returns the client's host name.
+///
+/// The socket has no deadline afterwards.
 ///
 /// # Errors
-/// When the client does not prove within `timeout` that it is a host of the cluster.
+/// [`TlsError`] if the client does not prove within `timeout` that it is a host of the cluster.
 pub fn accept(
     mut socket: Socket,
     config: Arc<ServerConfig>,
@@ -41,12 +43,14 @@ pub fn accept(
     Ok((TlsStream::new(socket, secrets, Kernel::Server(kernel))?, host))
 }
 
-/// Takes the client's part on a connected socket, which has no deadline afterwards.
+/// Performs the client's handshake on a connected socket, which has no deadline afterwards.
 ///
-/// In TLS 1.3 the client is done first: should the server not trust it, the first `recv` says so.
+/// In TLS 1.3 the client finishes first: if the server does not trust it, the first `recv` reports
+/// that.
 ///
 /// # Errors
-/// When the server does not prove within `timeout` that it is `host`, and of the cluster.
+/// [`TlsError`] if the server does not prove within `timeout` that it is `host` of this cluster, or
+/// if `host` is no DNS name.
 pub fn connect(
     mut socket: Socket,
     config: Arc<ClientConfig>,
@@ -57,7 +61,7 @@ pub fn connect(
     let mut engine = UnbufferedClientConnection::new(config, ServerName::DnsName(name.to_owned()))?;
     shake_hands(&mut engine, &mut socket, Instant::now() + timeout)?;
     let found = peer(&engine)?;
-    // Verification was content with any DNS name of the certificate; the host is the one that its subject names.
+    // Verification accepts any DNS name of the certificate; only the subject names the host.
     if found != *host {
         return Err(TlsError::Peer(format!(
             "its certificate is that of host {found}, not of {host}"
@@ -72,7 +76,7 @@ fn peer(connection: &CommonState) -> Result<HostName, TlsError> {
     host_name(chain.first().ok_or_else(|| TlsError::Peer("it showed no certificate".to_owned()))?)
 }
 
-/// The two kinds of connection of rustls, which share no trait.
+/// The common part of rustls' two kinds of connection, which share no trait.
 trait Engine {
     type Data;
 
@@ -104,14 +108,14 @@ impl Engine for UnbufferedServerConnection {
     }
 }
 
-/// What the handshake has received and not used, and made and not sent.
+/// Received bytes that rustls has not consumed, and encoded bytes that are not sent.
 #[derive(Default)]
 struct Buffers {
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
 }
 
-/// What to do after a step of the handshake.
+/// The action that follows a step of the handshake.
 enum Next {
     Step,
     Receive,
@@ -128,7 +132,8 @@ fn shake_hands<E: Engine>(
     loop {
         match step(engine, &mut buffers, socket) {
             Ok(Next::Step) => {}
-            // One record at a time: what follows the handshake stays in the socket, for the record layer to find.
+            // One record at a time: the bytes after the handshake stay in the socket for the record
+            // layer.
             Ok(Next::Receive) => receive_record(socket, &mut buffers.incoming)?,
             Ok(Next::Done) if buffers.incoming.is_empty() => break,
             Ok(Next::Done) => {
@@ -138,8 +143,8 @@ fn shake_hands<E: Engine>(
                 .into());
             }
             Err(error) => {
-                // Rustls has an alert ready that tells the peer why, but gives it out only: it does not get to asking
-                // for it to be sent. It matters to nobody if it cannot be sent.
+                // Rustls has queued an alert that tells the peer why, but never asks to transmit
+                // it. So send it here; failing to do so changes nothing.
                 while let Ok(Next::Step) = step(engine, &mut buffers, socket) {}
                 let _ = transmit(socket, &mut buffers.outgoing);
                 return Err(error);
@@ -224,10 +229,11 @@ fn receive_exactly(socket: &mut Socket, into: &mut Vec<u8>, count: usize) -> io:
     Ok(())
 }
 
-/// Ends the connection of a client that was refused, in a way that lets it read why.
+/// Ends the connection of a refused client so that the client can read the alert.
 ///
-/// The client of TLS 1.3 may have sent its first request by now. Closing a socket with bytes unread resets the
-/// connection, and the reset overtakes the alert: so wait, not for long, until the client has closed its end.
+/// A TLS 1.3 client may already have sent its first request. Closing a socket with unread bytes
+/// resets the connection, and the reset overtakes the alert. So this function waits briefly until
+/// the client closes its end.
 fn dismiss(socket: &mut Socket, deadline: Instant) {
     socket.set_deadline(Some(deadline.min(Instant::now() + FAREWELL)));
     let _ = rustix::net::shutdown(&*socket, Shutdown::Write);

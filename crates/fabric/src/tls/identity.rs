@@ -1,4 +1,4 @@
-//! What a host shows its peers, and what it demands of them.
+//! The certificate that a host presents to its peers, and its demands on theirs.
 
 use std::fmt;
 use std::path::Path;
@@ -18,10 +18,11 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use super::TlsError;
 use super::authority::{CA_CERTIFICATE, HOST_CERTIFICATE, HOST_KEY};
 
-/// A host's certificate and key, ready for use in either role. Cheap to clone.
+/// A host's certificate and key, ready for use as server and as client; cheap to clone.
 ///
-/// Both configurations are TLS 1.3 only, mutual (no connection without a certificate of the cluster's authority on
-/// both sides), and without session tickets: a resumed session would outlive the certificate that it began with.
+/// Both configurations allow TLS 1.3 only and require a certificate of the cluster's authority from
+/// both sides. They use no session tickets: a resumed session would outlive the certificate that it
+/// began with.
 #[derive(Clone)]
 pub struct Identity {
     host: HostName,
@@ -36,12 +37,12 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Loads `host.pem`, `host.key` and `ca.pem` from `dir`, as [`Authority::issue`](super::Authority::issue) wrote
-    /// them.
+    /// Loads `host.pem`, `host.key` and `ca.pem` from `dir`, as
+    /// [`Authority::issue`](super::Authority::issue) wrote them.
     ///
     /// # Errors
-    /// [`TlsError::Pem`] naming the file that is missing or malformed, [`TlsError::Certificate`] when they do not
-    /// belong together.
+    /// [`TlsError::Pem`] names a missing or malformed file. [`TlsError::Certificate`] if the files
+    /// do not match each other.
     pub fn load(dir: &Path) -> Result<Self, TlsError> {
         let path = dir.join(HOST_CERTIFICATE);
         let chain = certificates(&path)?;
@@ -76,10 +77,12 @@ impl Identity {
         Ok(Self { host, server: Arc::new(server), client: Arc::new(client) })
     }
 
-    /// Whether the certificate in `dir` is of the authority beside it: hosts that trust the one must trust the other.
+    /// Checks that peers will trust the certificate in `dir`: the authority beside it has signed
+    /// it, and it has not expired.
     ///
     /// # Errors
-    /// As [`Identity::load`], or [`TlsError::Certificate`] naming the certificate and what is wrong with it.
+    /// As [`Identity::load`], or [`TlsError::Certificate`] with the certificate's path and its
+    /// defect.
     pub fn verify_own(dir: &Path) -> Result<(), TlsError> {
         let (path, authority) = (dir.join(HOST_CERTIFICATE), dir.join(CA_CERTIFICATE));
         let chain = certificates(&path)?;
@@ -98,27 +101,33 @@ impl Identity {
         }
     }
 
-    /// The name in this host's certificate.
+    /// Returns the host name in this host's certificate.
     pub fn host(&self) -> &HostName {
         &self.host
     }
 
-    /// For the accepting side: demands a client certificate of the cluster's authority.
+    /// Returns the server's configuration, which demands a client certificate of the cluster's
+    /// authority.
     pub fn server_config(&self) -> Arc<ServerConfig> {
         self.server.clone()
     }
 
-    /// For the connecting side: demands a server certificate of the cluster's authority. Peers are reached by
-    /// address but recognised by name: give the host name, not the address, as the server name.
+    /// Returns the client's configuration, which demands a server certificate of the cluster's
+    /// authority.
+    ///
+    /// Peers have an address but prove a name: pass the host name, not the address, as the server
+    /// name.
     pub fn client_config(&self) -> Arc<ClientConfig> {
         self.client.clone()
     }
 }
 
-/// The host that a certificate is for: its subject's common name. Ask only for a certificate that was verified.
+/// Returns the host that a certificate names: the common name of its subject.
+///
+/// Callers pass verified certificates only.
 ///
 /// # Errors
-/// [`TlsError::Peer`] when the certificate names no host.
+/// [`TlsError::Peer`] if the certificate is malformed or names no host.
 pub fn host_name(certificate: &CertificateDer<'_>) -> Result<HostName, TlsError> {
     let peer = |why: &str| TlsError::Peer(format!("its certificate {why}"));
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| peer("is malformed"))?;
@@ -128,7 +137,8 @@ pub fn host_name(certificate: &CertificateDer<'_>) -> Result<HostName, TlsError>
     name.parse().map_err(|error| peer(&format!("names no host: {error}")))
 }
 
-/// Ring's TLS 1.3 suites, AES-128 first: it is the cheapest a page, and what it protects is gone in hours.
+/// Returns ring's TLS 1.3 suites, AES-128 first: it costs least per page, and the pages live for
+/// hours only.
 fn provider() -> CryptoProvider {
     CryptoProvider {
         cipher_suites: vec![

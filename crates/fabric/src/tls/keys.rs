@@ -1,4 +1,4 @@
-//! Record protection, RFC 8446 section 5.2: one direction's key, nonce and count, sealing and opening in place.
+//! Record protection (RFC 8446 section 5.2): key, nonce and count of one direction, in place.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use ring::aead::{
 };
 use rustls::ConnectionTrafficSecrets;
 
-/// Bytes of a record before what is encrypted: type, legacy version, length.
+/// Bytes of a record's header: type, legacy version, length.
 pub(super) const HEADER: usize = 5;
-/// Bytes that every supported AEAD adds.
+/// Bytes of the tag that every supported AEAD adds.
 pub(super) const TAG: usize = 16;
-/// The most a record may carry (section 5.1).
+/// The most plaintext in a record, in bytes (RFC 8446 section 5.1).
 pub(super) const MAX_PLAINTEXT: usize = 1 << 14;
-/// The most a record may take after its header (section 5.2).
+/// The most bytes after a record's header (RFC 8446 section 5.2).
 pub(super) const MAX_CIPHERTEXT: usize = MAX_PLAINTEXT + 256;
 
-/// What a record is about (`ContentType`, appendix B.1).
+/// Content types of records (`ContentType`, RFC 8446 appendix B.1).
 pub(super) mod content {
     pub const ALERT: u8 = 21;
     pub const HANDSHAKE: u8 = 22;
     pub const APPLICATION_DATA: u8 = 23;
 }
 
-/// The key of one direction of a connection, and how many records it has protected.
+/// The key of one direction of a connection, and the number of records that it has protected.
 pub(super) struct RecordKey {
     key: LessSafeKey,
     iv: [u8; NONCE_LEN],
@@ -37,7 +37,8 @@ impl fmt::Debug for RecordKey {
 }
 
 impl RecordKey {
-    /// The key for secrets that the handshake, or a key update, gave; `None` for a cipher that is not ours.
+    /// Makes the key from secrets of the handshake or of a key update; `None` for an unsupported
+    /// cipher.
     pub(super) fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Option<Self> {
         let (algorithm, key, iv) = match &secrets {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
@@ -49,12 +50,14 @@ impl RecordKey {
         Some(Self { key, iv: iv.as_ref().try_into().ok()?, sequence })
     }
 
-    /// Records protected so far.
+    /// Returns the number of records that the key has protected.
     pub(super) fn used(&self) -> u64 {
         self.sequence
     }
 
-    /// Section 5.3: the record's number, big-endian, padded on the left, exclusive-or the initialisation vector.
+    /// Returns the nonce of the next record (RFC 8446 section 5.3).
+    ///
+    /// The nonce is the record's number, big-endian and left-padded with zeroes, XORed with the IV.
     fn next_nonce(&mut self) -> Nonce {
         let mut nonce = self.iv;
         for (byte, number) in nonce[NONCE_LEN - 8..].iter_mut().zip(self.sequence.to_be_bytes()) {
@@ -64,8 +67,10 @@ impl RecordKey {
         Nonce::assume_unique_for_key(nonce)
     }
 
-    /// Makes a record of `record`, whose bytes from [`HEADER`] on hold `len` bytes of plaintext, and which has room for
-    /// the header before and one byte and the [`TAG`] after it. Returns the record's length.
+    /// Encrypts `record` in place and returns its total length.
+    ///
+    /// The plaintext is `len` bytes from [`HEADER`] on. `record` has space for the header before
+    /// it, and for one byte and the [`TAG`] after it.
     pub(super) fn seal(&mut self, record: &mut [u8], len: usize, content: u8) -> usize {
         let (header, body) = record.split_at_mut(HEADER);
         let total = len + 1 + TAG;
@@ -81,13 +86,15 @@ impl RecordKey {
         HEADER + total
     }
 
-    /// Opens a whole record in place. Returns the length of the plaintext, which begins at [`HEADER`], and the kind of
-    /// content; `None` when it was not sealed with this key, at this place in the order, unchanged.
+    /// Decrypts a whole record in place; returns the plaintext's length and content type.
+    ///
+    /// The plaintext begins at [`HEADER`]. `None` if the record is modified, out of order, or
+    /// encrypted with another key.
     pub(super) fn open(&mut self, record: &mut [u8]) -> Option<(usize, u8)> {
         let nonce = self.next_nonce();
         let (header, body) = record.split_at_mut(HEADER);
         let inner = self.key.open_in_place(nonce, Aad::from(&*header), body).ok()?;
-        // Section 5.4: zeros after the content type are padding.
+        // RFC 8446 section 5.4: zeroes after the content type are padding.
         let at = inner.iter().rposition(|&byte| byte != 0)?;
         Some((at, inner[at]))
     }

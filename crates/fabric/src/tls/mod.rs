@@ -1,8 +1,9 @@
-//! Mutual TLS 1.3 (RFC 8446) between hosts of a cluster.
+//! Mutual TLS 1.3 (RFC 8446) between the hosts of a cluster.
 //!
-//! [`Authority`] makes certificates, [`Identity`] holds a host's. The handshake is rustls'; the records after it are
-//! sealed and opened by [`TlsStream`] in buffers that it allocates once, because rustls allocates a buffer a record and
-//! a borrower that swaps through this must not ask for memory to give memory back.
+//! [`Authority`] makes certificates, [`Identity`] holds a host's. Rustls performs the handshake;
+//! [`TlsStream`] encrypts and decrypts the records after it, in buffers that it allocates once.
+//! Rustls allocates a buffer for each record. A borrower that swaps over this connection must not
+//! allocate memory in order to free memory.
 
 mod authority;
 mod handshake;
@@ -21,20 +22,20 @@ pub use handshake::{accept, connect};
 pub use identity::{Identity, host_name};
 pub use stream::TlsStream;
 
-/// Why certificates could not be made or loaded, or a peer is not one of ours.
+/// The reason why certificates cannot be made or loaded, or why a peer is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file or directory could not be read or written.
+    /// The operating system failed to read or write a file or directory.
     #[error("cannot {action} {path}: {source}", path = path.display())]
     File {
-        /// What was tried.
+        /// The verb of the failed operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// What came of it.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A certificate or key is there already.
+    /// A certificate or key exists already.
     #[error("{path} exists already and would be overwritten: give another directory, or force it if it is not needed any more", path = .0.display())]
     Exists(PathBuf),
     /// A PEM file is missing or malformed.
@@ -42,20 +43,20 @@ pub enum TlsError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the reader.
         source: rustls::pki_types::pem::Error,
     },
-    /// A name cannot stand in a certificate.
+    /// A certificate cannot carry this name.
     #[error(
         "'{0}' cannot stand in a certificate: use a DNS name (one that is not all digits, no '-' at the end of a part) or an IP address"
     )]
     Name(String),
-    /// A certificate could not be made, or the authority's is unusable.
+    /// The authority cannot make a certificate, or its own is unusable.
     #[error("cannot use {path} to issue certificates: {source}", path = path.display())]
     Issue {
         /// The certificate or key.
         path: PathBuf,
-        /// What is wrong.
+        /// The error of the certificate library.
         source: rcgen::Error,
     },
     /// A certificate, its key and its authority do not belong together.
@@ -63,16 +64,16 @@ pub enum TlsError {
     Certificate {
         /// The certificate.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         why: String,
     },
-    /// The peer is not who it should be.
+    /// The peer proved another identity than the expected one, or none.
     #[error("the peer is not trusted: {0}")]
     Peer(String),
-    /// The handshake failed: by the peer's refusal, by ours, or because it did not speak TLS.
+    /// The handshake failed: the peer or this host refused, or the peer does not speak TLS.
     #[error("TLS handshake failed: {0}")]
     Handshake(#[from] rustls::Error),
-    /// The connection broke, or the deadline passed, during the handshake.
+    /// The connection broke or the deadline passed during the handshake.
     #[error("connection lost during the TLS handshake: {0}")]
     Io(#[from] io::Error),
 }

@@ -1,4 +1,4 @@
-//! What has arrived of a stream of records, and opening it.
+//! Received records of a stream, and their decryption.
 
 use std::ops::Range;
 
@@ -6,12 +6,12 @@ use rustls::AlertDescription;
 
 use super::keys::{HEADER, MAX_CIPHERTEXT, MAX_PLAINTEXT, RecordKey, content};
 
-/// A record of the largest size, whole.
+/// Bytes of a record of the largest size.
 const MAX_RECORD: usize = HEADER + MAX_CIPHERTEXT;
-/// What one receive can take: a batch of 32 pages and their headers with room to spare.
+/// Bytes that one receive can take: a batch of 32 pages with their headers, with space to spare.
 const INBOX: usize = 16 * MAX_RECORD;
 
-/// What has arrived: `plain`, opened and not yet handed out, is always before `sealed`.
+/// Received bytes: `plain`, decrypted and not yet handed out, always precedes `sealed`.
 pub(super) struct Receiving {
     pub(super) key: RecordKey,
     pub(super) buffer: Box<[u8]>,
@@ -20,7 +20,7 @@ pub(super) struct Receiving {
     pub(super) closed: bool,
 }
 
-/// Why a connection ends: what the peer is told, and what the caller is.
+/// The reason why a connection ends: the alert for the peer, and the text for the caller.
 pub(super) struct Violation(pub(super) AlertDescription, pub(super) String);
 
 impl Receiving {
@@ -29,7 +29,7 @@ impl Receiving {
         Self { key, buffer, plain: 0..0, sealed: 0..0, closed: false }
     }
 
-    /// Takes the next record off `sealed`, if it is there whole.
+    /// Takes the next record off `sealed` if it has arrived whole.
     pub(super) fn next_record(&mut self) -> Result<Option<Range<usize>>, Violation> {
         let arrived = &self.buffer[self.sealed.clone()];
         let Some(&[kind, _, _, high, low]) = arrived.first_chunk::<HEADER>() else {
@@ -69,7 +69,10 @@ impl Receiving {
         Ok((length, content))
     }
 
-    /// Section 6: a farewell ends the stream; anything else, but for one that only announces the farewell, is fatal.
+    /// Handles an alert (RFC 8446 section 6).
+    ///
+    /// `close_notify` ends the stream and `user_canceled` only precedes it; every other alert is
+    /// fatal.
     pub(super) fn alert(&mut self, inner: Range<usize>) -> Result<(), Violation> {
         let &[_, description] = &self.buffer[inner] else {
             return Err(unexpected("a malformed alert"));
@@ -87,7 +90,7 @@ impl Receiving {
         Ok(())
     }
 
-    /// Hands out opened bytes; returns how many.
+    /// Copies decrypted bytes out; returns how many.
     pub(super) fn take_plain(&mut self, into: &mut [u8]) -> usize {
         let count = into.len().min(self.plain.len());
         into[..count].copy_from_slice(&self.buffer[self.plain.start..self.plain.start + count]);
@@ -95,7 +98,8 @@ impl Receiving {
         count
     }
 
-    /// Where the next bytes from the socket go: room for one more record at least.
+    /// Returns the space for the next bytes from the socket: enough to complete the first record of
+    /// `sealed`.
     pub(super) fn spare(&mut self) -> &mut [u8] {
         if self.sealed.is_empty() {
             self.sealed = 0..0;

@@ -1,4 +1,4 @@
-//! The record layer of an established connection (RFC 8446 section 5), in buffers allocated once.
+//! The record layer of an established connection (RFC 8446 section 5), in preallocated buffers.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -16,13 +16,13 @@ use super::receiving::{Receiving, Violation, unexpected};
 use super::sending::Sending;
 use crate::channel::{Channel, Socket};
 
-/// Handshake messages that may follow the handshake (RFC 8446 section 4).
+/// Messages that may follow the handshake (RFC 8446 section 4.6).
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
-/// The alert level of what ends a connection.
+/// The level of an alert that ends a connection (RFC 8446 section 6).
 const FATAL: u8 = 2;
 
-/// What makes new keys of old ones; the two kinds differ by type only.
+/// The source of updated keys; its two kinds differ in type only.
 pub(super) enum Kernel {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
@@ -51,12 +51,13 @@ impl Kernel {
     }
 }
 
-/// A connection under TLS 1.3, after the handshake.
+/// A TLS 1.3 connection after the handshake.
 ///
-/// One `recv` of it takes as many records as have arrived, one send as many as fit a buffer of 128 KiB; neither
-/// allocates. Keys are renewed when the peer asks and before they are worn out (section 5.5).
+/// One `recv` takes all records that have arrived, one send as many as fit a buffer of 128 KiB;
+/// neither allocates. The stream updates its sending key when the peer asks, and before the key
+/// wears out (RFC 8446 section 5.5).
 ///
-/// Any error but a time-out while waiting for the first byte is the end of the connection.
+/// Any error ends the connection, except a timeout while waiting for the first byte.
 pub struct TlsStream {
     socket: Socket,
     kernel: Kernel,
@@ -86,18 +87,21 @@ impl TlsStream {
         Ok(Self { socket, kernel, receiving, sending, broken: false })
     }
 
-    /// Renews the sending key after `records` records (two at least, as the renewal takes one), if that is before its
-    /// cipher demands it.
+    /// Updates the sending key after `records` records, if the cipher does not demand it earlier.
+    ///
+    /// Values below two count as two, as the update itself takes one record.
     pub fn renew_key_after(&mut self, records: u64) {
         self.sending.key_life = self.sending.key_life.min(records.max(2));
     }
 
-    /// The socket below, to shut the connection down from another thread.
+    /// Returns the socket below, so that another thread can shut the connection down.
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// Opens the next record, if it has arrived whole. Records that carry no data are dealt with and passed over.
+    /// Decrypts the next record with data, if it has arrived whole; returns whether there is one.
+    ///
+    /// It handles alerts and handshake messages on the way.
     fn open_next(&mut self) -> Result<bool, Violation> {
         while let Some(record) = self.receiving.next_record()? {
             let (length, content) = self.receiving.open(record.clone())?;
@@ -121,7 +125,7 @@ impl TlsStream {
         Ok(false)
     }
 
-    /// Section 4.6: session tickets, for which there is no use here, and key updates.
+    /// Handles session tickets, which it ignores, and key updates (RFC 8446 section 4.6).
     fn handshake_message(&mut self, message: Range<usize>) -> Result<(), Violation> {
         let mut rest = &self.receiving.buffer[message];
         while let Some((head, after)) = rest.split_at_checked(4) {
@@ -131,7 +135,7 @@ impl TlsStream {
             };
             match (head[0], body) {
                 (NEW_SESSION_TICKET, _) if matches!(self.kernel, Kernel::Client(_)) => {}
-                // Section 5.1: a message that changes keys is the last of its record.
+                // RFC 8446 section 5.1: a message that changes keys is the last of its record.
                 (KEY_UPDATE, &[request @ 0..=1]) if after.is_empty() => {
                     self.sending.update_owed |= request == 1;
                     let next = self.kernel.next_receive().ok().and_then(RecordKey::new);
@@ -146,7 +150,7 @@ impl TlsStream {
         if rest.is_empty() { Ok(()) } else { Err(unexpected("a handshake message in pieces")) }
     }
 
-    /// Seals as much of `bufs` as the outbox holds and returns how much that was.
+    /// Encrypts as much of `bufs` as the outbox takes; returns how much.
     fn seal_some(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut slices = bufs.iter().map(|slice| &**slice);
         let mut slice: &[u8] = &[];
@@ -178,13 +182,15 @@ impl TlsStream {
         Ok(total)
     }
 
-    /// Sections 4.6.3 and 5.5: before data, the update that the peer asked for or that the key's age demands.
+    /// Queues a key update before data if the peer asked or the key's age demands it.
+    ///
+    /// See RFC 8446 sections 4.6.3 and 5.5.
     fn update_key_if_due(&mut self) -> io::Result<()> {
-        // One of its records is the update itself.
+        // The update itself is one of the key's records.
         if !self.sending.update_owed && self.sending.key.used() + 1 < self.sending.key_life {
             return Ok(());
         }
-        // No update is asked of the peer in turn: it watches over its own keys.
+        // Requests no update from the peer, which limits the age of its own keys.
         self.sending.plaintext_area()[..5].copy_from_slice(&[KEY_UPDATE, 0, 0, 1, 0]);
         self.sending.seal(5, content::HANDSHAKE);
         let next = self.kernel.next_send().ok().and_then(RecordKey::new);
@@ -204,7 +210,7 @@ impl TlsStream {
             .inspect_err(|_| self.broken = true)
     }
 
-    /// Sends what the socket takes at once. Returns whether that was all.
+    /// Sends the bytes that the socket takes at once; returns whether none are left.
     fn try_flush(&mut self) -> io::Result<bool> {
         let sent =
             self.socket.try_send(&[IoSlice::new(&self.sending.buffer[self.sending.ready.clone()])]);
@@ -215,7 +221,7 @@ impl TlsStream {
         Ok(self.sending.ready.is_empty())
     }
 
-    /// Section 6: says why, as far as that is possible without waiting, and ends the connection.
+    /// Sends an alert if possible without waiting, and ends the connection (RFC 8446 section 6.2).
     fn fail(&mut self, Violation(alert, why): Violation) -> io::Error {
         self.send_alert(FATAL, alert);
         self.broken = true;
@@ -226,7 +232,7 @@ impl TlsStream {
         if !self.broken && self.sending.has_room() {
             self.sending.plaintext_area()[..2].copy_from_slice(&[level, alert.into()]);
             self.sending.seal(2, content::ALERT);
-            // The connection is over either way.
+            // The connection ends either way.
             let _ = self.try_flush();
         }
     }
@@ -257,7 +263,7 @@ impl Channel for TlsStream {
             if total > 0 || self.receiving.closed {
                 break;
             }
-            // What `try_send` took and could not send is what the peer may be waiting for.
+            // The peer may be waiting for bytes that `try_send` took and could not send.
             self.flush()?;
             match self.socket.recv(self.receiving.spare()) {
                 Ok(0) => {
@@ -293,7 +299,7 @@ impl Channel for TlsStream {
             return Ok(0);
         }
         let sealed = self.seal_some(bufs).inspect_err(|_| self.broken = true)?;
-        // What the socket does not take now goes out with the next send, or before the next wait for the peer.
+        // The rest goes out with the next send, or before the next wait for the peer.
         self.try_flush()?;
         Ok(sealed)
     }
@@ -312,7 +318,7 @@ impl Channel for TlsStream {
 }
 
 impl Drop for TlsStream {
-    /// Section 6.1: says farewell, so that the peer can tell the end from a connection that was cut.
+    /// Sends `close_notify` (RFC 8446 section 6.1), so that the peer can tell an end from a cut.
     fn drop(&mut self) {
         self.send_alert(1, AlertDescription::CloseNotify);
     }

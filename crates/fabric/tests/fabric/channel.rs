@@ -1,4 +1,4 @@
-//! A socket with and without a deadline.
+//! Tests of a socket with and without a deadline.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use rustix::net::{
 
 use crate::common::{PATIENCE, pattern};
 
-/// What a socket holds many times over.
+/// A size many times that of the socket's buffers.
 const MUCH: usize = 4 << 20;
 
 #[test]
@@ -66,7 +66,7 @@ fn a_unix_socket_that_accepts_nobody_is_given_up_in_time() {
         socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
     bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     listen(&listener, 0).unwrap();
-    // One may wait to be accepted.
+    // The queue of a listener with backlog 0 holds one connection.
     let _first = UnixStream::connect(&path).unwrap();
     let error = Socket::connect(&Address::Unix(path), Duration::from_millis(50)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");

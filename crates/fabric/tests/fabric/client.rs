@@ -1,4 +1,4 @@
-//! The NBD initiator against servers of other makes, dying servers and malicious ones.
+//! Tests of the NBD initiator against other servers, dying servers and malicious ones.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -51,7 +51,7 @@ fn every_operation_works_under_the_tls_of_another_make() {
     let secure = Target { address: server.address(), export: String::new(), tls };
     every_operation(&mut Connection::connect(Arc::new(secure.clone()), PATIENCE).unwrap());
 
-    // Who it should be matters, and so does being asked in the clear.
+    // The client rejects the wrong host, and the server rejects a client without TLS.
     let wrong = Target { tls: Some((config, host("borrower"))), ..secure };
     let error = Connection::connect(Arc::new(wrong), PATIENCE).unwrap_err();
     assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
@@ -142,18 +142,18 @@ fn a_server_that_falls_silent_is_an_error_when_patience_is_over() {
     let error = connection.read(0, &mut [0; 4096]).unwrap_err();
     assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");
     assert!(started.elapsed() < PATIENCE);
-    // More than the socket holds: the sending side has patience no longer than that either.
+    // The handshake with a frozen server times out, too.
     let error = Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap_err();
     assert!(error.ends_connection(), "{error}");
 }
 
-/// A server that takes the handshake as far as `script` says: it is told the option and answers with bytes.
+/// Runs `script` as the server of one connection, and returns the client's error.
 fn malicious(script: impl FnOnce(UnixStream) + Send + 'static) -> NbdError {
     let ask = |connection: &mut Connection| connection.read(4096, &mut [0; 4096]);
     asked_of(script, ask).unwrap_err()
 }
 
-/// What comes of asking such a server.
+/// Runs `script` as the server of one connection, and returns the result of `ask`.
 fn asked_of(
     script: impl FnOnce(UnixStream) + Send + 'static,
     ask: impl FnOnce(&mut Connection) -> Result<(), NbdError>,
@@ -190,7 +190,8 @@ fn answer(socket: &mut UnixStream, option: u32, kind: u32, payload: &[u8]) {
     socket.write_all(payload).unwrap();
 }
 
-/// A proper handshake with structured replies over 1 MiB; then the script, told the cookie of the first request.
+/// Completes the handshake with structured replies over 1 MiB, then runs `script` with the cookie
+/// of the first request.
 fn misbehaving(script: impl FnOnce(UnixStream, [u8; 8]) + Send + 'static) -> NbdError {
     malicious(move |mut socket| {
         let cookie = handshake(&mut socket, |socket, context| {
@@ -200,7 +201,8 @@ fn misbehaving(script: impl FnOnce(UnixStream, [u8; 8]) + Send + 'static) -> Nbd
     })
 }
 
-/// A proper handshake with an answer to the choice of a context; the cookie of the first request.
+/// Performs the server's handshake, with `answer_context` for the choice of a context; returns the
+/// cookie of the first request.
 fn handshake(
     socket: &mut UnixStream,
     answer_context: impl FnOnce(&mut UnixStream, u32),
@@ -297,7 +299,7 @@ fn a_connection_that_ends_within_a_reply_is_lost() {
 
 #[test]
 fn a_server_that_tells_of_holes_without_end_takes_no_memory_for_it() {
-    // The id of the context, and a run of one byte again and again.
+    // The id of the context, then `count` runs of one byte.
     let runs = |count: usize| [&[0, 0, 0, 7][..], &[0, 0, 0, 1, 0, 0, 0, 3].repeat(count)].concat();
     let told = move |what: fn([u8; 8], &[u8]) -> Vec<u8>, count: usize| {
         let mut told = Vec::new();
@@ -306,7 +308,7 @@ fn a_server_that_tells_of_holes_without_end_takes_no_memory_for_it() {
                 answer(socket, context, 4, b"\0\0\0\x07base:allocation");
                 answer(socket, context, 1, &[]);
             });
-            // The client need not hear all of it.
+            // The client may close the connection before it reads all.
             let _ = socket.write_all(&what(cookie, &runs(count)));
         };
         let result = asked_of(script, |connection| connection.block_status(0, 1 << 20, &mut told));

@@ -1,4 +1,5 @@
-//! Servers and clients of NBD and NVMe/TCP, against each other, against those of other makes, and against broken ones.
+//! Tests of the NBD and NVMe/TCP servers and clients, with each other, with other implementations
+//! and with broken peers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! Mutual TLS against plain rustls on the other end of a socket, and against strangers.
+//! Tests of mutual TLS with plain rustls at the other end of a socket, and with strangers.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConnection};
 use crate::certificates::{Cluster, host, only_suite};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Sizes around what matters: headers, records, pages, buffers.
+/// Sizes around the boundaries of headers, records, pages and buffers.
 const SIZES: [usize; 12] =
     [1, 16, 28, 4096, 4124, 16_383, 16_384, 16_385, 131_072, 300_000, 1 << 20, (1 << 20) + 7];
 
@@ -44,7 +44,7 @@ fn receive_exactly(stream: &mut TlsStream, len: usize) -> io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Sends every size and takes it back; the other end is in [`echo`].
+/// Sends every size and receives it back from [`echo`].
 fn exchange(stream: &mut TlsStream) {
     stream.set_deadline(Some(Instant::now() + PATIENCE));
     for (seed, len) in SIZES.into_iter().enumerate() {
@@ -55,7 +55,7 @@ fn exchange(stream: &mut TlsStream) {
     }
 }
 
-/// Sends back what comes, renewing keys now and then, until the other end says farewell.
+/// Sends all data back until the peer's `close_notify`, with key updates in every third round.
 fn echo<C, D>(mut connection: C, mut socket: UnixStream)
 where
     C: std::ops::DerefMut<Target = rustls::ConnectionCommon<D>>,
@@ -129,7 +129,7 @@ fn data_sent_in_one_breath_with_the_end_of_the_handshake_is_not_lost() {
     client.join().unwrap();
 }
 
-/// Two ends of ours, connected.
+/// Connects two streams of ours.
 fn streams(cluster: &Cluster) -> (TlsStream, TlsStream) {
     let (a, b) = pair();
     through(cluster, a, b.into())
@@ -153,7 +153,7 @@ fn what_try_send_takes_arrives_even_if_the_socket_was_full() {
     let (mut client, mut server) = streams(&cluster);
     let data = pattern(16 << 20, 3);
     let mut at = 0;
-    // Nobody reads yet: it takes some, then nothing.
+    // Without a reader the socket takes some bytes, then none.
     loop {
         let taken = client.try_send(&[IoSlice::new(&data[at..])]).unwrap();
         at += taken;
@@ -167,7 +167,7 @@ fn what_try_send_takes_arrives_even_if_the_socket_was_full() {
         server.send_all(&mut [IoSlice::new(b"thanks")]).unwrap();
         (received, server)
     });
-    // Waiting for an answer sends what is left.
+    // Waiting for the answer sends the rest.
     assert_eq!(receive_exactly(&mut client, 6).unwrap(), b"thanks");
     assert!(reader.join().unwrap().0 == data[..at]);
 }
@@ -213,7 +213,7 @@ fn one_changed_bit_anywhere_in_a_record_is_an_error_and_no_data() {
     }
 }
 
-/// Passes the handshake on and flips a bit in byte `at` of the first record after it, then closes.
+/// Relays the handshake, flips a bit in byte `at` of the next record, then closes.
 fn relay_and_damage(mut near: UnixStream, mut far: UnixStream, at: usize) {
     let (mut near_back, mut far_back) = (near.try_clone().unwrap(), far.try_clone().unwrap());
     let back = thread::spawn(move || io::copy(&mut far_back, &mut near_back));
@@ -225,7 +225,7 @@ fn relay_and_damage(mut near: UnixStream, mut far: UnixStream, at: usize) {
         record.resize(5 + length, 0);
         near.read_exact(&mut record[5..]).unwrap();
         encrypted += usize::from(record[0] == 23);
-        // The first encrypted record of the client is its certificate, proof and `Finished` in one.
+        // The client's first encrypted record holds Certificate, CertificateVerify and Finished.
         let done = encrypted == 2;
         if done {
             record[at] ^= 1;
@@ -239,8 +239,9 @@ fn relay_and_damage(mut near: UnixStream, mut far: UnixStream, at: usize) {
     let _ = back.join();
 }
 
-/// What a client with this configuration is told by a lender of `cluster`, in the handshake or by its first `recv`,
-/// and what the lender says.
+/// Connects to a lender of `cluster` with this configuration; returns both errors.
+///
+/// The client's error comes from the handshake or from its first `recv`.
 fn refusal(cluster: &Cluster, config: Arc<ClientConfig>) -> (String, TlsError) {
     let (ours, theirs) = pair();
     let server_config = cluster.identity("lender").server_config();
@@ -250,7 +251,7 @@ fn refusal(cluster: &Cluster, config: Arc<ClientConfig>) -> (String, TlsError) {
         Err(error) => error.to_string(),
         Ok(mut stream) => {
             stream.set_deadline(Some(Instant::now() + PATIENCE));
-            // As a client does that knows no better.
+            // A real client does not know yet that the server refused it.
             let _ = stream.send_all(&mut [IoSlice::new(&[0; 64])]);
             stream.recv(&mut [0; 64]).unwrap_err().to_string()
         }
@@ -273,7 +274,7 @@ fn a_host_of_another_cluster_gets_nothing_and_trusts_nothing() {
     assert!(told.contains("UnknownIssuer") || told.contains("BadSignature"), "{told}");
     assert!(matches!(found, TlsError::Handshake(_)), "{found}");
 
-    // One that trusts our authority but bears a certificate of its own.
+    // A client that trusts our authority but shows a certificate of another one.
     let (told, found) =
         refusal(&cluster, cluster.config_with_certificate_of(&other.dir("borrower")));
     assert!(told.contains("the peer ended the connection"), "{told}");

@@ -1,4 +1,4 @@
-//! What the authority writes, and what it refuses.
+//! Tests of the files that the authority writes, and of its refusals.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -83,7 +83,7 @@ fn a_host_learns_that_its_own_certificate_is_of_no_use() {
     let (ca, tls) = (cluster.dir("ca"), cluster.dir("lender"));
     Identity::verify_own(&tls).unwrap();
 
-    // The same, as it will be when its time is over.
+    // The same certificate, expired.
     let key = |path| KeyPair::from_pem(&fs::read_to_string(path).unwrap()).unwrap();
     let authority = fs::read_to_string(ca.join(CA_CERTIFICATE)).unwrap();
     let issuer = Issuer::from_ca_cert_pem(&authority, key(ca.join(CA_KEY))).unwrap();

@@ -1,16 +1,16 @@
-//! Ranges of bytes as blocks, for what is only read and written in those.
+//! Byte ranges cut into blocks, for holders that read and write only whole blocks.
 
 use std::fmt;
 
 use aquifer_page::PAGE_SIZE;
 
-/// Room for a block of any size that there is.
+/// A buffer for one block of up to a page.
 pub(super) struct Block([u8; PAGE_SIZE]);
 
 impl Block {
     pub(super) const EMPTY: Self = Self([0; PAGE_SIZE]);
 
-    /// Of it what is needed.
+    /// Returns the first `length` bytes.
     pub(super) fn first(&mut self, length: u64) -> &mut [u8] {
         &mut self.0[..length as usize]
     }
@@ -22,17 +22,17 @@ impl fmt::Debug for Block {
     }
 }
 
-/// A part of a range: all of some blocks, or a part of one.
+/// A part of a range: some whole blocks, or a part of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Where it starts in its first block.
+    /// The part's offset in its first block, in bytes.
     pub(super) start: usize,
     pub(super) length: usize,
     pub(super) is_whole: bool,
 }
 
-/// Cuts a range at its first and last block where it has only a part of them, and does `what` with each part in order, told
-/// where its first block is.
+/// Cuts a range at its first and last block if it covers those only partly. Calls `what` with the
+/// offset of each part's first block and the part, in order.
 pub(super) fn in_blocks<E>(
     offset: u64,
     length: u64,

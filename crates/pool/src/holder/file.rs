@@ -16,18 +16,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::{Holder, HolderError, write_zeroes};
 use crate::lock_any;
 
-/// Pages that go through a worker's bounce buffer at a time.
+/// Pages that pass through a worker's bounce buffer at a time.
 const BOUNCE: usize = 32;
 
-/// Memory as direct I/O wants it.
+/// Memory aligned for direct I/O.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_SIZE]);
 
-/// A local file that holds extents. It has no name, so it is gone with the process, however that ends.
+/// A local file that holds extents. It has no name, so the kernel removes it once the process ends.
 ///
-/// It goes past the page cache where the file system can: pages that were swapped out to free memory are not to fill
-/// it again.
+/// The file bypasses the page cache where the file system can. Otherwise pages that were swapped
+/// out to free memory would fill it again.
 pub struct FileHolder {
     file: File,
     direct: Option<Direct>,
@@ -46,10 +46,10 @@ impl fmt::Debug for FileHolder {
 }
 
 impl FileHolder {
-    /// Makes an empty file of `size` in `dir` that takes no room until it is written to.
+    /// Makes an empty sparse file of `size` in `dir`.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's, for example if the file system has no `O_TMPFILE`.
     pub fn create(dir: &Path, size: Bytes, workers: usize) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(CWD, dir, flags, Mode::RUSR | Mode::WUSR)?);
@@ -63,14 +63,15 @@ impl FileHolder {
         Ok(Self { file, direct })
     }
 
-    /// The direct side, for what direct I/O can do: whole pages.
+    /// Returns the direct side for ranges that direct I/O accepts: whole pages.
     fn direct(&self, offset: u64, length: usize) -> Option<&Direct> {
         let aligned = offset.is_multiple_of(PAGE_SIZE as u64) && length.is_multiple_of(PAGE_SIZE);
         self.direct.as_ref().filter(|_| aligned)
     }
 }
 
-/// Opens the file again past the page cache; `None` where the file system cannot (tmpfs of older kernels).
+/// Opens the file again with `O_DIRECT`; `None` where the file system refuses that (tmpfs before
+/// Linux 6.6).
 fn open_direct(file: &File) -> Option<File> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -146,7 +147,7 @@ impl Holder for FileHolder {
         .map_err(meaning)
     }
 
-    /// Nothing to do: the file does not outlive the process.
+    /// Does nothing: the file does not outlive the process.
     fn flush(&self, _worker: usize) -> Result<(), HolderError> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A connection to a lease, by whichever protocol it is served.
+//! A connection to a lease, by NBD or NVMe/TCP.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use super::blocks::{Block, in_blocks};
 use crate::claim::{Claim, Identity};
 use crate::lock;
 
-/// What leads to a lease.
+/// The source of connections to a lease.
 pub enum Source {
     /// An export of an NBD server.
     Nbd(NbdSource),
@@ -20,19 +20,19 @@ pub enum Source {
     Nvme(NvmeSource),
 }
 
-/// What leads to an export, and as whom.
+/// The source of connections to an export, and the identity that they present.
 #[derive(Debug)]
 pub struct NbdSource {
     target: Arc<nbd::Target>,
     identity: Option<Identity>,
 }
 
-/// What leads to a namespace.
+/// The source of connections to a namespace, and the identity that they present.
 #[derive(Debug)]
 pub struct NvmeSource {
     session: Session,
     identity: Option<Identity>,
-    /// Held by whoever reads or writes a part of a block: one at a time.
+    /// Held during a read or write of a partial block: one at a time.
     block: Arc<Mutex<Box<Block>>>,
 }
 
@@ -58,19 +58,19 @@ impl From<nvme::Target> for Source {
     }
 }
 
-/// What went wrong with a connection to a lease.
+/// An error of a connection to a lease.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// With one by NBD.
+    /// An error of a connection by NBD.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// With one by NVMe/TCP.
+    /// An error of a connection by NVMe/TCP.
     #[error(transparent)]
     Nvme(#[from] NvmeError),
 }
 
 impl LinkError {
-    /// Whether the connection is of no further use (a new one may be).
+    /// Returns whether the connection is of no further use. A new one may work.
     pub fn ends_connection(&self) -> bool {
         match self {
             Self::Nbd(error) => error.ends_connection(),
@@ -78,7 +78,7 @@ impl LinkError {
         }
     }
 
-    /// Whether the lender has said that what was stored there is gone, or another's by now.
+    /// Returns whether the lender reported the stored data as gone, or as another owner's.
     pub fn is_loss(&self) -> bool {
         match self {
             Self::Nbd(error) => error.is_loss(),
@@ -86,7 +86,7 @@ impl LinkError {
         }
     }
 
-    /// Whether what is there is another owner's.
+    /// Returns whether the data there belongs to another owner.
     pub fn is_claimed(&self) -> bool {
         match self {
             Self::Nbd(error) => matches!(error.failure, nbd::Failure::Claimed(_)),
@@ -94,7 +94,7 @@ impl LinkError {
         }
     }
 
-    /// Whether no other answer can be expected later.
+    /// Returns whether a retry cannot change the answer.
     pub(super) fn is_final(&self) -> bool {
         match self {
             Self::Nbd(error) => matches!(error.failure, nbd::Failure::Forgot { .. }),
@@ -102,7 +102,7 @@ impl LinkError {
         }
     }
 
-    /// Whether the lender has no room for what was written.
+    /// Returns whether the lender has no room for the written data.
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Nbd(error) => error.is_no_space(),
@@ -111,14 +111,15 @@ impl LinkError {
     }
 }
 
-/// A connection to a lease: any range of bytes may be asked for, as many connections at a time as there are workers.
+/// A connection to a lease, which accepts any range of bytes. Each worker has one, and all work at
+/// the same time.
 pub(super) enum Link {
     Nbd(nbd::Connection),
     Nvme(nvme::Connection, Arc<Mutex<Box<Block>>>),
 }
 
 impl Source {
-    /// The same, used by somebody whose name the lender hears.
+    /// Adds the identity that connections present to the lender.
     #[must_use]
     pub fn claimed(self, claim: Claim, takes_over: bool) -> Self {
         let identity = Some(Identity::new(claim, takes_over));
@@ -128,7 +129,7 @@ impl Source {
         }
     }
 
-    /// Connects as part of an epoch, whose connections end together.
+    /// Connects, and returns the epoch to which the connection belongs.
     pub(super) fn connect(&self, patience: Duration) -> Result<(Link, u64), LinkError> {
         let visitor = self.identity().map(Identity::visitor);
         match self {
@@ -155,32 +156,33 @@ impl Source {
         }
     }
 
-    /// The epoch to which connections belong now: one of another is of no further use.
+    /// Returns the current epoch. Connections of any other epoch are of no further use.
     pub(super) fn epoch(&self) -> u64 {
         self.identity().map_or(0, Identity::epoch)
     }
 
-    /// A connection of this epoch has broken, and what it sent may arrive yet: ends all of the epoch.
+    /// Ends all connections of this epoch, because one of them has broken and its requests may
+    /// still arrive.
     pub(super) fn broke(&self, epoch: u64) {
         self.identity().into_iter().for_each(|identity| identity.broke(epoch));
     }
 
-    /// The owner has moved here for good: see [`Identity::end_older`].
+    /// Records that the owner has moved here for good: see [`Identity::end_older`].
     pub(super) fn end_older(&self) {
         self.identity().into_iter().for_each(Identity::end_older);
     }
 
-    /// The life of the pages there, as far as it is known.
+    /// Returns the incarnation of the pages there, if it is known.
     pub(super) fn incarnation(&self) -> Option<Incarnation> {
         self.identity().and_then(Identity::incarnation)
     }
 
-    /// What it is like to find out nothing new: the connection failed earlier.
+    /// Returns the error for a connection that failed earlier, if no new attempt is made.
     pub(super) fn broken(&self) -> LinkError {
         self.error(nbd::Failure::Broken, nvme::Failure::Broken)
     }
 
-    /// Holds the lender to the pages that it had before.
+    /// Checks that the lender still has the incarnation that it had first.
     fn check(&self, found: Option<Incarnation>) -> Result<(), LinkError> {
         let checked = self.identity().map_or(Ok(()), |identity| identity.check(found));
         checked.map_err(|expected| {
@@ -193,7 +195,7 @@ impl Source {
         })
     }
 
-    /// What went wrong, as the protocol at hand has it.
+    /// Makes an error of the protocol in use.
     fn error(&self, nbd: nbd::Failure, nvme: nvme::Failure) -> LinkError {
         match self {
             Self::Nbd(source) => {
@@ -221,11 +223,11 @@ impl Link {
         }
     }
 
-    /// Whether several connections see what the others have written.
+    /// Returns whether connections see each other's writes (NBD: `NBD_FLAG_CAN_MULTI_CONN`).
     pub(super) fn can_multi_conn(&self) -> bool {
         match self {
             Self::Nbd(link) => link.can_multi_conn(),
-            // Queues of one controller.
+            // All connections are I/O queues of one controller.
             Self::Nvme(..) => true,
         }
     }
@@ -237,7 +239,8 @@ impl Link {
         }
     }
 
-    /// Bytes from the start of the range that are known to take no room and read as zeroes.
+    /// Returns how many bytes from the start of the range are known to be a hole, so read as
+    /// zeroes.
     pub(super) fn hole(&mut self, offset: u64, length: u32) -> Result<u64, LinkError> {
         match self {
             Self::Nbd(link) if link.knows_holes() => {
@@ -325,7 +328,7 @@ impl Link {
                 let mut block = lock(block);
                 in_blocks(offset, length.into(), block_size, |whole, range| {
                     if range.is_whole {
-                        // No more than the whole.
+                        // The part is no longer than the whole, which fits 32 bits.
                         return link.write_zeroes(whole, range.length as u32);
                     }
                     let block = block.first(block_size);
@@ -345,7 +348,7 @@ impl Link {
         }
     }
 
-    /// The longest single write that the lender takes, in whole pages.
+    /// Returns the longest single write that the lender accepts, in bytes of whole pages.
     pub(super) fn longest_write(&self) -> usize {
         let longest = match self {
             Self::Nbd(link) => link.max_payload().0,
@@ -354,7 +357,8 @@ impl Link {
         (longest as usize / PAGE_SIZE).max(1) * PAGE_SIZE
     }
 
-    /// Carries out writes, many in flight; none is longer than [`longest_write`](Self::longest_write).
+    /// Runs writes, many in flight. The caller makes none longer than
+    /// [`longest_write`](Self::longest_write).
     pub(super) fn write_all(&mut self, writes: &mut [Operation<'_>]) -> Result<(), LinkError> {
         match self {
             Self::Nbd(link) => Ok(link.run(writes)?),
@@ -375,7 +379,7 @@ impl Link {
     }
 }
 
-/// Whether these bytes are whole blocks.
+/// Returns whether these bytes are whole blocks.
 fn is_whole(link: &nvme::Connection, offset: u64, length: u64) -> bool {
     (offset | length).is_multiple_of(link.block().0)
 }

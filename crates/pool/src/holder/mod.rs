@@ -1,4 +1,4 @@
-//! What can hold extents. To add a kind: a file here that implements [`Holder`].
+//! Holders of extents. To add a kind, add a file here that implements [`Holder`].
 
 mod blocks;
 mod file;
@@ -16,14 +16,15 @@ pub use link::{LinkError, NbdSource, Source};
 pub use remote::RemoteHolder;
 pub(crate) use sealed::SealedHolder;
 
-/// A run of bytes to be written at an offset.
+/// An offset, and the bytes to write there.
 pub type Piece<'a> = (u64, &'a [u8]);
 
-/// A linear space of bytes that holds extents, all zeroes at first as far as its user is concerned.
+/// A linear space of bytes that holds extents. Its user sees all zeroes at first.
 ///
-/// `worker` tells threads apart, so that each can have a connection of its own: a number up to the holder's count. Calls of one
-/// worker at a time. Operations of different workers on different ranges MUST NOT wait for one another. `read`,
-/// `write` and `discard` MUST NOT allocate unless something is wrong: they are on the page path. All can be repeated.
+/// `worker` is a number below the holder's count of workers, so that each thread can have its own
+/// connection. One worker makes one call at a time. Operations of different workers on different
+/// ranges MUST NOT wait for one another. `read`, `write` and `discard` are on the page path: they
+/// MUST NOT allocate unless something is wrong. The caller may repeat any operation.
 pub trait Holder: Send + Sync {
     /// Fills the buffer.
     ///
@@ -34,22 +35,23 @@ pub trait Holder: Send + Sync {
     /// Writes the data.
     ///
     /// # Errors
-    /// [`HolderError::Full`] if it does not fit; any part may have been written after an error.
+    /// [`HolderError`], such as [`HolderError::Full`] if the data does not fit. Any part may have
+    /// been written after an error.
     fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError>;
 
-    /// Makes the range read as zeroes and gives its room back.
+    /// Makes the range read as zeroes and frees its room.
     ///
     /// # Errors
     /// [`HolderError`]; any part may then have been discarded.
     fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError>;
 
-    /// Makes what was acknowledged permanent, as far as that means anything.
+    /// Makes acknowledged writes permanent, where the holder has permanent storage.
     ///
     /// # Errors
-    /// [`HolderError`].
+    /// [`HolderError`], if the holder fails.
     fn flush(&self, worker: usize) -> Result<(), HolderError>;
 
-    /// Writes many runs, all under way at once where that is faster.
+    /// Writes many runs, in flight together where that is faster.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -57,44 +59,46 @@ pub trait Holder: Send + Sync {
         pieces.iter().try_for_each(|(offset, data)| self.write(worker, *offset, data))
     }
 
-    /// How long it has not been reachable, if it is not.
+    /// Returns how long the holder has been unreachable; `None` while it is reachable.
     fn unreachable_for(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether it is known to have lost what it held, until it is found to have it after all.
+    /// Returns whether the holder is known to have lost its data. A later success revokes this.
     fn is_lost(&self) -> bool {
         false
     }
 
-    /// Tries whether it can be reached again, if it could not be. May take about a second.
+    /// Tries to reach an unreachable holder again. May take about a second.
     fn probe(&self) {}
 
-    /// From the next request on, the lender first ends its owner's clients of earlier generations.
+    /// Makes the lender end its owner's clients of earlier generations, before it serves the next
+    /// request.
     fn end_older(&self) {}
 
-    /// Lets go of connections and the like; nothing is asked of it afterwards.
+    /// Releases connections and other resources. The caller does not use the holder afterwards.
     fn close(&self) {}
 }
 
-/// Why a holder could not do what it was asked to.
+/// The reason why an operation of a holder failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HolderError {
-    /// It could not be reached for as long as patience lasts.
+    /// The holder could not be reached before the timeout.
     #[error("not reachable for {} ms: {source}", waited.as_millis())]
     Unreachable {
-        /// How long it was waited for.
+        /// The time for which the holder has been unreachable.
         waited: Duration,
-        /// What was found last.
+        /// The last error.
         source: Box<LinkError>,
     },
-    /// What it held is gone, or not its user's any more. It may come back: whoever asks again hears.
+    /// The holder's data is gone, or belongs to another owner. The data may come back, so a retry
+    /// may succeed.
     #[error("lost: {0}")]
     Lost(Box<dyn Error + Send + Sync>),
-    /// It has no room.
+    /// The holder has no room.
     #[error("it is full: {0}")]
     Full(Box<dyn Error + Send + Sync>),
-    /// It failed.
+    /// The holder failed otherwise.
     #[error("{0}")]
     Failed(Box<dyn Error + Send + Sync>),
 }

@@ -1,4 +1,4 @@
-//! A lease: an export of a lender, by NBD, or a namespace, by NVMe/TCP.
+//! A holder on a lender: an NBD export, or an NVMe/TCP namespace.
 
 use std::array;
 use std::fmt;
@@ -17,15 +17,15 @@ use super::link::{Link, LinkError, Source};
 use super::{Holder, HolderError, Piece, write_zeroes};
 use crate::{lock, lock_any};
 
-/// How many pieces [`Holder::write_many`] has under way.
+/// The number of writes that [`Holder::write_many`] has in flight.
 const MANY: usize = 64;
-/// The most that one discard asks for: a server's 32 bits hold it.
+/// The longest single discard in bytes, which fits the 32 bits of a request.
 const LONGEST_DISCARD: u64 = 1 << 30;
-/// Between two attempts to connect: at first, and at most.
+/// The pause between two attempts to connect: the first and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
-/// What an attempt to connect gets at least, also when patience is all but over.
+/// The shortest time for an attempt to connect, even if the timeout is nearly over.
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
-/// Once patience is over: how long after one attempt to connect nobody makes another.
+/// Once the timeout is over: the pause between two attempts of all threads together.
 const REST: Duration = Duration::from_secs(2);
 
 /// A connection, and the epoch that it belongs to.
@@ -33,22 +33,24 @@ type Joined = (Link, u64);
 
 /// A lease of a lender, with a connection for each worker.
 ///
-/// A connection that breaks is made anew and the operation repeated, until the lender has been unreachable for as long as
-/// patience lasts. From then on operations fail at once, but for one now and then that makes an attempt, until that
-/// succeeds: a kernel that swaps has thousands of them, and waits for each.
+/// If a connection breaks, the worker connects again and retries the operation, until the lender
+/// has been unreachable for `patience`. From then on operations fail at once, except for one now
+/// and then that tries to connect. A kernel that swaps has thousands of operations and waits for
+/// each of them.
 ///
-/// When one connection breaks, all of its epoch do: only then does the lender know which requests are of before, and
-/// carries none of them out once it has let a newer connection in.
+/// If one connection breaks, all connections of its epoch end. Only then can the lender tell old
+/// requests from new ones. It carries out no old request once it has accepted a newer connection.
 pub struct RemoteHolder {
     source: Source,
     links: Box<[Mutex<Option<Joined>>]>,
     patience: Duration,
-    /// Milliseconds from `started` to when the lender was found unreachable, plus one; 0 while it is reachable.
+    /// Milliseconds from `started` to the time when the lender was found unreachable, plus one; 0
+    /// while it is reachable.
     lost_at: AtomicU64,
-    /// Milliseconds from `started` to the last attempt after patience was over.
+    /// Milliseconds from `started` to the last attempt after the timeout.
     tried_at: AtomicU64,
     started: Instant,
-    /// The lender said last that what was stored there is gone.
+    /// Whether the lender's last error said that the stored data is gone.
     forgot: AtomicBool,
     closed: AtomicBool,
 }
@@ -63,10 +65,10 @@ impl RemoteHolder {
     /// Connects `workers` times.
     ///
     /// # Errors
-    /// When the lender cannot be reached, or does not let us in.
+    /// When the lender cannot be reached, or refuses the handshake.
     pub fn connect(source: Source, workers: usize, patience: Duration) -> Result<Self, LinkError> {
         let first = source.connect(patience / 2)?;
-        // Where connections do not see what others have written, all workers share one.
+        // If connections do not see each other's writes, all workers share one.
         let more = if first.0.can_multi_conn() { workers.max(1) - 1 } else { 0 };
         let connect = |_| source.connect(patience / 2).map(Some);
         let links = iter::once(Ok(Some(first))).chain((0..more).map(connect));
@@ -74,7 +76,7 @@ impl RemoteHolder {
         Ok(Self::with_links(source, links, patience))
     }
 
-    /// The same, where each worker connects when it first has something to do.
+    /// Makes a holder in which each worker connects at its first operation.
     pub fn unconnected(source: Source, workers: usize, patience: Duration) -> Self {
         let links = (0..workers.max(1)).map(|_| None).collect();
         Self::with_links(source, links, patience)
@@ -87,15 +89,15 @@ impl RemoteHolder {
         Self { source, links, patience, lost_at, tried_at, started, forgot, closed }
     }
 
-    /// The life of the lease's pages, where the lender tells.
+    /// Returns the incarnation of the lease's pages, if the lender tells it.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.source.incarnation()
     }
 
-    /// The size of the export or namespace, and whether it is read-only.
+    /// Returns the size of the export or namespace, and whether it is read-only.
     ///
     /// # Errors
-    /// When it cannot be reached any more.
+    /// When the lender can no longer be reached.
     pub fn facts(&self) -> Result<(Bytes, bool), HolderError> {
         let mut facts = (Bytes::ZERO, false);
         self.with(0, |link| {
@@ -105,10 +107,10 @@ impl RemoteHolder {
         Ok(facts)
     }
 
-    /// Whether all of a range is known to take no room and read as zeroes.
+    /// Returns whether the whole range is known to be a hole that reads as zeroes.
     ///
     /// # Errors
-    /// When it cannot be reached any more.
+    /// When the lender can no longer be reached, or refuses the query.
     pub fn is_hole(&self, offset: u64, length: u32) -> Result<bool, HolderError> {
         let mut hole = 0;
         self.with(0, |link| {
@@ -118,7 +120,7 @@ impl RemoteHolder {
         Ok(hole >= u64::from(length))
     }
 
-    /// Does `operation` on the worker's connection, and again on a new one if that breaks.
+    /// Runs `operation` on the worker's connection, and again on a new one if that breaks.
     fn with(
         &self,
         worker: usize,
@@ -126,7 +128,7 @@ impl RemoteHolder {
     ) -> Result<(), HolderError> {
         let mut link = lock_any(&self.links, worker);
         let started = Instant::now();
-        // A connection of before another broke: the lender ends it, or has.
+        // Another connection of this epoch broke, so the lender ends this one too.
         let current = link.take_if(|(_, epoch)| *epoch != self.source.epoch());
         drop(current);
         if let Some((connection, epoch)) = &mut *link {
@@ -161,14 +163,15 @@ impl RemoteHolder {
             }
             HolderError::Unreachable { waited: lost.elapsed(), source: Box::new(source) }
         };
-        // Once it has been away for longer than patience lasts, nobody needs to find that out again by waiting.
+        // After the timeout, no thread needs to wait to learn again that the lender is away.
         if Instant::now() >= deadline && !self.may_try() {
             return Err(failed(self.source.broken()));
         }
         let mut backoff = BACKOFF.0;
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
-            // The kernel may wait for this with all that needs memory, a look-up included.
+            // Until this operation ends, the kernel may block all threads that need memory. A name
+            // lookup would be one of them.
             let attempt = names::from_memory(|| self.source.connect(left)).and_then(
                 |(mut connection, epoch)| {
                     let done = operation(&mut connection);
@@ -201,7 +204,7 @@ impl RemoteHolder {
         }
     }
 
-    /// Whether it is time for another attempt, which the caller then has to make.
+    /// Returns whether another attempt is due. If so, the caller must make it.
     fn may_try(&self) -> bool {
         let now = self.started.elapsed().as_millis() as u64;
         let last = self.tried_at.load(Ordering::Relaxed);
@@ -213,7 +216,7 @@ impl RemoteHolder {
                 .is_ok()
     }
 
-    /// Takes note that the lender answers.
+    /// Records that the lender answers.
     fn found(&self) {
         if self.lost_at.load(Ordering::Relaxed) != 0 {
             self.lost_at.store(0, Ordering::Relaxed);
@@ -221,7 +224,7 @@ impl RemoteHolder {
         }
     }
 
-    /// Takes note that the lender does not answer, and tells since when.
+    /// Records that the lender does not answer, and returns since when.
     fn lost(&self, now: Instant) -> Instant {
         let mark = now.duration_since(self.started).as_millis() as u64 + 1;
         match self.lost_at.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
@@ -231,7 +234,7 @@ impl RemoteHolder {
     }
 }
 
-/// The meaning of an error that the lender answered with.
+/// Converts an error that the lender answered with.
 fn answer(error: LinkError) -> HolderError {
     if error.is_no_space() {
         HolderError::Full(Box::new(error))
@@ -249,7 +252,7 @@ impl Holder for RemoteHolder {
         self.with(worker, |link| link.write(offset, data))
     }
 
-    /// Write-zeroes and not trim: what trimmed bytes read as is up to the server.
+    /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
     fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
         self.with(worker, |link| {
             if !link.can_write_zeroes() {
@@ -259,7 +262,8 @@ impl Holder for RemoteHolder {
             while at < offset + length {
                 let some = (offset + length - at).min(LONGEST_DISCARD);
                 match link.write_zeroes(at, some as u32) {
-                    // Linux's NVMe target promises it for files on whose file system it then turns out not to work.
+                    // Linux's NVMe target announces Write Zeroes for files even on file systems
+                    // that then refuse it.
                     Err(error) if !error.ends_connection() => {
                         write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
                     }
@@ -311,9 +315,9 @@ impl Holder for RemoteHolder {
         if self.lost_at.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // Threads that serve I/O need not try as well.
+        // Spares the threads that serve I/O an attempt.
         self.tried_at.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-        // Whoever has the link is finding out already.
+        // A thread that holds the link is finding out already.
         if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
             match self.source.connect(SHORTEST_ATTEMPT) {
                 Ok((mut connection, epoch)) => {

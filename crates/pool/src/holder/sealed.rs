@@ -1,4 +1,4 @@
-//! A holder that only ever sees sealed pages.
+//! A holder that passes only encrypted pages on.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -10,27 +10,28 @@ use super::{Holder, HolderError, Piece};
 use crate::seal::Sealer;
 use crate::{lock, lock_any};
 
-/// Pages that a worker seals at a time.
+/// Pages that a worker encrypts at a time.
 const BATCH: usize = 64;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// Writes of parts of pages that may go on side by side.
+/// Locks for writes of partial pages, which lets some proceed in parallel.
 const PARTS: usize = 16;
 
-/// What is written is sealed, what is read is opened. A part of a page is written by reading all of it, by one worker at a time.
+/// Encrypts pages on write and decrypts them on read. To write a part of a page, one worker at a
+/// time reads the whole page, changes it and writes it back.
 pub(crate) struct SealedHolder<H> {
     holder: H,
     sealer: Sealer,
-    /// Room for what a worker seals.
+    /// Buffers in which workers encrypt.
     rooms: Box<[Mutex<Box<[u8]>>]>,
-    /// Held by whoever writes a part of a page: by the page's number.
+    /// Held during a write of a partial page. The page's number selects the lock.
     parts: [Mutex<()>; PARTS],
 }
 
 impl<H: Holder> SealedHolder<H> {
     pub(crate) fn new(holder: H, sealer: Sealer, workers: usize) -> Self {
-        // Touched now, so that it is there when there is no memory to be had.
+        // Not zero, so that the kernel provides the memory now and not when memory is short.
         let room = || Mutex::new(vec![1; BATCH * PAGE_SIZE].into());
         Self {
             holder,
@@ -58,7 +59,7 @@ impl<H: Holder> SealedHolder<H> {
         Ok(())
     }
 
-    /// What is done to the bytes of a page, in a room where it was opened.
+    /// Reads and decrypts the page at `at` into the worker's buffer, and calls `what` with it.
     fn with_page<T>(
         &self,
         worker: usize,
@@ -192,7 +193,7 @@ mod tests {
 
     const SIZE: usize = 200 * PAGE_SIZE;
 
-    /// What a lender has, for eyes that must not see it.
+    /// The memory of a lender that the test can inspect.
     struct Glass(Mutex<Vec<u8>>);
 
     impl Holder for &Glass {

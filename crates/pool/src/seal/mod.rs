@@ -1,7 +1,9 @@
-//! Pages that leave this host are sealed: a lender can neither read them nor compare them with those of another key.
+//! Encryption of pages that leave this host, so that a lender can neither read nor compare them.
 //!
-//! A page of zeroes stays one, so that it takes no room with the lender, which can tell how much of a lease is used in any case. Nothing is added to a
-//! page, and nothing has to be kept of it; so a lender that changes a sealed page is not found out: what comes back is noise.
+//! Only pages under one key in deterministic mode can be compared. A page of zeroes stays zeroes,
+//! so that it takes no room at the lender. The lender can tell anyway how much of a lease is used.
+//! Encryption adds nothing to a page and keeps no state for it, so it authenticates nothing. If a
+//! lender changes an encrypted page, the borrower decrypts noise without notice.
 
 mod wide;
 
@@ -12,23 +14,23 @@ use serde::{Deserialize, Serialize};
 
 use wide::Wide;
 
-/// How pages of a lease are sealed.
+/// The key and the mode by which the pages of a lease are encrypted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seal {
     /// The key.
     pub key: SealKey,
-    /// What of them can be told without it.
+    /// The mode, which decides how far a lender can compare pages.
     pub sealing: Sealing,
 }
 
-/// What can be told of sealed pages without the key.
+/// Encryption modes, by how far a lender can compare pages without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sealing {
-    /// Which pages of all that have this key are equal: the lender can keep one of them.
+    /// The lender can tell which pages under this key are equal, and keep one copy.
     Deterministic,
-    /// Whether a page has been written anew as it was, at the same place; nothing of two pages.
+    /// The lender can tell only whether a page was written again, unchanged, at the same place.
     Random,
 }
 
@@ -41,7 +43,7 @@ impl fmt::Display for Sealing {
     }
 }
 
-/// 256 bits, as 64 hexadecimal digits where they are written down. Never shown.
+/// A key of 256 bits. It serializes as 64 hexadecimal digits, and `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SealKey([u8; 32]);
@@ -53,10 +55,10 @@ impl fmt::Debug for SealKey {
 }
 
 impl SealKey {
-    /// A new one.
+    /// Returns a new random key.
     ///
     /// # Panics
-    /// If the kernel has no randomness to give, which Linux only does before it has booted.
+    /// If the kernel gives no random bytes.
     pub fn random() -> Self {
         let mut key = [0; 32];
         key[..16].copy_from_slice(&LeaseId::random().0.to_le_bytes());
@@ -65,11 +67,11 @@ impl SealKey {
     }
 }
 
-/// Bytes by which to tell keys apart.
+/// Bytes of a key's id.
 const ID: usize = 8;
 
 impl SealKey {
-    /// By what people tell whether two keys are the same, without seeing them: 16 hexadecimal digits.
+    /// Returns an id by which people compare keys without seeing them: 16 hexadecimal digits.
     pub fn id(&self) -> String {
         let mut page = [0xff; PAGE_SIZE];
         Wide::new(&self.0, 2).seal(b"id", &mut page);
@@ -105,16 +107,17 @@ impl TryFrom<String> for SealKey {
 }
 
 impl Seal {
-    /// With a key that nobody else has.
+    /// Returns a new random key in mode [`Sealing::Random`].
     pub fn own() -> Self {
         Self { key: SealKey::random(), sealing: Sealing::Random }
     }
 }
 
-/// Seals the pages of a lease.
+/// The cipher of one lease: encrypts and decrypts its pages.
 pub struct Sealer {
     wide: Wide,
-    /// What pages of a lease have that no others do, where equal ones are not to be alike.
+    /// The lease, as part of the tweak that makes equal pages differ; `None` if they must not
+    /// differ.
     lease: Option<LeaseId>,
 }
 
@@ -124,23 +127,23 @@ impl fmt::Debug for Sealer {
     }
 }
 
-/// The lease, and the page's number in it.
+/// Bytes of the tweak: the lease's id and the page's number in the lease.
 const TWEAK: usize = 24;
 
 impl Sealer {
-    /// Of one lease.
+    /// Makes the cipher of one lease.
     pub fn new(seal: &Seal, lease: LeaseId) -> Self {
         let lease = (seal.sealing == Sealing::Random).then_some(lease);
         let tweak = if lease.is_some() { TWEAK } else { 0 };
         Self { wide: Wide::new(&seal.key.0, tweak), lease }
     }
 
-    /// Seals whole pages that are for `offset` of the lease.
+    /// Encrypts whole pages in place. `offset` is their offset in the lease, in bytes.
     pub fn seal(&self, offset: u64, pages: &mut [u8]) {
         self.each(offset, pages, |tweak, page| self.wide.seal(tweak, page));
     }
 
-    /// Opens whole pages that were at `offset` of the lease.
+    /// Decrypts whole pages in place. `offset` is their offset in the lease, in bytes.
     pub fn open(&self, offset: u64, pages: &mut [u8]) {
         self.each(offset, pages, |tweak, page| self.wide.open(tweak, page));
     }
@@ -149,7 +152,7 @@ impl Sealer {
         let (pages, rest) = pages.as_chunks_mut();
         debug_assert!(rest.is_empty() && offset.is_multiple_of(PAGE_SIZE as u64), "whole pages");
         for (number, page) in (offset / PAGE_SIZE as u64..).zip(pages) {
-            // (That a page is sealed to zeroes happens once in 2 to the 32,768.)
+            // (A page encrypts to zeroes with a probability of 2^-32768.)
             if is_zero(page) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Nothing on the way of a page allocates: a host swaps because it has no memory left.
+//! The page path allocates nothing: a host swaps because it has no memory left.
 
 use aquifer_page::EXTENT_SIZE;
 use aquifer_pool::{LeaseTarget, Seal, Volume, VolumeConfig};
@@ -13,7 +13,8 @@ fn without_allocation(what: &str, work: impl FnOnce()) {
     assert_eq!(allocations_here() - before, 0, "allocations while {what}");
 }
 
-/// Everything that a page can go through, of sizes from one page to more than any buffer on the way.
+/// Runs each operation on the page path, with sizes from one byte to more than any buffer on the
+/// path.
 fn exercise(volume: &Volume) {
     let data = vec![0x5a; 3 << 20];
     let mut back = vec![0; 3 << 20];

@@ -1,4 +1,4 @@
-//! Extents move, to leases and to the spill file, and whatever goes wrong on the way, nothing is lost.
+//! Extents move to leases and to the spill file, and no failure on the way loses data.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -37,7 +37,7 @@ fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
 fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
     let (volume, lenders) = volume(config(3), &[3]);
     fill(&volume, 3, 1);
-    // Zeroes that were written are as good as holes.
+    // Written zeroes count as holes.
     volume.write(0, 9000 * PAGE, &[0; 8192]).unwrap();
     let others = [lender(2), lender(1)];
     volume.add_lease(lease(&others[0], 2, 2)).unwrap();
@@ -46,7 +46,7 @@ fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
     let mut seen = Vec::new();
     let evacuated = volume.evacuate(LeaseId(1), |progress| seen.push(progress)).unwrap();
     let extent = (PAGES.len() as u64) * PAGE;
-    // Two pages of zeroes were written, too; that they hold nothing is only found out when they move.
+    // Extent 0 also has two written pages of zeroes. It moves first, so no figure includes them.
     let left = [2 * extent, extent, 0].map(Bytes);
     assert_eq!(
         seen,
@@ -58,7 +58,7 @@ fn extents_move_to_the_other_leases_with_all_that_they_hold_and_no_more() {
     check(&volume, 3, 1);
     assert_eq!(placed(&volume), [2, 1], "the lease is out of the volume");
     assert_eq!(stored(&lenders[0]), 0, "its lender has its memory back");
-    // nbdkit's memory is in blocks of 32 KiB: five of them hold the seven pages.
+    // nbdkit stores memory in blocks of 32 KiB: five of them hold the seven pages.
     assert_eq!(others.iter().map(stored).sum::<u64>(), 3 * 5 * (32 << 10));
     let error = volume.evacuate(LeaseId(1), |_| ()).unwrap_err();
     assert!(matches!(error, PoolError::UnknownLease(..)), "{error}");
@@ -114,7 +114,7 @@ fn a_destination_that_is_full_is_passed_over() {
     check(&volume, 1, 1);
 }
 
-/// A lender that takes its time with each request of a kind, so that there is a middle of the move to do things in.
+/// Starts a lender that delays each request of a kind, so that the test can act during a move.
 fn slow(kind: &str, extents: u64) -> Nbdkit {
     Nbdkit::start(&[
         "--filter=delay",
@@ -124,7 +124,7 @@ fn slow(kind: &str, extents: u64) -> Nbdkit {
     ])
 }
 
-/// Pages all over an extent, so that each piece that is copied has some.
+/// Returns pages spread over an extent, so that each copied piece has some.
 fn dense() -> impl Iterator<Item = u64> {
     (0..128).map(|piece| piece * 128 + piece % 100)
 }
@@ -140,7 +140,8 @@ fn a_destination_that_dies_in_the_middle_costs_nothing() {
         let mover = scope.spawn(|| volume.evacuate(LeaseId(1), |_| ()));
         wait_until("it has begun", || stored(&destination) > 0);
         destination.kill();
-        // Below and above of how far it is; none of them may fail for the destination's sake.
+        // These pages lie below and above the copied part. No write may fail because of the
+        // destination.
         dense().step_by(3).for_each(|page| write(&volume, page * PAGE, 2));
         let evacuated = mover.join().unwrap().unwrap();
         assert!(evacuated.to.is_empty() && evacuated.spilled > Bytes::ZERO, "{evacuated:?}");
@@ -166,7 +167,7 @@ fn a_source_that_dies_in_the_middle_is_a_clear_error() {
         let error = mover.join().unwrap().unwrap_err();
         assert!(error.is_unreachable() && error.to_string().contains("lender lender-1"), "{error}");
     });
-    // What was there is an error, what was not is untouched.
+    // A read from the dead lender fails, and the other extent is intact.
     volume.read(0, 0, &mut [0; 1]).unwrap_err();
     expect(&volume, EXTENT_SIZE, 1);
     assert!(matches!(volume.status().leases[0].state, LeaseState::Unreachable { .. }));
@@ -186,7 +187,8 @@ fn what_is_written_and_discarded_while_it_moves_is_not_lost() {
         });
         wait_until("it has begun", || stored(&destination) > 0);
         let mut round = 1;
-        // A round takes about as long as the move; one more after it meets the extent at its new place.
+        // A round takes about as long as the move. One more round after the move finds the extent
+        // at its new place.
         let mut last = false;
         while !last {
             last = done.load(Ordering::Relaxed);

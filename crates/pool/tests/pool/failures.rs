@@ -12,21 +12,21 @@ use aquifer_pool::{LeaseState, Volume, VolumeConfig};
 
 use crate::common::*;
 
-/// More than patience allows for, less than anybody would call a hang.
+/// Longer than the timeout, shorter than a hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn impatient(extents: u64) -> VolumeConfig {
     VolumeConfig { patience: Duration::from_secs(2), ..config(extents) }
 }
 
-/// A lender whose pages outlive it, as those of ours do.
+/// Starts a lender with pages that outlive it, like those of Aquifer's lenders.
 fn lasting(dir: &tempfile::TempDir, extents: u64) -> Nbdkit {
     let path = dir.path().join("pages");
     File::create(&path).unwrap().set_len(extents * EXTENT_SIZE).unwrap();
     Nbdkit::start(&["file", path.to_str().unwrap()])
 }
 
-/// A lender that has no room from the moment on that `trigger` exists.
+/// Starts a lender that has no room from the time when `trigger` exists.
 fn overcommitted(trigger: &std::path::Path) -> Nbdkit {
     let trigger = format!("error-pwrite-file={}", trigger.display());
     Nbdkit::start(&[
@@ -64,7 +64,7 @@ fn a_lender_killed_while_it_is_written_to_is_an_error_in_time_that_names_it() {
     for part in ["lender lender-1", "lease 00000000000000000000000000000001", "page 7"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    // The other lender's extents are not concerned, and new ones go there.
+    // The other lender's extents are intact, and new ones go there.
     expect(&volume, EXTENT_SIZE, 1);
     write(&volume, 2 * EXTENT_SIZE, 1);
     assert_eq!(placed(&volume), [1, 2]);
@@ -72,7 +72,8 @@ fn a_lender_killed_while_it_is_written_to_is_an_error_in_time_that_names_it() {
     assert!(matches!(status.leases[0].state, LeaseState::Unreachable { .. }), "{status:?}");
     assert!(status.errors > 0 && status.last_error.unwrap().contains("lender-1"));
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
-    // A read of a lost page is an error, never zeroes; once the lender is known to be away, in little time.
+    // A read of a lost page is an error, never zeroes. It fails fast, as the lender is known to be
+    // away.
     volume.read(0, 0, &mut [0; 16]).unwrap_err();
 }
 
@@ -115,7 +116,7 @@ fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_b
         started.elapsed()
     );
     lenders[0].thaw();
-    // Nobody has to use it for that to be seen.
+    // The status notices this without other I/O.
     wait_until("it is seen to be back", || volume.status().leases[0].state == LeaseState::Ok);
     expect(&volume, 0, 1);
 }
@@ -130,7 +131,7 @@ fn a_status_tries_a_lost_lender_once() {
     std::fs::remove_file(&path).unwrap();
     let listener = UnixListener::bind(&path).unwrap();
     listener.set_nonblocking(true).unwrap();
-    // Connections wait in the backlog; nobody answers on them.
+    // Connections wait in the backlog without an answer.
     let visits = || std::iter::from_fn(|| listener.accept().ok()).count();
     assert!(matches!(volume.status().leases[0].state, LeaseState::Unreachable { .. }));
     assert_eq!(visits(), 1);
@@ -162,7 +163,7 @@ fn what_a_full_lender_does_not_take_is_placed_anew_and_nothing_is_lost() {
     }
     File::create(&trigger).unwrap();
 
-    // Alone it is: an error that says so, and what was there stays.
+    // With this lender alone, the write fails with the reason, and the old data stays.
     let error = volume.write(0, 5 * PAGE, &content(5 * PAGE, 2)).unwrap_err();
     assert!(
         error.to_string().contains("lender-1") && error.to_string().contains("full"),
@@ -179,7 +180,7 @@ fn what_a_full_lender_does_not_take_is_placed_anew_and_nothing_is_lost() {
     for (page, round) in [(0, 1), (5, 3), (9000, 1)] {
         expect(&volume, page * PAGE, round);
     }
-    // Nor is it given anything new while there is another.
+    // Nor does the full lender get a new extent while there is another lender.
     write(&volume, EXTENT_SIZE, 1);
     assert_eq!(placed(&volume), [0, 2]);
 }

@@ -1,4 +1,4 @@
-//! A write that the network keeps back, and delivers when newer ones have been carried out.
+//! A write that the network delays, and delivers after newer ones were carried out.
 
 use std::io::{self, Read, Write};
 use std::iter;
@@ -29,7 +29,7 @@ fn a_late_write_is_harmless(kind: Kind) {
     volume.add_lease(target).unwrap();
     write(&volume, 0, 1);
     write(&volume, 5 * PAGE, 1);
-    // All that is sent from now on over the connections there are is kept back.
+    // From now on, the network holds all that comes over the existing connections.
     network.hold();
     write(&volume, 0, 2);
     write(&volume, 0, 3);
@@ -49,7 +49,7 @@ fn a_host_that_the_owner_has_left_cannot_write_any_more() {
         let source = Volume::new(config()).unwrap();
         source.add_lease(LeaseTarget { claim: Some(claim.clone()), ..lease.clone() }).unwrap();
         write(&source, 0, 1);
-        // Both are connected until the destination has the region.
+        // Both are connected until the destination owns the region.
         let destination = Volume::new(config()).unwrap();
         let claim = Claim { generation: 1, ..claim };
         destination.resume_lease(LeaseTarget { claim: Some(claim), ..lease.clone() }).unwrap();
@@ -67,16 +67,16 @@ fn a_host_that_the_owner_has_left_cannot_write_any_more() {
     }
 }
 
-/// What is between a borrower and a lender.
+/// The network between a borrower and a lender.
 struct Network {
     path: PathBuf,
     ways: Arc<Mutex<Vec<Arc<Way>>>>,
 }
 
-/// One connection's.
+/// One connection through the network.
 struct Way {
     holds: AtomicBool,
-    /// What is on its way to the lender.
+    /// The bytes on their way to the lender.
     held: Mutex<Vec<u8>>,
     there: UnixStream,
 }
@@ -114,7 +114,8 @@ impl Network {
         self.ways.lock().unwrap().iter().for_each(|way| way.holds.store(true, Ordering::SeqCst));
     }
 
-    /// Delivers what was kept back, and waits until the lender has seen the end of it. False if there was nothing.
+    /// Delivers the held bytes, and waits until the lender has ended the connections. Returns
+    /// whether there were any bytes.
     fn release(&self) -> bool {
         let mut was_held = false;
         for way in &*self.ways.lock().unwrap() {
@@ -123,7 +124,7 @@ impl Network {
                 continue;
             }
             was_held = true;
-            // A lender that has ended the connection does not take it.
+            // A lender that has ended the connection does not accept the bytes.
             if (&way.there).write_all(&held).is_ok() {
                 let _ = way.there.shutdown(std::net::Shutdown::Write);
                 way.there.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -135,7 +136,8 @@ impl Network {
 }
 
 impl Way {
-    /// What comes from the borrower. Its end does not end the way: what is under way arrives yet.
+    /// Carries the borrower's bytes. If they end, held bytes may still arrive later, so the
+    /// connection to the lender stays open.
     fn carry(&self, mut here: UnixStream) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(length @ 1..) = here.read(&mut buffer) {

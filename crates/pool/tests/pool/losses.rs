@@ -1,4 +1,4 @@
-//! Lenders that come back without what they held, and owners that want the same lease.
+//! Lenders that come back without their data, and two owners that want one lease.
 
 use aquifer_page::{EXTENT_SIZE, OwnerId};
 use aquifer_pool::{Claim, Happening, LeaseState, LeaseTarget, PoolError, Volume};
@@ -20,7 +20,7 @@ fn a_lender_that_comes_back_empty_is_an_error_and_not_zeroes() {
             is_lost(&volume, page, number);
         }
         assert_eq!(volume.status().leases[0].state, LeaseState::Lost, "{kind:?}");
-        // Nor is anything stored there.
+        // Writes fail as well.
         volume.write(0, 0, &content(0, 2)).unwrap_err();
         is_lost(&volume, 0, number);
         takes_nothing_new(&volume);
@@ -36,7 +36,7 @@ fn a_namespace_of_the_same_name_that_comes_back_empty_is_not_believed() {
     lender.kill();
     lender.restart_empty();
     is_lost(&volume, 0, 2);
-    // Not even with what would be new.
+    // Even a write to a new page fails.
     let error = volume.write(0, PAGE, &content(PAGE, 1)).unwrap_err();
     assert!(error.to_string().contains("lost all that it held"), "{error}");
     assert_eq!(volume.status().leases[0].state, LeaseState::Lost);
@@ -114,7 +114,8 @@ fn is_lost(volume: &Volume, page: u64, number: u128) {
     }
 }
 
-/// Demands that the volume places no extent on its one lease, which is lost, and that one event tells of the loss.
+/// Checks that the volume places no extent on its one lease, which is lost. Checks that one event
+/// reports the loss.
 #[track_caller]
 fn takes_nothing_new(volume: &Volume) {
     let error = volume.write(0, EXTENT_SIZE, &content(0, 1)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Volumes over real lenders, that die, lie and come back.
+//! Volumes over real lenders that die, lie and come back.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

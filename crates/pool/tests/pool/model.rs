@@ -1,4 +1,4 @@
-//! Random operations of several threads, while leases come and go, against plain memory.
+//! Random operations of several threads, compared with plain memory, while leases come and go.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -10,11 +10,11 @@ use crate::common::*;
 
 const THREADS: usize = 4;
 const EXTENTS: u64 = 5;
-/// What a thread has to itself; each extent has many of them, of all threads.
+/// The unit that a thread has to itself; each extent has many of them, of all threads.
 const BLOCK: u64 = 64 << 10;
 const OPERATIONS: usize = 1500;
 
-/// Blocks of one thread and what they should hold.
+/// Blocks of one thread and their expected content.
 struct Model {
     worker: usize,
     random: Random,
@@ -26,14 +26,14 @@ impl Model {
         Self { worker, random: Random(worker as u64 * 977 + 12_345), blocks: BTreeMap::new() }
     }
 
-    /// A block of this thread: a few in each extent, so that they are met again.
+    /// Picks a block of this thread, of a few in each extent, so that blocks repeat.
     fn pick(&mut self) -> u64 {
         let extent = self.random.below(EXTENTS);
         let place = self.random.below(6) * 170 + self.worker as u64;
         extent * EXTENT_SIZE + place * BLOCK
     }
 
-    /// A range within a block: whole pages as a rule, as swap has it.
+    /// Picks a range within a block: mostly whole pages, as in swap.
     fn range(&mut self) -> (u64, u64) {
         let (start, end) = (self.random.below(BLOCK), self.random.below(BLOCK));
         let (start, end) = (start.min(end), start.max(end) + 1);
@@ -55,7 +55,7 @@ impl Model {
                 part.iter_mut()
                     .enumerate()
                     .for_each(|(at, byte)| *byte = (seed >> (at % 5 * 8)) as u8);
-                // In one piece, or in several that are under way together.
+                // In one piece, or in two that are in flight together.
                 let cut = (seed % (end - start)) as usize;
                 let (before, behind) = part.split_at(cut);
                 let runs = [(base + start, before), (base + start + cut as u64, behind)];
@@ -88,7 +88,7 @@ impl Model {
     }
 }
 
-/// A lender of either make.
+/// A lender: nbdkit or Aquifer's own.
 trait Lender {
     fn lease(&self, number: u128, extents: u64) -> LeaseTarget;
 }
@@ -105,7 +105,8 @@ impl Lender for OurLender {
     }
 }
 
-/// Lets threads work on a volume while its leases are evacuated and come back in turn, and then checks everything.
+/// Runs threads on a volume while its leases are evacuated and come back in turn, and then checks
+/// all blocks.
 fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let volume =
@@ -139,7 +140,7 @@ fn work_while_leases_come_and_go(lenders: &[(impl Lender, u64)]) {
         moved
     });
     assert!(moved > 0, "nothing moved meanwhile");
-    // And in the end all room is given back.
+    // In the end all room is given back.
     volume.discard(0, 0, EXTENTS * EXTENT_SIZE).unwrap();
     assert_eq!(placed(&volume), vec![0; lenders.len()]);
     assert_eq!(volume.status().errors, 0);

@@ -1,4 +1,4 @@
-//! Moves that cross each other, or end otherwise than they began.
+//! Moves that cross each other, or end in another state than they began.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,12 +15,12 @@ fn spilling(extents: u64, dir: &tempfile::TempDir) -> VolumeConfig {
     VolumeConfig { spill: Some(dir.path().to_owned()), ..config(extents) }
 }
 
-/// Pages all over an extent, so that each piece that is copied has some.
+/// Returns pages spread over an extent, so that each copied piece has some.
 fn dense() -> impl Iterator<Item = u64> {
     (0..128).map(|piece| piece * 128 + piece % 100)
 }
 
-/// A lender that takes its time with each request of a kind, so that there is a middle to do things in.
+/// Starts a lender that delays each request of a kind, so that the test can act meanwhile.
 fn slow(delay: &str) -> Nbdkit {
     Nbdkit::start(&["--filter=delay", "memory", "64M", delay])
 }
@@ -126,7 +126,7 @@ fn pages_beside_a_discard_are_read_and_written_meanwhile() {
     expect_zeroes(&volume, here);
 }
 
-/// What the files without a name hold that this process has in a directory.
+/// Reads the content of this process's nameless files in a directory.
 fn nameless(dir: &Path) -> Vec<u8> {
     let fds = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let ours = fds.filter(|fd| fs::read_link(fd).is_ok_and(|path| path.starts_with(dir)));

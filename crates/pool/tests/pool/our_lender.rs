@@ -1,4 +1,5 @@
-//! A volume over lenders of ours: what is acknowledged outlives them, and their RAM is what it should be.
+//! A volume over Aquifer's own lenders: acknowledged data outlives them, and they use the expected
+//! RAM.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +34,8 @@ fn outlives_the_lender(kind: Kind) {
             .enumerate()
             .map(|(worker, written)| {
                 let volume = &volume;
-                // Each its own pages, again and again, until the lender was killed three times.
+                // Each thread writes its own pages again and again, while the lender is killed
+                // three times.
                 scope.spawn(move || {
                     for count in 0..6000 {
                         let offset = (count % 500 * 4 + worker as u64) * PAGE;
@@ -93,7 +95,7 @@ fn holds_what_was_written(first: &OurLender, second: &OurLender) {
 #[test]
 fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_that_is_wanted() {
     let lender = OurLender::start(1);
-    // Secrets of which there are two each, and pages of zeroes, which are no secret.
+    // Each secret exists twice. Pages of zeroes are no secret.
     let secrets = || (0..100).map(|number| (number * 3 * PAGE, content(number / 2, 7)));
     let blue = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
     let red = Seal { sealing: Sealing::Deterministic, ..Seal::own() };
@@ -116,7 +118,7 @@ fn a_lender_reads_no_sealed_page_and_finds_equal_ones_only_under_one_key_where_t
         }
         let sees = lender.sees();
         assert_eq!(sees.len(), 100);
-        // Nothing of 8 bytes is as it was written.
+        // No 8 bytes appear as they were written.
         let pieces: BTreeSet<_> = secrets()
             .flat_map(|(_, secret)| secret.as_chunks().0.to_vec())
             .collect::<BTreeSet<[u8; 8]>>();
@@ -161,7 +163,7 @@ fn a_lender_that_falls_silent_is_an_error_in_time_and_is_used_again_when_it_is_b
         volume.add_lease(lender.lease(1)).unwrap();
         write(&volume, 0, 1);
         lender.freeze();
-        // All workers at once: none waits for what another finds out.
+        // All workers at once: none waits for the result of another.
         let started = Instant::now();
         thread::scope(|scope| {
             for worker in 0..4 {

@@ -1,4 +1,4 @@
-//! What is done for a volume beside its I/O, and what it tells of itself.
+//! The upkeep of a volume, and the events that it reports.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use aquifer_pool::{Happening, Upkeep, Volume, VolumeConfig};
 
 use crate::common::*;
 
-/// A volume that is looked after, and what was told of it.
+/// A volume under upkeep, and the events that the upkeep reported.
 struct Kept {
     volume: Arc<Volume>,
     told: Arc<Mutex<Vec<Happening>>>,
@@ -49,7 +49,7 @@ fn spilled_extents_go_back_to_lenders_when_there_is_room() {
     volume.add_lease(lease(&lender, 1, 2)).unwrap();
     let mut round = 1;
     wait_until("all are with the lender", || {
-        // They are used meanwhile.
+        // The test uses the extents meanwhile.
         round += 1;
         pages(0).step_by(7).for_each(|at| {
             expect(volume, at, round - 1);

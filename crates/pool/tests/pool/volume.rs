@@ -71,12 +71,12 @@ fn an_extent_that_is_wholly_discarded_gives_back_its_place_clean() {
     }
     let error = volume.write(0, EXTENT_SIZE, &[1]).unwrap_err();
     assert!(matches!(error, PoolError::NoRoom(_)), "{error}");
-    // In parts, and more than there is.
+    // In parts, and beyond the written extent.
     volume.discard(0, 0, 2 * PAGE).unwrap();
     assert_eq!(placed(&volume), [1]);
     volume.write_zeroes(0, 2 * PAGE, 4 * EXTENT_SIZE - 2 * PAGE).unwrap();
     assert_eq!((placed(&volume), stored(&lenders[0])), (vec![0], 0));
-    // Now another extent has the place, and nothing of the former one shines through.
+    // Now another extent has the slot, and no old data appears in it.
     write(&volume, 3 * EXTENT_SIZE + PAGE, 2);
     assert_eq!(placed(&volume), [1]);
     for page in [0, 700, 16_383] {
@@ -120,7 +120,7 @@ fn leases_are_reached_by_mutual_tls() {
     let tls = Some(cluster.identity("borrower"));
     let volume = Volume::new(VolumeConfig { tls, ..config(1) }).unwrap();
     let target = secure(lease(&server, 1, 1), "lender");
-    // By the right name only, and not without a certificate of our own.
+    // Only under the right name, and not without this host's certificate.
     let other = LeaseTarget { lender: "borrower".parse().unwrap(), ..target.clone() };
     let error = volume.add_lease(other).unwrap_err();
     assert!(matches!(error, PoolError::Connect { .. }), "{error}");
@@ -164,7 +164,7 @@ fn what_is_outside_of_the_volume_is_refused() {
 
 #[test]
 fn without_lenders_the_spill_file_takes_what_is_written() {
-    // One directory on a file system with direct I/O if there is any, one without need of it.
+    // One directory is on a file system with direct I/O, if there is one. The other needs none.
     for dir in [env!("CARGO_TARGET_TMPDIR"), "/dev/shm"] {
         let dir = tempfile::tempdir_in(dir).unwrap();
         let spill = Some(dir.path().to_owned());

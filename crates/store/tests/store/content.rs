@@ -1,4 +1,4 @@
-//! What is read is what was written, whatever happens at the same time.
+//! Tests that reads return the written data, whatever happens concurrently.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,7 +18,7 @@ enum Op {
     AllocateZeroes(u64, u64),
 }
 
-/// A range inside `capacity`: short or long, aligned or not.
+/// Generates a range inside `capacity`: short or long, aligned or not.
 fn range(capacity: u64) -> impl Strategy<Value = (u64, u64)> {
     let any = (0..capacity, prop_oneof![1..200u64, 1..3 * PAGE, 1..capacity]);
     let aligned =
@@ -27,7 +27,7 @@ fn range(capacity: u64) -> impl Strategy<Value = (u64, u64)> {
         .prop_map(move |(offset, length)| (offset, length.min(capacity - offset)))
 }
 
-/// Data in which whole pages of zeroes are as likely as others.
+/// Generates data with whole pages of zeroes among the others.
 fn data(length: u64, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     let mut data = vec![0; length as usize];
@@ -66,7 +66,7 @@ fn apply(lease: &Lease, model: &mut [u8], op: &Op) {
     }
 }
 
-/// The lease's bytes as `hold` shows them.
+/// Returns the lease's bytes as `hold` shows them.
 fn held(lease: &Lease, offset: u64, length: u64) -> Vec<u8> {
     let held = lease.hold(offset, length).unwrap();
     let mut bytes = Vec::new();
@@ -125,7 +125,7 @@ fn threads_on_pages_of_their_own_do_not_disturb_each_other() {
                 let mut model = vec![vec![0; PAGE_SIZE]; 64];
                 for _ in 0..5_000 {
                     let page = random.below(64);
-                    // Pages of different threads lie side by side.
+                    // Pages of different threads are adjacent.
                     let offset = (page * THREADS + thread) * PAGE;
                     let model = &mut model[page as usize];
                     let mut bytes = vec![0; PAGE_SIZE];

@@ -1,4 +1,4 @@
-//! What a large lease costs in all.
+//! A test of the total memory cost of a large lease.
 
 use aquifer_page::Bytes;
 
@@ -13,7 +13,7 @@ fn a_lease_of_two_gib_with_one_written_costs_one_and_two_percent_at_most() {
         let before = own_memory();
         let (dir, _store, lease) = one_lease(Bytes::gib(2));
         let block = vec![7; MIB];
-        // Every other MiB, so that the tables for all of it are needed.
+        // Every other MiB, so that the lease needs the tables for its whole capacity.
         for at in (0..2048).step_by(2) {
             lease.write(at * MIB as u64, &block).unwrap();
         }
@@ -22,7 +22,7 @@ fn a_lease_of_two_gib_with_one_written_costs_one_and_two_percent_at_most() {
         let cost = own_memory() - before;
         assert!(cost < Bytes::gib(1).scaled(1.02), "{cost}");
 
-        // Reading what is not there must not take any.
+        // Reading a hole must not allocate a page.
         let mut bytes = vec![0; MIB];
         for at in 0..2048 {
             lease.read(at * MIB as u64, &mut bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Leases as their users find them: content, cost, sharing, and what the next process finds.
+//! Tests of leases through the public interface: content, cost, sharing and recovery.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! What a lease costs: RAM for what it stores, nothing for the rest, and all of it back.
+//! Tests that a lease takes RAM only for stored pages, and returns all of it.
 
 use std::fs;
 
@@ -68,7 +68,7 @@ fn a_lease_that_could_not_be_removed_is_there_until_it_can() {
         lease.write(0, &[1]).unwrap();
         let obstacle = dir.path().join(format!("{}.json", lease.id()));
         fs::remove_file(&obstacle).unwrap();
-        // Nobody can unlink a directory.
+        // No process can unlink a directory.
         fs::create_dir(&obstacle).unwrap();
         for _ in 0..2 {
             let error = store.remove(lease.id()).unwrap_err();

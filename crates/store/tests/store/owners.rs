@@ -1,4 +1,4 @@
-//! Directories in which somebody else could have put something.
+//! Tests of directories in which another user may have placed files.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -8,12 +8,13 @@ use aquifer_store::{Store, StoreError};
 
 use crate::common::shm_dir;
 
-/// A user that is neither root nor this one.
+/// A user id that is neither root's nor this process's.
 const OTHER: u32 = 61_234;
 
 const PRECIOUS: &str = "not the store's";
 
-/// Demands that the store refuses `dir` and names `named`, and that the file at `precious` is as it was.
+/// Asserts that the store refuses `dir` and names `named`, and that the file at `precious` is
+/// unchanged.
 #[track_caller]
 fn is_refused(dir: &Path, named: &Path, precious: &Path) {
     let refused = Store::open(dir).map(drop);
@@ -50,7 +51,7 @@ fn a_directory_to_which_others_may_write_is_refused() {
         fs::set_permissions(&open, fs::Permissions::from_mode(mode)).unwrap();
         is_refused(&open, &open, &precious);
     }
-    // Where entries belong to their owners, one of ours is safe.
+    // Under the sticky bit only its owner can replace an entry, so a directory of ours is safe.
     Store::open(&open.join("ours")).unwrap();
 }
 

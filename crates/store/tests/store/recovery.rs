@@ -1,4 +1,4 @@
-//! The pages outlive the process that serves them.
+//! Tests that pages outlive the process that serves them.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,7 @@ use crate::common::{Random, one_lease, record, shared_record, shm_dir, taken};
 use crate::example::example;
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Ends the child with the test.
+/// A child process; dropping it kills the child.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -26,7 +26,7 @@ impl Drop for Guard {
     }
 }
 
-/// Waits until the child prints `text`.
+/// Waits until the child prints a line with `text`.
 fn wait_for(child: &mut Child, text: &str) {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let mut seen = Vec::new();
@@ -150,8 +150,8 @@ fn a_directory_that_is_not_ram_is_refused() {
 /// Calls `check` on a thread that alone sees a tmpfs of 16 MiB at `dir`.
 fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
     let mount_and_check = || {
-        // SAFETY: what the thread no longer shares are mounts and the working directory, of which nobody else counts on
-        // its seeing them.
+        // SAFETY: the thread stops sharing its mounts and working directory only, and no other
+        // thread relies on those of this one.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
         mount("small", dir, "tmpfs", MountFlags::empty(), c"size=16m,mode=700").unwrap();
@@ -161,7 +161,7 @@ fn with_small_tmpfs(dir: &Path, check: impl FnOnce() + Send) {
         .unwrap_or_else(|panic| resume_unwind(panic));
 }
 
-/// A MiB of pages of which no two are equal, and none is equal to one of another seed.
+/// Returns 1 MiB of pages that differ from each other and from those of other seeds.
 fn unique(seed: u64) -> Vec<u8> {
     let mut data = vec![0; 1 << 20];
     Random(seed).fill(&mut data);
@@ -171,7 +171,7 @@ fn unique(seed: u64) -> Vec<u8> {
 fn fill_a_small_tmpfs(dir: &Path, record: LeaseRecord) {
     let store = Store::open(dir).unwrap();
     let lease = store.create(record).unwrap();
-    // No two of its pages are equal.
+    // Every write has pages of its own content, so that sharing saves nothing.
     let block = unique(1);
     let full = (0..64).find_map(|at| lease.write(at << 20, &unique(at + 10)).err()).unwrap();
     let StoreError::NoMemory { lease: id, source } = &full else { panic!("{full}") };
@@ -179,7 +179,7 @@ fn fill_a_small_tmpfs(dir: &Path, record: LeaseRecord) {
     let stored = lease.stored();
     assert!(stored > Bytes::mib(14) && stored < Bytes::mib(16), "{stored}");
 
-    // What is there can still be read and overwritten, and what is given back can be used again.
+    // Stored pages stay readable and writable, and discarded ones make space for others.
     lease.write(0, &unique(2)).unwrap();
     lease.discard(1 << 20, 2 << 20).unwrap();
     lease.write(50 << 20, &block).unwrap();

@@ -1,4 +1,4 @@
-//! Equal pages of one group take RAM once, and never tell another group anything.
+//! Tests that equal pages of a group take RAM once, and reveal nothing to other groups.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -13,14 +13,14 @@ use crate::common::{
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const MIB: usize = 1 << 20;
-/// The most that a group keeps for the next writes.
+/// The most free frames that a group keeps for later writes.
 const SPARE: Bytes = Bytes::mib(2);
 
 fn pages(count: u64) -> Bytes {
     Bytes(count * PAGE)
 }
 
-/// Pages of which no two are equal; of another seed, none is equal to one of these.
+/// Returns pages that differ from each other and from those of other seeds.
 fn unique(count: usize, seed: u64) -> Vec<u8> {
     let mut data = vec![0; count * PAGE_SIZE];
     Random(seed).fill(&mut data);
@@ -49,7 +49,7 @@ fn equal_pages_of_a_group_take_ram_once() {
     let leases = leases(&store, &["red", "red", "red"]);
     let image = unique(1024, 1);
     for (number, lease) in leases.iter().enumerate() {
-        // At another place in each, and partly in pieces that are no pages.
+        // At another offset in each lease, and partly in pieces that are not aligned to pages.
         let at = number as u64 * 100 * PAGE;
         lease.write(at, &image[..MIB + 100]).unwrap();
         lease.write(at + MIB as u64 + 100, &image[MIB + 100..]).unwrap();
@@ -83,7 +83,7 @@ fn equal_pages_of_two_groups_take_ram_twice() {
     assert_eq!(shared(&store, "red").saved, pages(1024));
     assert_eq!(shared(&store, "blue").saved, Bytes::ZERO);
     assert!(store.usage().taken >= pages(2048));
-    // Each has all of it once, in a file of its own.
+    // Each group has the whole image once, in its own file.
     for group in ["red", "blue"] {
         let frames = fs::read(dir.path().join(format!("{group}.frames"))).unwrap();
         let mut kept: Vec<_> =
@@ -188,7 +188,7 @@ fn a_removed_lease_gives_back_what_nobody_else_has() {
     assert_eq!(frames.metadata().unwrap().blocks(), 0, "at once, though we have the lease");
     assert!(!store.usage().groups.contains_key(&"red".parse().unwrap()));
 
-    // A group of that name begins anew.
+    // A new group of the same name starts empty.
     let again = store.create(shared_record("red", Bytes::mib(1))).unwrap();
     again.write(0, &[1; PAGE_SIZE]).unwrap();
     assert_eq!(shared(&store, "red").stored, pages(1));

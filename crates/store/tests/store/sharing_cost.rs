@@ -1,4 +1,4 @@
-//! What large leases that share cost in all.
+//! A test of the total memory cost of large leases that share pages.
 
 use std::sync::Arc;
 
@@ -9,10 +9,12 @@ use crate::alone::alone;
 use crate::common::{Random, frames_taken, own_memory, shared_record, shm_dir};
 
 const MIB: usize = 1 << 20;
-/// What is written to each lease.
+/// MiB that the test writes to each lease.
 const WRITTEN: usize = 512;
 
-/// Writes every other MiB of the lease, so that the tables for all of it are needed; no two pages are equal, but leases are.
+/// Writes every other MiB of the lease, so that it needs the tables for its whole capacity.
+///
+/// All pages of a lease differ, but every lease gets the same ones.
 fn fill(lease: &Lease) {
     let mut block = vec![0; MIB];
     for at in 0..WRITTEN {
@@ -43,7 +45,7 @@ fn a_lease_that_shares_costs_two_percent_more_than_its_pages_and_its_equal_next_
             assert_eq!(store.usage().stored, Bytes(3 * written.0));
             assert!(frames_taken(dir.path(), "tenant") <= written + Bytes::mib(2));
 
-            // Reading what is not there must not take any.
+            // Reading a hole must not allocate a frame.
             let taken = frames_taken(dir.path(), "tenant");
             let mut bytes = vec![0; MIB];
             for at in 0..2 * WRITTEN {

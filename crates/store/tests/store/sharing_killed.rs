@@ -1,4 +1,4 @@
-//! Shared pages outlive the process that serves them, whenever it dies.
+//! A test that shared pages outlive the process that serves them, whenever it dies.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -15,10 +15,10 @@ use crate::example::example;
 use crate::versions::{GROUPS, PAGES, THREADS, content};
 
 const PAGE: u64 = PAGE_SIZE as u64;
-/// How often the writer is killed.
+/// How many writers the test kills.
 const KILLS: usize = 12;
 
-/// Ends the child with the test.
+/// A child process; dropping it kills the child.
 struct Guard(Child);
 
 impl Drop for Guard {
@@ -28,7 +28,7 @@ impl Drop for Guard {
     }
 }
 
-/// Runs the writer until it has written much, and then kills it.
+/// Runs the writer until it has written many pages, then kills it.
 fn write_and_be_killed(dir: &Path, acknowledged: &Path) {
     let mut command = Command::new(example("aquifer-store", "shared_writer"));
     let child = command.args([dir, acknowledged]).stdout(Stdio::piped()).spawn().unwrap();
@@ -39,7 +39,8 @@ fn write_and_be_killed(dir: &Path, acknowledged: &Path) {
     drop(guard);
 }
 
-/// Checks that each page is the version that was acknowledged, or the next, and returns how many pages are stored.
+/// Checks that each page holds its acknowledged version or the next; returns the number of stored
+/// pages.
 fn check_pages(store: &Store, acknowledged: &File) -> usize {
     let mut stored = 0;
     for thread in 0..THREADS {
@@ -56,7 +57,7 @@ fn check_pages(store: &Store, acknowledged: &File) -> usize {
                 "page {page} of {thread} is not version {version}"
             );
             if !is(version) {
-                // The next writer writes this version again, which changes nothing.
+                // The next writer repeats this version, which changes nothing.
                 stored += usize::from(content(page, version + 1).is_some());
             } else {
                 stored += usize::from(content(page, version).is_some());

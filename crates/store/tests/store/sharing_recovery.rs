@@ -1,4 +1,4 @@
-//! What the next store finds of shared pages: all that is there, and nothing that is not.
+//! Tests that a new store finds all valid shared pages, and no others.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -37,7 +37,7 @@ fn a_store_finds_shared_pages_again_and_goes_on_sharing_them() {
     store.audit().unwrap();
 }
 
-/// A store of one group with a lease for each of these contents, and the number that the lease got.
+/// Creates a store of one group with a lease for each of these contents; returns the leases' ids.
 fn leases_with(dir: &Path, contents: &[u8]) -> Vec<LeaseId> {
     let store = Store::open(dir).unwrap();
     let lease = |&content: &u8| {
@@ -61,7 +61,7 @@ fn an_entry_that_leads_nowhere_is_found_and_never_read() {
     for (lease, entry) in [(0, 5_000_000_u32), (1, 4000)] {
         table(dir.path(), leases[lease]).write_all_at(&entry.to_le_bytes(), 0).unwrap();
     }
-    // Also when it was found before, and when so much was stored meanwhile that there is something where it leads.
+    // Also on a second start, after enough writes that the second entry's frame exists.
     for time in 0..2 {
         let store = Store::open(dir.path()).unwrap();
         assert_eq!(store.leases().len(), 1 + time);
@@ -119,7 +119,7 @@ fn leftovers_of_sharing_are_swept_away() {
     let leases = leases_with(dir.path(), &[1, 2, 3, 4]);
     let path =
         |lease: usize, extension: &str| dir.path().join(format!("{}.{extension}", leases[lease]));
-    // Being removed, lost, and of a length that cannot be.
+    // One removal in progress, one lost table, and one table of an impossible length.
     fs::remove_file(path(0, "json")).unwrap();
     fs::remove_file(path(1, "tenant.table")).unwrap();
     table(dir.path(), leases[2]).set_len(0).unwrap();

@@ -1,4 +1,4 @@
-//! How long it takes to write a page tells whether one's own group has it, and nothing of another group.
+//! A test that write times reveal pages of the writer's own group, and none of another group.
 
 use std::time::Instant;
 
@@ -8,11 +8,11 @@ use aquifer_store::{Lease, Store};
 use crate::common::{Random, shared_record, shm_dir};
 use crate::rank::{CHANCE, at_best, auc, by_chance};
 
-/// Of each kind.
+/// Pages of each kind.
 const PAGES: u64 = 3000;
-/// Pages are as another group has them, as nobody has them, as the own group has them.
+/// Kinds of pages: another group has them, no group has them, the writer's own group has them.
 const KINDS: u64 = 3;
-/// What else the machine does makes a page take longer, but hardly each time.
+/// Passes over all pages. The machine's other work slows a page down, but rarely in every pass.
 const PASSES: u64 = 5;
 
 fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
@@ -21,11 +21,10 @@ fn content(seed: u64, number: u64) -> [u8; PAGE_SIZE] {
     content
 }
 
-/// The least nanoseconds that each page of each kind took, of all passes.
+/// The least nanoseconds of all passes, for each page of each kind.
 type Times = [Vec<u64>; KINDS as usize];
 
-/// Does `what` with all pages of all kinds, in an order by chance, and keeps what took less than
-/// before.
+/// Runs `what` on all pages of all kinds in a pseudo-random order, and keeps the least times.
 fn time(least: &mut Times, seed: u64, mut what: impl FnMut(u64) -> u64) {
     for number in by_chance(PAGES * KINDS, seed) {
         let least = &mut least[(number % KINDS) as usize][(number / KINDS) as usize];
@@ -39,7 +38,9 @@ fn write(lease: &Lease, number: u64, content: &[u8]) -> u64 {
     began.elapsed().as_nanos() as u64
 }
 
-/// How pages of another group, and of the own one, compare with pages that nobody has: written, read, and written again.
+/// Compares pages of another group, and of the own group, with pages that no group has.
+///
+/// Returns the ranks for the first write, the read and the second write.
 fn compared(round: u64) -> [(f64, f64); 3] {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
@@ -67,7 +68,7 @@ fn compared(round: u64) -> [(f64, f64); 3] {
             assert!(page == content(1, number));
             took
         });
-        // As nobody has them, and another content in each pass.
+        // Contents that no group has, different in each pass.
         time(&mut again, seed, |number| write(&attacker, number, &content(2 + pass, number)));
         assert_eq!((saved("red"), saved("blue")), (0, 0));
     }
@@ -79,7 +80,7 @@ fn compared(round: u64) -> [(f64, f64); 3] {
 fn times_tell_what_the_own_group_has_and_nothing_of_another() {
     at_best(compared, |found| {
         let same = found.iter().all(|(other, _)| (other - 0.5).abs() < CHANCE);
-        // What the group has need not be stored: that the test could see.
+        // A group's own pages need no copy, and the test must be sensitive enough to see that.
         same && (found[0].1 - 0.5).abs() > 0.15
     });
 }

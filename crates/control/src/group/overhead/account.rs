@@ -1,3 +1,5 @@
+//! The result of one period of lending between groups.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, Group};
@@ -6,38 +8,38 @@ use serde::{Deserialize, Serialize};
 use super::{Change, Loan};
 use crate::group::Surplus;
 
-/// What is to be done in a period, and why.
+/// The changes, loans and accounts of one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What changed of what is lent, in this order.
+    /// The changes of loans, in order.
     pub changes: Vec<Change>,
-    /// All loans after that, by lender and borrower.
+    /// All loans after those changes, by lender and borrower.
     pub loans: Vec<Loan>,
-    /// One for each group, in the order of the readings.
+    /// One account for each group, in the order of the readings.
     pub accounts: Vec<Account>,
 }
 
-/// Where a group stands in a period. `Display` says it with the numbers.
+/// A group's balance in a period. `Display` writes it with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
-    /// Which group.
+    /// The group.
     pub group: Group,
-    /// What its own sharing saves.
+    /// The savings of the group's sharing.
     pub saved: Bytes,
-    /// What it lends of it, without what it has recalled.
+    /// The bytes that the group lends, without recalled ones.
     pub lent: Bytes,
-    /// What it has borrowed, without what was recalled.
+    /// The bytes that the group borrows, without recalled ones.
     pub borrowed: Bytes,
-    /// What of its loans was recalled and is not back yet.
+    /// The recalled bytes of the group's loans that have not come back yet.
     pub awaited: Bytes,
-    /// What it has to give back.
+    /// The recalled bytes that the group must give back.
     pub owed: Bytes,
-    /// To which group's CPU account its scanner is charged: itself, unless it lends.
+    /// The group that pays for the scanner's CPU time: the group itself, unless it lends.
     pub payer: Group,
 }
 
 impl Account {
-    /// What the group has to hand out to its VMs and its cache.
+    /// Returns the memory that the group can hand out to its VMs and its cache.
     pub fn surplus(&self) -> Surplus {
         let bytes = self.saved.saturating_sub(self.lent).saturating_add(self.borrowed);
         Surplus { bytes, awaited: self.awaited }

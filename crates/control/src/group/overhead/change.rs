@@ -1,62 +1,64 @@
+//! A loan between two groups, and a change of it.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, Group};
 use serde::{Deserialize, Serialize};
 
-/// What one group has lent another.
+/// One group's loan to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loan {
-    /// Whose it is.
+    /// The owner of the memory.
     pub lender: Group,
-    /// Who may use it.
+    /// The group that may use it.
     pub borrower: Group,
-    /// How much, without what was recalled.
+    /// The bytes lent, without recalled ones.
     pub lent: Bytes,
-    /// What was recalled, and the borrower's VMs still hold.
+    /// The recalled bytes that the borrower's VMs still hold.
     pub owed: Bytes,
 }
 
-/// One change of what is lent. `Display` says it in a sentence with the numbers.
+/// One change of a loan. `Display` writes it as a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// Whose it is.
+    /// The owner of the memory.
     pub lender: Group,
-    /// Who may use it.
+    /// The group that may use it.
     pub borrower: Group,
-    /// What was lent.
+    /// The bytes lent until this change.
     pub from: Bytes,
-    /// What is lent from now on.
+    /// The bytes lent after it.
     pub to: Bytes,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why a loan changes.
+/// The reason why a loan changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Why {
-    /// More is lent: the borrower swaps and has nothing left.
+    /// The loan grows: the borrower swaps and has nothing left.
     Lends {
-        /// What the borrower lacks for the next steps of its VMs.
+        /// The bytes that the borrower lacks for the next steps of its VMs.
         short: Bytes,
-        /// What the lender has beyond what it keeps.
+        /// The bytes that the lender has beyond its reserve.
         idle: Bytes,
     },
     /// Recalled: the owner's VMs swap.
     OwnerSwaps {
-        /// How much in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
     },
-    /// Recalled: what the owner's sharing saves does not cover it any more.
+    /// Recalled: the savings of the owner's sharing no longer cover the loan.
     SurplusFell {
-        /// What is missing.
+        /// The missing bytes.
         missing: Bytes,
     },
-    /// Recalled: one of the two does not agree any more.
+    /// Recalled: one of the two groups no longer agrees.
     NoConsent,
     /// Returned: the borrower's VMs do not hold it, and do not swap.
     NotNeeded {
-        /// What the borrower has left.
+        /// The bytes that the borrower has left.
         idle: Bytes,
     },
     /// One of the two groups is gone, and with it the loan.

@@ -1,20 +1,25 @@
+//! The settings of lending between groups, and the reading of one group.
+
 use aquifer_page::{Bytes, Group};
 use serde::{Deserialize, Serialize};
 
 use crate::group::{ConfigError, validate_step};
 
-/// How groups lend to each other. [`Config::validate`] says whether it makes sense. The paper names no figures.
+/// The settings of lending between groups. [`Config::validate`] checks them. The paper gives no
+/// values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What is lent, and recalled, by multiples of. As VMs are given: 10 MiB.
+    /// The unit of loans and recalls. Default: 10 MiB, the step in which VMs get memory.
     pub step: Bytes,
-    /// What a lender keeps of what it could lend, so that not every broken copy recalls a loan. One step.
+    /// The reserve that a lender does not lend, so that not every broken copy recalls a loan.
+    /// Default: one step.
     pub keep: Bytes,
-    /// Up to how much swap in a period counts as none. Zero, as everywhere in the paper.
+    /// The most swap traffic in a period that counts as none. Default: zero, as in the paper.
     pub swap: Bytes,
-    /// For how many periods in a row a group must not have swapped until it lends. Five, so that what one that swaps now
-    /// and then has is not lent and recalled all the time.
+    /// The number of periods in a row for which a group must not have swapped until it lends.
+    /// Default: 5, so that memory of a group that swaps occasionally is not lent and recalled all
+    /// the time.
     pub idle_periods: u32,
 }
 
@@ -26,28 +31,30 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether these settings make sense.
+    /// Checks these settings.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         validate_step(self.step)
     }
 }
 
-/// What a period finds of one group.
+/// The figures of one group in one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// Which group.
+    /// The group.
     pub group: Group,
-    /// It has agreed to lend and to borrow, and to pay for whom it borrows from.
+    /// Whether the group has agreed to lend, to borrow, and to pay for the scanners of its lenders.
     pub consents: bool,
-    /// What its own sharing saves now.
+    /// The savings of the group's sharing.
     pub saved: Bytes,
-    /// What its VMs hold beyond their sizes now ([`handed`](crate::group::reprovision::handed)).
+    /// The bytes that the group's VMs hold beyond their sizes
+    /// ([`handed`](crate::group::reprovision::handed)).
     pub handed: Bytes,
-    /// Swapped by its VMs in the period, in and out.
+    /// Bytes swapped by the group's VMs in the period, in and out.
     pub swapped: Bytes,
-    /// What its surplus lacked in the last period ([`Plan::short`](crate::group::reprovision::Plan::short)).
+    /// The bytes that the group's surplus lacked in the last period
+    /// ([`Plan::short`](crate::group::reprovision::Plan::short)).
     pub short: Bytes,
 }

@@ -1,17 +1,20 @@
+//! The loans between groups, exact to the byte.
+
 use std::collections::BTreeMap;
 
 use aquifer_page::{Bytes, Group};
 
 use super::{Change, Loan, Why};
 
-/// What one group has of another.
+/// The loan of one lender to one borrower, and the recalled bytes of it that are still owed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Debt {
     lent: Bytes,
     owed: Bytes,
 }
 
-/// Who has lent whom how much, to the byte, and what changed in the period. A pair with nothing lent nor owed is not kept.
+/// All loans between groups, exact to the byte, and the changes of the period. A pair with no bytes
+/// lent or owed is dropped.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Debts {
     /// By lender and borrower.
@@ -50,7 +53,7 @@ impl Debts {
         self.pairs.iter().map(loan).collect()
     }
 
-    /// What changed since it was asked last.
+    /// Returns the changes since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
@@ -63,7 +66,8 @@ impl Debts {
         self.changes.push(Change { lender, borrower, from, to, why });
     }
 
-    /// Makes so much less lent, and owed instead: [`Debts::settle`] finds what of it comes at once.
+    /// Moves `less` bytes from lent to owed. [`Debts::settle`] then finds the bytes that come back
+    /// at once.
     pub fn recall(&mut self, loan: &Loan, less: Bytes, why: Why) {
         if let Some(debt) = self.pairs.get_mut(&(loan.lender.clone(), loan.borrower.clone())) {
             debt.owed = debt.owed.saturating_add(less.min(debt.lent));
@@ -71,7 +75,7 @@ impl Debts {
         self.lower(loan, less, why);
     }
 
-    /// Makes so much less lent, which nobody holds.
+    /// Reduces the loan by `less` bytes that no VM holds.
     pub fn lower(&mut self, loan: &Loan, less: Bytes, why: Why) {
         let Some(debt) = self.pairs.get_mut(&(loan.lender.clone(), loan.borrower.clone())) else {
             return;
@@ -91,9 +95,10 @@ impl Debts {
         self.pairs.remove(&(loan.lender.clone(), loan.borrower.clone()));
     }
 
-    /// A borrower that holds no more than so much beyond what it may owes no more than that.
+    /// Limits a borrower's debt to `beyond`, the bytes that its VMs hold beyond their allowance.
     ///
-    /// What it gave back goes to its lenders in the order of their names: each gets what is owed to it in the end.
+    /// The returned bytes go to its lenders in the order of their names. In the end each lender
+    /// gets all that it is owed.
     pub fn settle(&mut self, borrower: &Group, beyond: Bytes) {
         let mut back = self.owed_by(borrower).saturating_sub(beyond);
         for (_, debt) in self.pairs.iter_mut().filter(|((_, one), _)| one == borrower) {

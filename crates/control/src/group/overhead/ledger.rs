@@ -1,3 +1,5 @@
+//! The ledger: decides the loans between groups, and the payer for each lender's scanner.
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -8,34 +10,36 @@ use super::recall::{Readings, recall, settle, up};
 use super::{Account, Config, Plan, Reading, Why};
 use crate::group::whole;
 
-/// Keeps what the groups of a host lend each other, period by period. See the [module](super) for how.
+/// Keeps the loans between the groups of a host, period by period. The [module](super) describes
+/// the rules.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     config: Config,
     debts: Debts,
-    /// For how many periods in a row a group has not swapped.
+    /// For each group, the number of periods in a row without swapping.
     idle: BTreeMap<Group, u32>,
-    /// Who pays for the scanner of a group that lends.
+    /// For each group that lends, the group that pays for its scanner.
     payers: BTreeMap<Group, Group>,
 }
 
 impl Ledger {
-    /// One in which nothing is lent. If there were loans that the caller has forgotten, what the borrowers' VMs hold of
-    /// them is a deficit of their groups, and taken back.
+    /// Returns a ledger without loans. If the caller has lost loans, the borrowers' VMs still hold
+    /// those bytes. The bytes are then a deficit of the borrowers' groups, which `reprovision`
+    /// takes back.
     pub fn new(config: Config) -> Self {
         Self { config, debts: Debts::default(), idle: BTreeMap::new(), payers: BTreeMap::new() }
     }
 
-    /// Goes on with other settings, from the next period on.
+    /// Replaces the settings, from the next period on.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// One period: who lends whom, from now on.
+    /// Runs one period: decides the loans.
     ///
-    /// Call it with all groups of the host, before their surpluses are handed out; of two readings of one group the first
-    /// counts, and one that is not among them is gone. After it, no group lends more than its sharing saves beyond what
-    /// its VMs hold.
+    /// Call it with all groups of the host, and hand out their surpluses afterwards. Of two
+    /// readings of one group the first counts; a group without a reading is gone. After the step,
+    /// no group lends more than its savings beyond the bytes that its VMs hold.
     pub fn step(&mut self, readings: &[Reading]) -> Plan {
         let mut order = Vec::new();
         let mut all = Readings::new();
@@ -60,7 +64,7 @@ impl Ledger {
         }
     }
 
-    /// Counts for how long groups have not swapped.
+    /// Counts the periods without swapping.
     fn rest(&mut self, all: &Readings<'_>) {
         let periods = |reading: &Reading| {
             if reading.swapped > self.config.swap {
@@ -95,12 +99,13 @@ impl Ledger {
                     self.debts.lend(&lender.group, &borrower.group, more, why);
                 }
             }
-            // What one owner needs, another may have to spare: then nothing need be taken from VMs.
+            // If one owner needs memory, another may be able to spare it. Then the VMs need give
+            // nothing.
             settle(&mut self.debts, borrower);
         }
     }
 
-    /// Whether a group may borrow: what it has lent comes back first.
+    /// Returns whether a group may borrow. The group's loans to others must come back first.
     fn may_borrow(&self, one: &Reading) -> bool {
         let lends =
             self.debts.lent_by(&one.group).saturating_add(self.debts.awaited_by(&one.group));
@@ -110,7 +115,7 @@ impl Ledger {
             && lends == Bytes::ZERO
     }
 
-    /// What a group can lend beyond what it keeps.
+    /// Returns the bytes that a group can lend beyond its reserve.
     fn spare(&self, one: &Reading) -> Bytes {
         let borrows = self.debts.lent_to(&one.group).saturating_add(self.debts.owed_by(&one.group));
         let idle = self
@@ -124,8 +129,9 @@ impl Ledger {
         gone.into_iter().fold(one.saved, Bytes::saturating_sub).saturating_sub(self.config.keep)
     }
 
-    /// Finds who pays for each lender's scanner: who has most of what it lends. Who pays already goes on unless another has
-    /// more by more than a step, as scanners that change accounts each period help nobody.
+    /// Finds the payer for each lender's scanner: the group with the largest loan from it. The
+    /// present payer stays unless another loan exceeds its loan by more than a step. Changes of
+    /// account in each period would help neither group.
     fn charge(&mut self, all: &Readings<'_>) {
         let mut payers = BTreeMap::new();
         for lender in all.keys() {

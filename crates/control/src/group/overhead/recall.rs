@@ -1,4 +1,4 @@
-//! What of the loans ends in a period, and what comes back.
+//! The end of loans in a period: recalls, returns, and the bytes that come back.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use super::debts::Debts;
 use super::{Config, Loan, Reading, Why};
 use crate::group::whole;
 
-/// The groups that are there.
+/// The readings of the present groups, by group.
 pub(super) type Readings<'a> = BTreeMap<&'a Group, &'a Reading>;
 
-/// Ends what has to end, and finds what came back.
+/// Recalls and returns loans, and settles the bytes that came back.
 pub(super) fn recall(debts: &mut Debts, readings: &Readings<'_>, config: &Config) {
     for loan in debts.loans() {
         let (Some(lender), Some(borrower)) =
             (readings.get(&loan.lender), readings.get(&loan.borrower))
         else {
-            // A borrower that is gone holds nothing; what was of a lender that is gone is no longer saved by anybody, and a
-            // deficit of the borrower's own.
+            // A borrower that is gone holds nothing. If the lender is gone, its memory is no longer
+            // saved, and is a deficit of the borrower.
             debts.forget(&loan);
             continue;
         };
@@ -37,13 +37,14 @@ pub(super) fn recall(debts: &mut Debts, readings: &Readings<'_>, config: &Config
     }
 }
 
-/// A borrower owes no more than its VMs hold beyond what they may.
+/// Limits a borrower's debt to the bytes that its VMs hold beyond their allowance.
 pub(super) fn settle(debts: &mut Debts, borrower: &Reading) {
     let may = borrower.saved.saturating_add(debts.lent_to(&borrower.group));
     debts.settle(&borrower.group, borrower.handed.saturating_sub(may));
 }
 
-/// Recalls what is missing of a lender's surplus, in whole steps: of who does not swap first, and has most of it.
+/// Recalls the bytes that a lender's surplus lacks, in whole steps. Borrowers that do not swap give
+/// first, the largest loan first.
 fn cover(debts: &mut Debts, lender: &Reading, readings: &Readings<'_>, config: &Config) {
     let used = lender.handed.saturating_add(debts.lent_by(&lender.group));
     let missing = used.saturating_sub(lender.saved);
@@ -60,7 +61,7 @@ fn cover(debts: &mut Debts, lender: &Reading, readings: &Readings<'_>, config: &
     }
 }
 
-/// Returns what a borrower neither needs nor holds, in whole steps: the largest loan first.
+/// Returns bytes that a borrower neither needs nor holds, in whole steps, the largest loan first.
 fn give_back(debts: &mut Debts, borrower: &Reading, config: &Config) {
     if borrower.swapped > config.swap {
         return;
@@ -79,7 +80,7 @@ fn give_back(debts: &mut Debts, borrower: &Reading, config: &Config) {
     }
 }
 
-/// Rounded up to whole steps.
+/// Rounds up to whole steps.
 pub(super) fn up(bytes: Bytes, step: Bytes) -> Bytes {
     Bytes(bytes.0.div_ceil(step.0).saturating_mul(step.0))
 }

@@ -1,36 +1,39 @@
+//! The settings by which a group's surplus is handed out.
+
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::group::{ConfigError, validate_step, whole};
 
-/// Who gets what sharing saves (Groups, sections 4.2.2 and 6.2.2).
+/// The rule for dividing the savings (\[Kim14\] sections 4.2.2 and 6.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// VMs that swap: "utilitarianism".
+    /// To VMs that swap: "utilitarianism".
     Demand,
-    /// All VMs the same: "communism".
+    /// To all VMs equally: "communism".
     Fair,
-    /// Each VM in proportion to what it contributes: "capitalism".
+    /// To each VM in proportion to its contribution: "capitalism".
     Entitlement,
 }
 
-/// How a group's surplus is handed out. [`Config::validate`] says whether it makes sense.
+/// The settings of the division. [`Config::validate`] checks them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Who gets it.
+    /// The rule for dividing the surplus.
     pub policy: Policy,
-    /// How much a VM gets in a period. 10 MiB: the paper's choice between slow help and too much of it (section 6.1,
-    /// Fig. 4(b)).
+    /// The bytes that a VM gets in a period. Default: 10 MiB, the paper's choice between slow help
+    /// and too much of it (section 6.1, Fig. 4(b)).
     pub step: Bytes,
-    /// What is left to the cache when VMs are given something, so that not every broken copy takes a step back that the
-    /// next merged page returns. One step; the paper has none.
+    /// The cache's reserve when VMs get memory. Without it, a broken copy would take back a step
+    /// that the next merged page returns. Default: one step; the paper has none.
     pub keep: Bytes,
-    /// Up to how much swap in a period counts as none (SWAP-THRESHOLD: zero).
+    /// The most swap traffic in a period that counts as none (SWAP-THRESHOLD: zero).
     pub swap: Bytes,
-    /// For how many periods a guest may owe memory without giving a step of it, until the group's other VMs have to
-    /// cover it. Five: longer than a balloon takes for a step on a busy host. The paper is silent.
+    /// The number of periods for which a guest may owe memory without giving a step of it. After
+    /// that, the group's other VMs cover the debt. Default: 5, longer than a balloon takes for a
+    /// step on a busy host; the paper gives no value.
     pub patience: u32,
 }
 
@@ -42,15 +45,15 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether these settings make sense.
+    /// Checks these settings.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         validate_step(self.step)
     }
 
-    /// The step to go by: if nobody validated it, no less than balloons can.
+    /// Returns the effective step: at least the least step of a balloon.
     pub(super) fn whole_step(&self) -> Bytes {
         whole(self.step)
     }

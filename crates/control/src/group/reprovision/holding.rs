@@ -1,28 +1,33 @@
+//! One VM's share of the surplus, in whole steps.
+
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
 
-/// What a period finds of one VM of the group.
+/// The figures of one VM of the group in one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
-    /// Which VM.
+    /// The VM.
     pub vm: RegionName,
-    /// Its size without extra: it is never told to have less.
+    /// The VM's size without any surplus, below which no target goes.
     pub base: Bytes,
-    /// It is never told to have more. If below `base`, it never gets anything.
+    /// The limit of the VM's target. If the limit is below `base`, the VM gets no surplus.
     pub max: Bytes,
-    /// What its balloon leaves it now.
+    /// The size that the balloon leaves the VM at present.
     pub size: Bytes,
-    /// What it was last told to have ([`Verdict::to`](super::Verdict::to)), `size` if nothing yet.
+    /// The VM's last target ([`Verdict::to`](super::Verdict::to)); `size` if the VM has had none
+    /// yet.
     pub target: Bytes,
-    /// Swapped in the period, in and out.
+    /// Bytes swapped in the period, in and out.
     pub swapped: Bytes,
-    /// What it contributes to sharing now ("how many surplus memory pages the VM contributes", section 4.2.2).
+    /// The VM's present contribution to sharing ("how many surplus memory pages the VM
+    /// contributes", section 4.2.2).
     pub contributed: Bytes,
 }
 
-/// What these VMs hold beyond their own sizes: each the larger of what it has and what it was told to have.
+/// Returns the bytes that these VMs hold beyond their bases. For each VM, the larger of size and
+/// target counts.
 pub fn handed<'a>(vms: impl IntoIterator<Item = &'a Vm>) -> Bytes {
     vms.into_iter().fold(Bytes::ZERO, |sum, vm| sum.saturating_add(held(vm, vm.target)))
 }
@@ -31,21 +36,21 @@ fn held(vm: &Vm, target: Bytes) -> Bytes {
     vm.size.max(target).saturating_sub(vm.base)
 }
 
-/// A VM, and what it holds in whole steps. Numbers of steps are plain `u64`s within this module.
+/// A VM, and its share in whole steps. Within this module, numbers of steps are plain `u64`s.
 #[derive(Debug)]
 pub(super) struct Holding<'a> {
     pub vm: &'a Vm,
-    /// What it was told to have beyond its base, within its limits.
+    /// Steps of the VM's target beyond the base, within the VM's limits.
     pub steps: u64,
-    /// The most steps that its limits allow.
+    /// The most steps that the VM's limits allow.
     pub room: u64,
-    /// What it has not given back.
+    /// The bytes that the VM must still give back.
     pub owes: Bytes,
-    /// For how many periods it has owed without a step of progress.
+    /// The number of periods for which the VM has owed without a step of progress.
     pub idle: u32,
-    /// It has owed for too long: the others have to cover it.
+    /// Whether the VM has owed for too long, so that the others cover its debt.
     pub stuck: bool,
-    /// It swaps.
+    /// Whether the VM swaps.
     pub hungry: bool,
 }
 
@@ -54,23 +59,23 @@ impl<'a> Holding<'a> {
         let step = config.whole_step();
         let room = vm.max.saturating_sub(vm.base).0 / step.0;
         let steps = (vm.target.saturating_sub(vm.base).0 / step.0).min(room);
-        // Not all that is above its target is owed: of what is below its base nothing is the group's.
+        // The debt counts only down to the base, because the group owns nothing below it.
         let owes = vm.size.saturating_sub(vm.target.max(vm.base));
         let stuck = owes > Bytes::ZERO && idle >= config.patience;
         Self { vm, steps, room, owes, idle, stuck, hungry: vm.swapped > config.swap }
     }
 
-    /// What of its target its guest has not taken yet.
+    /// Returns the bytes of the target that the guest has not taken yet.
     pub fn untaken(&self) -> Bytes {
         self.vm.target.saturating_sub(self.vm.size)
     }
 
-    /// What its target is with so many steps.
+    /// Returns the VM's target for a number of steps.
     pub fn target(&self, steps: u64, step: Bytes) -> Bytes {
         self.vm.base.saturating_add(Bytes(step.0.saturating_mul(steps)))
     }
 
-    /// What it holds beyond its base with so many steps.
+    /// Returns the bytes that the VM holds beyond the base with a number of steps.
     pub fn held(&self, steps: u64, step: Bytes) -> Bytes {
         held(self.vm, self.target(steps, step))
     }

@@ -1,4 +1,4 @@
-//! Each VM's part by the policy, in whole steps.
+//! Each VM's part of the surplus by the policy, in whole steps.
 
 use std::cmp::Reverse;
 
@@ -7,27 +7,30 @@ use aquifer_page::Bytes;
 use super::holding::Holding;
 use super::{Config, Policy};
 
-/// Between what and what each VM's steps may stay.
+/// The bounds within which each VM keeps its steps.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Below it, the VM gets.
+    /// The bound below which the VM gets a step.
     pub up: Vec<u64>,
-    /// Above it, the VM gives though there is no deficit.
+    /// The bound above which the VM gives a step even without a deficit.
     pub down: Vec<u64>,
 }
 
-/// What each policy goes by, over all VMs of a period.
+/// The policy, and all VMs of a period.
 pub(super) struct Division<'a> {
     pub config: &'a Config,
     pub all: &'a [Holding<'a>],
 }
 
 impl Division<'_> {
-    /// Parts of a surplus of which `able` may stay handed out, and no more than `free` of it be given now. `awaits`: some of
-    /// the surplus has still to come, which is no reason to take anything from anybody.
+    /// Returns the bounds of each VM. `able` is the surplus that may stay handed out, and `free`
+    /// the part of the surplus that is left to give. `awaited` bytes have still to come back from
+    /// other groups, which is no reason to take steps from a VM.
     ///
-    /// Parts are those of `able` less what the cache is to keep, but who stands within those of all of `able` stays
-    /// there, so that a surplus that goes up and down by less than that moves nobody.
+    /// `up` divides `able` less `awaited` and the cache's reserve; `down` divides all of `able`. A
+    /// VM between the two stays. So a surplus that varies by less than the reserve moves no VM. If
+    /// a VM is below its part and too little is free, or equal parts are uneven, `down` equals
+    /// `up`.
     pub fn parts(&self, able: Bytes, awaited: Bytes, free: Bytes) -> Parts {
         let steps = || self.all.iter().map(|one| one.steps);
         if self.config.policy == Policy::Demand {
@@ -42,7 +45,7 @@ impl Division<'_> {
         let tight = lacks && free < self.config.whole_step().saturating_add(self.config.keep);
         let high = self.of(able);
         let mut down: Vec<u64> = match self.config.policy {
-            // A step more than its part is within a step of it.
+            // One step above the part is still within a step of it.
             Policy::Entitlement => high.iter().map(|high| high + 1).collect(),
             _ => high,
         };
@@ -53,7 +56,7 @@ impl Division<'_> {
         Parts { up, down }
     }
 
-    /// The parts of `surplus`, together no more than it. By demand nobody has one.
+    /// Returns the parts of `surplus`, in total at most `surplus`. By demand, all parts are zero.
     pub fn of(&self, surplus: Bytes) -> Vec<u64> {
         let step = self.config.whole_step();
         match self.config.policy {
@@ -66,7 +69,7 @@ impl Division<'_> {
                 let all: u128 = self.all.iter().map(|one| u128::from(one.vm.contributed.0)).sum();
                 let part = |one: &Holding<'_>| {
                     let part = u128::from(surplus.0) * u128::from(one.vm.contributed.0);
-                    // No more than the surplus, so it fits.
+                    // The part is at most the surplus, so it fits.
                     let part = u64::try_from(part / all.max(1)).unwrap_or(surplus.0);
                     (part / step.0).min(one.room)
                 };
@@ -75,7 +78,7 @@ impl Division<'_> {
         }
     }
 
-    /// The most steps that each VM with room for them can have, when there are so many for all.
+    /// Returns the most steps that every VM with room for them can have, out of `steps` for all.
     fn level(&self, mut steps: u64) -> u64 {
         let mut rooms: Vec<u64> = self.all.iter().map(|one| one.room).collect();
         rooms.sort_unstable();
@@ -92,19 +95,20 @@ impl Division<'_> {
         level
     }
 
-    /// Whether all have the same, as far as they have room.
+    /// Returns whether all VMs have the same number of steps, as far as they have room.
     fn even(&self) -> bool {
         let most = self.all.iter().map(|one| one.steps).max().unwrap_or(0);
         self.all.iter().all(|one| one.steps == one.room.min(most))
     }
 
-    /// Who is given first: the least.
+    /// Returns the sort key for giving: the least key gets first.
     pub fn first_to_get(&self, which: usize, up: u64) -> impl Ord + use<> {
         let one = &self.all[which];
         (Reverse(self.swapped(one)), Reverse(up.saturating_sub(one.steps)), one.steps)
     }
 
-    /// Of whom is taken first to cover a deficit: the least. Who does not give anyway comes last.
+    /// Returns the sort key for covering a deficit: the least key gives first. A VM that is stuck
+    /// comes last.
     pub fn first_to_give(&self, which: usize, part: u64) -> impl Ord + use<> {
         let one = &self.all[which];
         (
@@ -115,14 +119,15 @@ impl Division<'_> {
         )
     }
 
-    /// What it swapped, if that matters.
+    /// Returns the bytes that the VM swapped if the policy depends on them, else zero.
     fn swapped(&self, one: &Holding<'_>) -> Bytes {
         if self.config.policy == Policy::Demand { one.vm.swapped } else { Bytes::ZERO }
     }
 
-    /// What the surplus lacks for the next steps of VMs that swap, with `free` of it left and those that `lack` unserved.
+    /// Returns the bytes that the surplus lacks for the next steps of VMs that swap. `lack` is the
+    /// number of such VMs without a step, and `free` the surplus left.
     ///
-    /// Nothing by entitlement: what is borrowed no VM has contributed.
+    /// By entitlement it is zero, because no VM has contributed borrowed memory.
     pub fn short(&self, lack: usize, free: Bytes) -> Bytes {
         let steps = match self.config.policy {
             Policy::Demand => lack,

@@ -1,3 +1,5 @@
+//! The result of one period: the cache's size, and a target for each VM.
+
 use std::fmt;
 
 use aquifer_page::Bytes;
@@ -5,30 +7,32 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 
-/// What is to be done in a period, and why.
+/// The cache's size and the VMs' targets for one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The group's secondary cache. To be made smaller before a VM is told to have more.
+    /// The group's secondary cache. The caller shrinks it first, and then raises VMs' targets.
     pub cache: Cache,
-    /// What VMs hold beyond the surplus: guests have not given it back yet. It is asked for again each period.
+    /// The bytes that VMs hold beyond the surplus, because guests have not given them back yet.
+    /// Each period asks for them again.
     pub deficit: Bytes,
-    /// What the surplus lacks for the next step of VMs that swap: what a group might borrow
-    /// ([`overhead`](crate::group::overhead)).
+    /// The bytes that the surplus lacks for the next step of VMs that swap. The group might borrow
+    /// them ([`overhead`](crate::group::overhead)).
     pub short: Bytes,
-    /// One for each VM, in the order of the readings. What they take back is to be carried out first.
+    /// One verdict for each VM, in the order of the readings. The caller carries out lower targets
+    /// first.
     pub verdicts: Vec<Verdict>,
 }
 
-/// How large a group's secondary cache is to be. `Display` says why, with the numbers.
+/// The size of a group's secondary cache. `Display` writes the reason, with the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
-    /// What it is to hold at most: what is left of the surplus.
+    /// The most that the cache may hold: the rest of the surplus.
     pub size: Bytes,
     /// The surplus.
     pub surplus: Bytes,
-    /// What others have still to give back of it.
+    /// The part of the surplus that other groups must still give back.
     pub awaited: Bytes,
-    /// What VMs hold of it, or are told to.
+    /// The bytes that VMs hold, or have as target.
     pub handed: Bytes,
 }
 

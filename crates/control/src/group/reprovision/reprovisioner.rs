@@ -1,3 +1,5 @@
+//! The reprovisioner: turns a group's surplus into balloon targets.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use aquifer_page::{Bytes, RegionName};
@@ -7,48 +9,49 @@ use super::parts::{Division, Parts};
 use super::{Cache, Config, Plan, Policy, Verdict, Vm, Why};
 use crate::group::Surplus;
 
-/// Hands a group's surplus to its VMs, period by period. See the [module](super) for how.
+/// Hands a group's surplus to its VMs, period by period. The [module](super) describes the rules.
 #[derive(Clone, Debug)]
 pub struct Reprovisioner {
     config: Config,
-    /// Of the VMs that owed in the last period.
+    /// The VMs that owed memory in the last period.
     debtors: BTreeMap<RegionName, Debtor>,
 }
 
-/// A VM that has not given back what it was told to.
+/// A VM that has not given back all memory above its target.
 #[derive(Clone, Copy, Debug)]
 struct Debtor {
-    /// Its size when it last made a step of progress.
+    /// The VM's size at its last step of progress.
     size: Bytes,
-    /// Periods since then.
+    /// The number of periods since that step.
     periods: u32,
 }
 
-/// What is to be done with the steps of all VMs.
+/// The steps of all VMs after this period.
 struct Moved {
     steps: Vec<u64>,
-    /// By how much VMs were told to have more than may stay with them.
+    /// The bytes by which the targets exceeded the surplus that may stay with VMs.
     deficit: Bytes,
-    /// What of the surplus is left.
+    /// The surplus that is left.
     free: Bytes,
     parts: Parts,
 }
 
 impl Reprovisioner {
-    /// One that has seen no VM yet. What VMs hold it is told each period, so it may begin at any time.
+    /// Returns a reprovisioner that has read no VM yet. Each reading has the bytes that a VM holds,
+    /// so it may start at any time.
     pub fn new(config: Config) -> Self {
         Self { config, debtors: BTreeMap::new() }
     }
 
-    /// Goes on with other settings, from the next period on.
+    /// Replaces the settings, from the next period on.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// One period: what is to be done now.
+    /// Plans one period.
     ///
-    /// Call it with all VMs of the group; of two readings of one VM the first counts. After it, what VMs are told to have
-    /// beyond their sizes is together at most the surplus.
+    /// Call it with all VMs of the group; of two readings of one VM the first counts. After it, the
+    /// sum of all targets beyond the VMs' bases is at most the surplus.
     pub fn step(&mut self, surplus: Surplus, vms: &[Vm]) -> Plan {
         let mut names = BTreeSet::new();
         let mut debtors = BTreeMap::new();
@@ -67,7 +70,7 @@ impl Reprovisioner {
         self.plan(surplus, &division, &moved)
     }
 
-    /// How long the VM has owed, if it does.
+    /// Returns how long the VM has owed memory, or `None` if it owes none.
     fn debtor(&self, vm: &Vm) -> Option<Debtor> {
         let owed = vm.target.max(vm.base);
         if vm.size <= owed {
@@ -106,7 +109,7 @@ impl Reprovisioner {
         Moved { steps, deficit, free, parts }
     }
 
-    /// A step for each that has less than its part, while there is something left.
+    /// Gives a step to each VM below its part, while surplus is left.
     fn give(&self, division: &Division<'_>, parts: &Parts, steps: &mut [u64], free: &mut Bytes) {
         let (all, step) = (division.all, self.config.whole_step());
         let least = step.saturating_add(self.config.keep);
@@ -181,8 +184,8 @@ impl Reprovisioner {
     }
 }
 
-/// Takes so many steps to cover a deficit, from nobody below its part of what may stay handed out: those parts are together
-/// no more than that, so there are enough.
+/// Takes `wanted` steps to cover a deficit, and leaves each VM at least its part of `able`. The sum
+/// of those parts is at most `able`, so there are enough steps.
 fn take(division: &Division<'_>, mut wanted: u64, able: Bytes, steps: &mut [u64]) {
     let parts = division.of(able);
     let mut order: Vec<usize> = (0..steps.len()).collect();

@@ -1,74 +1,76 @@
+//! The verdict on each VM: its target, and the reason.
+
 use std::fmt;
 
 use aquifer_page::{Bytes, RegionName};
 use serde::{Deserialize, Serialize};
 
-/// What was decided of one VM in a period. `Display` says it in a sentence with the numbers.
+/// The decision on one VM in a period. `Display` writes it as a sentence with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Which VM.
+    /// The VM.
     pub vm: RegionName,
-    /// Its size without extra.
+    /// The VM's size without any surplus.
     pub base: Bytes,
-    /// What it was told to have.
+    /// The VM's target until this period.
     pub from: Bytes,
-    /// What it is to have: the balloon's new target. To be told again also if it is the old one.
+    /// The balloon's new target. The caller sets it even if it is equal to the old one.
     pub to: Bytes,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why a VM is given or taken memory, or left.
+/// The reason why a VM gets memory, gives memory or stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Why {
-    /// It gets a step: it swaps.
+    /// The VM gets a step, because it swaps.
     Swaps {
-        /// How much in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
     },
-    /// It gets or gives a step toward its part of the surplus.
+    /// The VM gets or gives a step toward its part of the surplus.
     Part {
-        /// Its part, in whole steps.
+        /// The VM's part, in whole steps.
         part: Bytes,
     },
-    /// It gives: VMs hold more than the surplus.
+    /// The VM gives, because VMs hold more than the surplus.
     Deficit {
-        /// By how much.
+        /// The deficit.
         deficit: Bytes,
     },
-    /// What it was told to have was beyond its limits, or between two steps.
+    /// The VM's target was beyond its limits, or between two steps.
     Limits {
-        /// Its max.
+        /// The VM's max.
         max: Bytes,
     },
-    /// It has not given back all that it was told to, and is told again.
+    /// The VM has not given back all memory above its target, and gets the same target again.
     Owes {
-        /// How much.
+        /// The bytes that the VM owes.
         owes: Bytes,
-        /// For how many periods without a step of progress.
+        /// The number of periods without a step of progress.
         periods: u32,
-        /// Whether the others have to cover it.
+        /// Whether the others cover the debt.
         covered: bool,
     },
-    /// It would get more, but has not taken all it was given.
+    /// The VM would get more, but has not taken all of its target yet.
     Untaken {
-        /// How much it has not.
+        /// The bytes that the guest has not taken.
         untaken: Bytes,
     },
-    /// It swaps, and is at its max.
+    /// The VM swaps, and is at its max.
     AtMax {
-        /// Its max.
+        /// The VM's max.
         max: Bytes,
     },
-    /// It swaps, or has less than its part, and there is nothing to give.
+    /// The VM swaps, or is below its part, and there is nothing to give.
     Short {
-        /// What of the surplus is left.
+        /// The surplus that is left.
         free: Bytes,
-        /// What the cache keeps of it.
+        /// The part of the rest that is the cache's reserve.
         keep: Bytes,
     },
-    /// It keeps what it has.
+    /// The VM keeps its steps.
     Stays,
 }
 

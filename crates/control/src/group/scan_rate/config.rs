@@ -1,3 +1,5 @@
+//! The settings of a scanner's rate.
+
 use std::fmt;
 
 use aquifer_page::Bytes;
@@ -5,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::group::ConfigError;
 
-/// How fast pages are scanned, in pages (4 KiB) per millisecond.
+/// A scan rate, in pages (4 KiB) per millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rate(pub u32);
@@ -16,42 +18,43 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What the rate follows (Groups, section 6.2.1).
+/// The figures that the rate follows (\[Kim14\] section 6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
-    /// Nothing: it stays (Static-X). Zero is a scanner that stands still.
+    /// None: the rate is constant (Static-X). With zero, the scanner stands still.
     Static(Rate),
     /// CPU only (Adaptive-C).
     C,
     /// CPU and swap (Adaptive-CS).
     Cs,
-    /// CPU, swap and what scanning finds (Adaptive-CSD): Algorithm 1.
+    /// CPU, swap and the yield of the scan (Adaptive-CSD): Algorithm 1.
     Csd,
 }
 
-/// How the rate of a group's scanner is set; the defaults are the paper's (section 6.1). [`Config::validate`] says whether
-/// it makes sense.
+/// The settings of the rate of a group's scanner; the defaults are the paper's (section 6.1).
+/// [`Config::validate`] checks them.
 ///
-/// A period is the time between two calls of [`Controller::step`](super::Controller::step): the caller's to choose, 1 s in
-/// the paper, which found 0.1 s to cost CPU and longer ones to lag.
+/// A period is the time between two calls of [`Controller::step`](super::Controller::step), which
+/// the caller chooses. The paper uses 1 s, and found that 0.1 s costs CPU and longer periods lag.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// What the rate follows.
+    /// The figures that the rate follows.
     pub variant: Variant,
-    /// By how much it rises in a period (RATE-UNIT).
+    /// The rise of the rate in a period (RATE-UNIT).
     pub unit: Rate,
-    /// The least (MIN-SCAN-RATE), and where it begins.
+    /// The least rate (MIN-SCAN-RATE), which is also the first.
     pub min: Rate,
-    /// The most (MAX-SCAN-RATE).
+    /// The highest rate (MAX-SCAN-RATE).
     pub max: Rate,
-    /// From where on CPU counts as scarce, in percent of all CPU that the group may use (CPU-THRESHOLD). As high as 90, as
-    /// the scanner has a lower priority than VMs anyway.
+    /// The CPU use at which CPU counts as scarce, in percent of all CPU that the group may use
+    /// (CPU-THRESHOLD). Default: 90, because the scanner has a lower priority than VMs anyway.
     pub cpu_percent: f64,
-    /// Up to how much swap in a period counts as none (SWAP-THRESHOLD).
+    /// The most swap traffic in a period that counts as none (SWAP-THRESHOLD).
     pub swap: Bytes,
-    /// More than so much saved in a period for each VM of the group is worth the CPU (DEDUP-THRESHOLD).
+    /// The savings in a period, for each VM of the group, above which scanning is worth the CPU
+    /// (DEDUP-THRESHOLD).
     pub dedup_per_vm: Bytes,
 }
 
@@ -70,10 +73,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether these settings make sense.
+    /// Checks these settings.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// Returns the first broken rule.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !(0.0..=100.0).contains(&self.cpu_percent) {
             return Err(ConfigError::Cpu(self.cpu_percent));
@@ -90,7 +93,7 @@ impl Config {
         Ok(())
     }
 
-    /// A rate within min and max. If nobody validated them, max has the last word.
+    /// Returns the rate within min and max. If min is above max, max wins.
     pub(super) fn within(&self, rate: Rate) -> Rate {
         rate.max(self.min).min(self.max)
     }

@@ -1,24 +1,26 @@
+//! The controller of a scanner's rate.
+
 use aquifer_page::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, Rate, Variant, Verdict, Why};
 
-/// What went on in a group in a period (Algorithm 1, lines 1-3).
+/// The figures of a group in one period (Algorithm 1, lines 1-3).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Activity {
-    /// CPU used, in percent of all that the group may use, by its VMs and its scanner. Not a number: not known, which
-    /// counts as scarce.
+    /// CPU used by its VMs and its scanner, in percent of all CPU that the group may use. NaN means
+    /// unknown, and counts as scarce.
     pub cpu_percent: f64,
-    /// Swapped by its VMs, in and out.
+    /// Bytes swapped by its VMs, in and out.
     pub swapped: Bytes,
-    /// By how many bytes sharing saves more than when the period began; negative if more copies were broken (by
+    /// The change of the savings in the period, in bytes; negative if more copies were broken (by
     /// copy-on-write) than pages merged.
     pub saved_bytes: i64,
-    /// How many VMs it has.
+    /// The number of its VMs.
     pub vms: u32,
 }
 
-/// Sets the rate of one group's scanner, period by period. See the [module](super).
+/// Sets the rate of one group's scanner, period by period. The [module](super) describes the rules.
 #[derive(Clone, Debug)]
 pub struct Controller {
     config: Config,
@@ -26,7 +28,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// One that begins at [`Config::min`], or at its static rate.
+    /// Returns a controller that starts at [`Config::min`], or at its static rate.
     pub fn new(config: Config) -> Self {
         let rate = match config.variant {
             Variant::Static(rate) => rate,
@@ -35,17 +37,17 @@ impl Controller {
         Self { config, rate }
     }
 
-    /// Goes on with other settings, from the next period on.
+    /// Replaces the settings, from the next period on.
     pub fn set_config(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// The rate as it is now.
+    /// Returns the present rate.
     pub fn rate(&self) -> Rate {
         self.rate
     }
 
-    /// One period: the rate for the next one, and why.
+    /// Runs one period. Returns the rate for the next one, and the reason.
     pub fn step(&mut self, activity: &Activity) -> Verdict {
         let Config { unit, .. } = self.config;
         let (from, why) = (self.rate, self.why(activity));
@@ -54,8 +56,9 @@ impl Controller {
             (_, Why::CpuFree { .. } | Why::Demand { .. } | Why::Productive { .. }) => {
                 self.config.within(Rate(from.0.saturating_add(unit.0)))
             }
-            // Line 13 prints MIN(scan-rate / 2, MIN-SCAN-RATE), which would drop to the least rate at once, and below it. The
-            // text has "multiplicative-decrease" and a minimum, as line 8 does: so MAX.
+            // Line 13 prints MIN(scan-rate / 2, MIN-SCAN-RATE), which would drop to the least rate
+            // at once, and below it. The text says "multiplicative-decrease" and has a minimum, as
+            // line 8 does: so MAX.
             (_, Why::CpuScarce { .. } | Why::NoDemand { .. } | Why::Unproductive { .. }) => {
                 self.config.within(Rate(from.0 / 2))
             }
@@ -76,8 +79,9 @@ impl Controller {
         if variant == Variant::C {
             return Why::CpuScarce { cpu_percent, of };
         }
-        // Line 7 prints "swap-rate < SWAP-THRESHOLD", which no count is below the paper's threshold of zero. The text has
-        // "negligible", and "the presence of swap operations is deemed memory demands" (section 6.1): so not above it.
+        // Line 7 prints "swap-rate < SWAP-THRESHOLD", but no count is below the paper's threshold
+        // of zero. The text says "negligible", and "the presence of swap operations is deemed
+        // memory demands" (section 6.1): so not above it.
         if swapped <= swap {
             return Why::NoDemand { cpu_percent, swapped };
         }

@@ -1,3 +1,5 @@
+//! The decision on the rate in one period, and the reason.
+
 use std::fmt;
 
 use aquifer_page::Bytes;
@@ -5,77 +7,77 @@ use serde::{Deserialize, Serialize};
 
 use super::Rate;
 
-/// What was decided in a period. `Display` says it in a sentence with the numbers.
+/// The decision of one period. `Display` writes it as a sentence with the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The rate so far.
+    /// The rate until this period.
     pub from: Rate,
-    /// The rate from now on.
+    /// The rate after it.
     pub to: Rate,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why the rate is what it is.
+/// The reason for the rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Why {
-    /// It follows nothing.
+    /// The rate is constant.
     Static,
     /// Up: CPU is left (lines 4-5).
     CpuFree {
-        /// Used, in percent.
+        /// CPU used, in percent.
         cpu_percent: f64,
-        /// From where on it is scarce.
+        /// The threshold in percent from which CPU is scarce.
         of: f64,
     },
-    /// Down: CPU is scarce, and nothing else is asked (Adaptive-C).
+    /// Down: CPU is scarce, and the variant follows nothing else (Adaptive-C).
     CpuScarce {
-        /// Used, in percent.
+        /// CPU used, in percent.
         cpu_percent: f64,
-        /// From where on it is scarce.
+        /// The threshold in percent from which CPU is scarce.
         of: f64,
     },
     /// Down: CPU is scarce, and no VM is short of memory (lines 7-8).
     NoDemand {
-        /// Used, in percent.
+        /// CPU used, in percent.
         cpu_percent: f64,
-        /// Swapped in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
     },
-    /// Up: VMs are short of memory, and nothing else is asked (Adaptive-CS).
+    /// Up: VMs are short of memory, and the variant follows nothing else (Adaptive-CS).
     Demand {
-        /// Swapped in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
     },
-    /// Up: VMs are short of memory, and scanning finds some (lines 10-11).
+    /// Up: VMs are short of memory, and scanning saves enough (lines 10-11).
     Productive {
-        /// Swapped in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
-        /// Saved in the period.
+        /// Bytes saved in the period.
         saved_bytes: i64,
-        /// Above which it is worth the CPU.
+        /// The savings above which scanning is worth the CPU.
         threshold: Bytes,
     },
-    /// Down: scanning finds nothing, or copies are broken (lines 12-13).
+    /// Down: scanning saves nothing, or copies are broken (lines 12-13).
     Unproductive {
-        /// Swapped in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
-        /// Saved in the period.
+        /// Bytes saved in the period.
         saved_bytes: i64,
     },
-    /// As before: scanning finds something, but not much (line 14).
+    /// Unchanged: scanning saves something, but not enough (line 14).
     LittleSaved {
-        /// Swapped in the period.
+        /// Bytes swapped in the period.
         swapped: Bytes,
-        /// Saved in the period.
+        /// Bytes saved in the period.
         saved_bytes: i64,
-        /// Above which it is worth the CPU.
+        /// The savings above which scanning is worth the CPU.
         threshold: Bytes,
     },
 }
 
-/// Bytes with a sign, as people write them.
+/// Bytes with a sign, for `Display`.
 struct Signed(i64);
 
 impl fmt::Display for Signed {

@@ -1,4 +1,4 @@
-//! One controller under test, and words to talk to it.
+//! One controller under test, and methods to drive it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 
 pub const TOTAL: Bytes = Bytes::gib(10);
 
-/// One controller named `me` with a clock, and the last step.
+/// One controller named `me` with a clock, and its last step.
 pub struct Host {
     pub controller: Controller,
     pub now: Duration,
@@ -42,7 +42,7 @@ impl Host {
         self
     }
 
-    /// A second later: M_u in per cent of M_t, and peers with what they can spare in GiB.
+    /// Ticks a second later: M_u in percent of M_t, and peers with their spare memory in GiB.
     pub fn tick(&mut self, used: u64, lenders: &[(&str, u64)]) -> &mut Self {
         self.read(used, Bytes::ZERO, lenders)
     }
@@ -116,7 +116,7 @@ impl Host {
         volume
     }
 
-    /// Lends to `borrower`.
+    /// Lends to `borrower`, and returns the lease.
     pub fn lend(&mut self, borrower: &str, request: u128, bytes: Bytes) -> LeaseId {
         let lease = self.receive(borrower, req(request, bytes)).opened().lease;
         self.event(Event::LeaseOpened { lease, uris: vec!["here".to_owned()] });

@@ -1,7 +1,8 @@
-//! Some hosts and the network between them, with everything that can go wrong at the tips of a test's fingers.
+//! A simulated network of hosts, with faults that a test triggers.
 //!
-//! The hosts' stores and volumes are kept apart from their controllers, as on real machines: a crash takes the controller
-//! and what it was waiting for, and leaves the rest. After each step the promises of the crate are checked.
+//! The hosts' stores and volumes are separate from their controllers, as on real machines: a crash
+//! takes the controller and its pending actions, and leaves the rest. After each step the
+//! simulation checks the crate's invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,12 +13,12 @@ use aquifer_control::{
 };
 use aquifer_page::{Bytes, HostName, LeaseId, VolumeId};
 
-/// How loaded a host is.
+/// The load of a host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Load {
-    /// M_u in per cent of M_t.
+    /// M_u in percent of M_t.
     pub used: u64,
-    /// How full the borrowed volumes and the lent leases are, in per cent.
+    /// The fill of borrowed volumes and lent leases, in percent.
     pub filled: u64,
     pub pressure: bool,
 }
@@ -29,12 +30,13 @@ pub struct Host {
     pub store: BTreeMap<LeaseId, LentLease>,
     pub volumes: BTreeMap<VolumeId, LiveVolume>,
     jobs: Vec<Action>,
-    /// Moves that a crashed agent began: the volume's process goes on with them, and tells nobody when they end.
+    /// Moves that a crashed agent began. The volume's process continues them, but does not report
+    /// their end.
     moving: Vec<(VolumeId, LeaseId)>,
     pub roles: Vec<Role>,
 }
 
-/// Something on its way to a host.
+/// An event on its way to a host.
 #[derive(Clone)]
 struct Packet {
     to: usize,
@@ -127,7 +129,8 @@ impl Network {
         }
     }
 
-    /// Every lease under a volume, or about to be, exists at its lender; no request has two leases; no host does both.
+    /// Checks that the lender of every unexpired lease in use has it. Also checks that no request
+    /// has two leases, and that no host both borrows and lends.
     fn check(&self) {
         for host in &self.hosts {
             let (borrows, lends) = (host.controller.volumes(), host.controller.lent());
@@ -178,7 +181,8 @@ impl Network {
         self.check_promises(index);
     }
 
-    /// The agent looks at its volumes: a lease that none of them stands on any more has been left.
+    /// Reports each lease that its volume no longer uses, as the agent does after it looks at its
+    /// volumes.
     fn reconcile(&mut self, index: usize) {
         let host = &self.hosts[index];
         let being_moved = |volume: &VolumeId| {
@@ -198,7 +202,7 @@ impl Network {
         }
     }
 
-    /// A move that nobody waits for any more ends.
+    /// Ends a move that a crash has orphaned.
     pub fn finish_move(&mut self, index: usize, at: usize) {
         let host = &mut self.hosts[index];
         if host.moving.is_empty() {
@@ -210,8 +214,8 @@ impl Network {
         }
     }
 
-    /// Right after a reading, all promises kept to the last page would still leave the host at or below T_upper, unless
-    /// it is above already for reasons of its own.
+    /// Checks the promises right after a reading. If all leases were full, the host would still be
+    /// at or below T_upper, unless its own use is above it.
     fn check_promises(&self, index: usize) {
         let controller = &self.hosts[index].controller;
         if controller.spare() == Bytes::ZERO {
@@ -229,7 +233,7 @@ impl Network {
         self.now += time;
     }
 
-    /// The message at `at` arrives; that it did is then on its way back.
+    /// Delivers the message at `at`, and sends its acknowledgement.
     pub fn deliver(&mut self, at: usize) {
         if self.wire.is_empty() {
             return;
@@ -255,7 +259,7 @@ impl Network {
         }
     }
 
-    /// One of the host's actions ends, well or not.
+    /// Ends one of the host's actions, with success or failure.
     pub fn finish_job(&mut self, index: usize, at: usize, well: bool) {
         let host = &mut self.hosts[index];
         if host.jobs.is_empty() {
@@ -311,7 +315,8 @@ impl Network {
         }
     }
 
-    /// The agent dies and is started again. What it was doing happened or not, but nobody heard of it.
+    /// Kills the agent and restarts it. The agent's pending actions happened or not, but it has
+    /// lost their results.
     pub fn crash(&mut self, index: usize, jobs_happened: bool) {
         for job in std::mem::take(&mut self.hosts[index].jobs) {
             if let (Action::Evacuate { volume, lease, onto }, true) = (&job, jobs_happened) {
@@ -339,7 +344,7 @@ impl Network {
         self.check();
     }
 
-    /// The lender sees the connections of those who really are connected.
+    /// Reports the connected borrowers to the lender.
     pub fn see_borrowers(&mut self, index: usize) {
         let in_use: BTreeSet<_> =
             self.hosts.iter().flat_map(Host::leases_in_use).map(|l| l.lease).collect();
@@ -348,7 +353,8 @@ impl Network {
         seen.into_iter().for_each(|lease| self.step(index, Event::BorrowerSeen { lease }));
     }
 
-    /// All that is on its way arrives and all actions end well, until nothing is left to do without time passing.
+    /// Delivers all messages and completes all actions, until nothing is left to do without time
+    /// passing.
     pub fn settle(&mut self) {
         loop {
             while !self.wire.is_empty() {
@@ -363,7 +369,7 @@ impl Network {
         }
     }
 
-    /// One second of a healthy network.
+    /// Runs one second of a healthy network.
     pub fn healthy_second(&mut self, loads: &[Load]) {
         self.advance(Duration::from_secs(1));
         for index in 0..self.hosts.len() {
@@ -376,7 +382,7 @@ impl Network {
         }
     }
 
-    /// Nobody borrows or lends, and nothing is left of it.
+    /// Returns whether no host borrows or lends, and no state of it is left.
     pub fn at_rest(&self) -> bool {
         self.hosts.iter().all(|host| {
             host.controller.role() == Role::Neutral
@@ -398,7 +404,7 @@ impl Network {
 }
 
 impl Host {
-    /// What the volumes lie over, and what those in the making will.
+    /// Returns the leases of the volumes, and of those in the making.
     fn leases_in_use(&self) -> Vec<BorrowedLease> {
         let live = self.volumes.values().flat_map(|volume| &volume.leases);
         let coming = self.jobs.iter().flat_map(|job| match job {

@@ -10,13 +10,13 @@ use super::Tenant;
 #[derive(Debug)]
 pub struct Host {
     pub tenants: BTreeMap<String, Tenant>,
-    /// What each group's own sharing saves, in MiB.
+    /// The savings of each group's sharing, in MiB.
     pub saved: BTreeMap<String, u64>,
-    /// Who has not agreed.
+    /// The groups that have not agreed.
     pub refuses: Vec<String>,
     config: Config,
     ledger: Ledger,
-    /// What each lacked in the last period.
+    /// The bytes that each group lacked in the last period.
     short: BTreeMap<String, Bytes>,
 }
 
@@ -51,7 +51,7 @@ impl Host {
         self.tenants.iter().map(reading).collect()
     }
 
-    /// One period: loans first, then each group hands out what it has.
+    /// Runs one period: loans first, then each group hands out its surplus.
     pub fn period(&mut self) -> Plan {
         let readings = self.readings();
         let plan = self.ledger.step(&readings);
@@ -69,7 +69,7 @@ impl Host {
         (0..periods).flat_map(|_| self.period().changes).collect()
     }
 
-    /// All that VMs hold, and all that sharing saves.
+    /// Returns the MiB that all VMs hold, and the MiB that all sharing saves.
     pub fn held_of(&self) -> (u64, u64) {
         let saved = self.tenants.keys().map(|name| self.saved[name]).sum();
         (self.tenants.values().map(Tenant::handed).sum(), saved)
@@ -80,7 +80,7 @@ pub fn account<'a>(plan: &'a Plan, group: &str) -> &'a Account {
     plan.accounts.iter().find(|one| one.group.as_str() == group).expect("each group has one")
 }
 
-/// Loans in words that are short to compare: `bt>wc 30+10`, the latter owed.
+/// Writes loans in a short form to compare: `bt>wc 30+10`, where 10 MiB are owed.
 pub fn loans(plan: &Plan) -> Vec<String> {
     let mib = |bytes: Bytes| bytes.0 >> 20;
     plan.loans
@@ -89,7 +89,7 @@ pub fn loans(plan: &Plan) -> Vec<String> {
         .collect()
 }
 
-/// Everything that holds of each plan, whatever the readings.
+/// Checks the invariants of each plan, for any readings.
 pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
     let by_name: BTreeMap<&Group, &Reading> =
         readings.iter().map(|one| (&one.group, one)).collect();
@@ -123,7 +123,7 @@ pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
             account.lent == Bytes::ZERO || account.borrowed == Bytes::ZERO,
             "{account} does both"
         );
-        // It owes no more than its VMs hold beyond what they may.
+        // A group owes no more than its VMs hold beyond their allowance.
         let may = reading.saved.saturating_add(account.borrowed);
         assert!(account.owed <= reading.handed.saturating_sub(may), "{account}");
         if account.lent > Bytes::ZERO {
@@ -136,7 +136,7 @@ pub fn check(config: &Config, readings: &[Reading], plan: &Plan) {
             assert_eq!(account.payer, *group, "{account}");
         }
     }
-    // Surpluses together are what sharing saves: a loan is a loan to the byte.
+    // The sum of all surpluses is the sum of all savings: loans are exact to the byte.
     let all = plan.accounts.iter().map(|one| i128::from(one.surplus().bytes.0)).sum::<i128>();
     assert_eq!(all, readings.iter().map(|one| i128::from(one.saved.0)).sum());
     for change in &plan.changes {

@@ -1,4 +1,4 @@
-//! A tenant's group of VMs whose guests do what they are told, or not, and swap what does not fit.
+//! A tenant's group of VMs with obedient or disobedient guests, which swap pages that do not fit.
 
 pub mod host;
 
@@ -18,16 +18,16 @@ pub struct Guest {
     pub max: u64,
     pub size: u64,
     pub target: u64,
-    /// What its programs use, fit or not.
+    /// The use of the guest's programs, whether it fits or not.
     pub load: u64,
     pub contributed: u64,
-    /// How much its balloon gives back in a period, and takes.
+    /// The most that the balloon gives back, and takes, in a period.
     pub gives: u64,
     pub takes: u64,
 }
 
 impl Guest {
-    /// Of 512 MiB, obedient.
+    /// Returns an obedient guest of 512 MiB.
     pub fn new(load: u64) -> Self {
         Self {
             base: 512,
@@ -45,7 +45,8 @@ impl Guest {
         self.size - self.base
     }
 
-    /// What it swaps in a period: a share of what does not fit, and no more than a disk can.
+    /// Returns its swap traffic in a period: a share of the pages that do not fit, within a disk's
+    /// rate.
     pub fn swaps(&self) -> u64 {
         self.load.saturating_sub(self.size).div_ceil(4).min(100)
     }
@@ -116,7 +117,7 @@ impl Tenant {
         self.guests.values().map(Guest::extra).collect()
     }
 
-    /// One period; guests follow after it.
+    /// Runs one period; guests follow the plan afterwards.
     pub fn period(&mut self) -> Plan {
         let vms = self.vms();
         let surplus = Surplus { bytes: Bytes::mib(self.saved), awaited: Bytes::mib(self.awaited) };
@@ -129,7 +130,7 @@ impl Tenant {
         plan
     }
 
-    /// Several periods; what was moved in them, in words that are short to compare: `a +10`.
+    /// Runs several periods, and returns their moves in a short form to compare: `a +10`.
     pub fn periods(&mut self, periods: usize) -> Vec<String> {
         (0..periods).flat_map(|_| said(&self.period())).collect()
     }
@@ -141,7 +142,7 @@ pub fn said(plan: &Plan) -> Vec<String> {
     moves.map(|one| format!("{} {:+}", one.vm, mib(one.to) - mib(one.from))).collect()
 }
 
-/// Everything that holds of each plan, whatever the readings.
+/// Checks the invariants of each plan, for any readings.
 pub fn check(config: &Config, surplus: Surplus, vms: &[Vm], plan: &Plan) {
     assert_eq!(plan.verdicts.len(), vms.len(), "one verdict each");
     let (mut told, mut held, mut before) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! A host whose VMs do what a plan says, at once, and whose guests swap what does not fit.
+//! A host with VMs that carry out a plan at once, and guests that swap pages that do not fit.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use aquifer_page::Bytes;
 
 pub const SECTION: Bytes = Bytes::mib(128);
 
-/// Of 64 MiB to 64 GiB, with weight 100.
+/// Returns limits of 64 MiB to 64 GiB, with weight 100.
 pub fn limits() -> Limits {
     Limits { min: Bytes::mib(64), max: Bytes::gib(64), weight: 100, reserve: Bytes::ZERO }
 }
 
-/// A VM and what goes on in it, in MiB.
+/// A VM and the state of its guest, in MiB.
 #[derive(Clone, Debug)]
 pub struct Vm {
     pub size: u64,
-    /// What its programs use, fit or not.
+    /// The use of the guest's programs, whether it fits or not.
     pub load: u64,
-    /// What its kernel does not count.
+    /// The memory that the guest's kernel does not count.
     pub kept: u64,
     pub wish: u64,
     pub pressure: Option<f64>,
@@ -49,7 +49,7 @@ impl Vm {
         }
     }
 
-    /// All that was swapped since it began, in and out, in MiB.
+    /// Returns the total swap traffic, in and out, in MiB.
     pub fn swapping(&self) -> u64 {
         self.swap_in + self.swap_out
     }
@@ -113,7 +113,7 @@ impl Machine {
         self.budget - self.vms.values().map(|vm| vm.size).sum::<u64>()
     }
 
-    /// Guests run and are read, but nobody does what the plan says.
+    /// Lets the guests run and reads them, but does not carry out the plan.
     pub fn look(&mut self) -> Plan {
         self.vms.values_mut().for_each(Vm::run);
         let readings: Vec<Reading> = self.vms.iter().map(|(name, vm)| vm.reading(name)).collect();
@@ -125,7 +125,7 @@ impl Machine {
         self.balancer.step(&host, &readings)
     }
 
-    /// One period.
+    /// Runs one period.
     pub fn period(&mut self) -> Plan {
         let plan = self.look();
         for one in &plan.moves {
@@ -139,13 +139,13 @@ impl Machine {
         plan
     }
 
-    /// Several periods; what was moved in them.
+    /// Runs several periods, and returns their moves.
     pub fn periods(&mut self, periods: usize) -> Vec<Move> {
         (0..periods).flat_map(|_| self.period().moves).collect()
     }
 }
 
-/// What a plan does, in words that are short to compare: `a 1024>1280 Slack`.
+/// Writes moves in a short form to compare: `a 1024>1280 Slack`.
 pub fn said(moves: &[Move]) -> Vec<String> {
     let mib = |bytes: Bytes| bytes.0 >> 20;
     let why = |because: &Because| match because {
@@ -162,7 +162,7 @@ pub fn said(moves: &[Move]) -> Vec<String> {
         .collect()
 }
 
-/// What a plan says of one VM.
+/// Returns a plan's verdict on one VM.
 pub fn verdict<'a>(plan: &'a Plan, vm: &str) -> &'a Verdict {
     plan.verdicts.iter().find(|verdict| verdict.vm.as_str() == vm).expect("each VM has one")
 }

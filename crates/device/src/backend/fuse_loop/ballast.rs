@@ -1,9 +1,10 @@
-//! Memory that is given up when the kernel has none left to hand over a request with.
+//! Reserve memory, freed when the kernel has none left to pass a request to FUSE.
 //!
-//! The loop driver's thread needs a little memory for each request, and gets it as any thread does: not from the reserve below
-//! the `min` watermark, of which reclaim itself and this process may take. Where they have, and all that could be freed must first be
-//! written to the loop device, nothing moves any more: pages wait to be written, and the thread that would hand them over waits for
-//! memory. A few pages end that, so some are kept for the purpose.
+//! The loop driver's thread needs a little memory for each request. Reclaim and this process may
+//! use the reserve below the `min` watermark; that thread may not. If they have used it and all
+//! reclaimable pages are dirty pages of the loop device, the host deadlocks. The pages wait for
+//! write-back, and the thread that would issue the writes waits for memory. A few free pages
+//! resolve the deadlock, so this module keeps some locked for it.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,22 +17,22 @@ use std::time::Duration;
 
 use crate::sys::LockedMemory;
 
-/// Enough to get the free memory above the watermark again, wherever it is freed to: two megabytes were missing, and each processor
-/// keeps some for itself.
+/// Count of chunks, 8 MiB together. In a deadlock, free memory was two MiB below the watermark, and
+/// each processor keeps some freed pages for itself.
 const CHUNKS: usize = 16;
 const CHUNK: usize = 512 << 10;
 
-/// How often it is looked whether requests move. Two looks in a row must find that they do not.
+/// Interval between two looks at the requests. Two looks in a row must find no progress.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Requests that have come out of FUSE.
+/// Counters of requests that FUSE has delivered to the workers.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     begun: AtomicU64,
     done: AtomicU64,
 }
 
-/// Watches over the requests of one loop device until it is dropped.
+/// Thread that watches the requests of one loop device. Dropping this value ends it.
 #[derive(Debug)]
 pub(super) struct Watch {
     thread: Thread,
@@ -39,7 +40,7 @@ pub(super) struct Watch {
 }
 
 impl Arrivals {
-    /// To be called when one comes, and the guard dropped when it is answered.
+    /// Counts a request as arrived. The caller drops the guard once it has replied.
     pub(super) fn arrive(&self) -> impl Drop {
         struct Guard<'a>(&'a AtomicU64);
         impl Drop for Guard<'_> {
@@ -51,7 +52,7 @@ impl Arrivals {
         Guard(&self.done)
     }
 
-    /// How many have come, if all of them are answered.
+    /// Returns the number of requests so far if every one has been answered, else `None`.
     fn all_answered(&self) -> Option<u64> {
         let done = self.done.load(Ordering::Relaxed);
         (self.begun.load(Ordering::Relaxed) == done).then_some(done)
@@ -59,14 +60,14 @@ impl Arrivals {
 }
 
 impl Watch {
-    /// Starts watching over `device`, with memory in hand.
+    /// Starts to watch over `device`. Allocates and locks the reserve first.
     pub(super) fn start(device: &Path, arrivals: Arc<Arrivals>) -> io::Result<Self> {
         let name = device.file_name().unwrap_or_default();
         let in_flight = File::open(Path::new("/sys/block").join(name).join("inflight"))?;
         let mut ballast = Ballast::new(File::open("/proc/meminfo")?)?;
         let ended = Arc::new(AtomicBool::new(false));
         let end = ended.clone();
-        // A thread allocates as it starts, which is not to be when requests come.
+        // A thread allocates as it starts. Waiting here keeps that out of the request path.
         let running = Arc::new(Barrier::new(2));
         let runs = running.clone();
         let body = move || {
@@ -96,13 +97,13 @@ impl Drop for Watch {
     }
 }
 
-/// Whether the block device has requests that are not answered: `/sys/block/DEVICE/inflight` has those for reading and those for
-/// writing.
+/// Tells whether the block device has requests in flight. `/sys/block/DEVICE/inflight` holds two
+/// counts: reads and writes.
 fn waits(in_flight: &File) -> bool {
     numbers(in_flight).any(|number| number > 0)
 }
 
-/// The numbers at the beginning of a small file, read without allocating.
+/// Reads the numbers in the first 128 bytes of a file, without allocating.
 fn numbers(file: &File) -> impl Iterator<Item = u64> + use<> {
     let mut text = [0; 128];
     let length = file.read_at(&mut text, 0).unwrap_or(0);
@@ -123,9 +124,10 @@ fn numbers(file: &File) -> impl Iterator<Item = u64> + use<> {
 
 struct Ballast {
     chunks: Vec<LockedMemory>,
-    /// `/proc/meminfo`, whose second line is what is free.
+    /// `/proc/meminfo`; its second number is `MemFree`, in KiB.
     memory: File,
-    /// Bytes that must stay free when some is taken back: what the kernel itself frees up to.
+    /// Bytes that must stay free when a chunk is taken back: 5/4 of `min_free_kbytes`, about the
+    /// `low` watermark below which kswapd starts.
     least_free: u64,
 }
 
@@ -140,18 +142,18 @@ impl Ballast {
         Ok(Self { chunks, memory, least_free: min_free / 4 * 5 })
     }
 
-    /// Gives all of it to whoever needs it.
+    /// Frees all chunks.
     fn give_up(&mut self) {
         self.chunks.clear();
     }
 
-    /// Takes some of it back, where that leaves enough to others.
+    /// Locks one chunk again, if enough memory stays free for the kernel.
     fn take_back(&mut self) {
         let free = || numbers(&self.memory).nth(1).unwrap_or(0) << 10;
         if self.chunks.len() == CHUNKS || free() < self.least_free + CHUNK as u64 {
             return;
         }
-        // Without it, it is tried again.
+        // A failed allocation is retried at the next look.
         self.chunks.extend(LockedMemory::new(CHUNK));
         if self.chunks.len() == CHUNKS {
             tracing::warn!(

@@ -1,3 +1,5 @@
+//! A loop device over the FUSE file: binding, checking and releasing it.
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,13 +13,14 @@ pub(super) const CONTROL: &str = "/dev/loop-control";
 
 const BLOCK_SIZE: u32 = 4096;
 
-/// Others may take the free device that the kernel named before we do; more than so many in a row is a fault.
+/// Attempts at a free loop device. Another process may take the device that the kernel named before
+/// this process binds it. More failures than this in a row are a fault.
 const ATTEMPTS: usize = 64;
 
-/// A loop device bound to a file, unbound by the kernel itself when the last user of the device is gone.
+/// A loop device bound to a file. The kernel unbinds it when its last user closes it.
 ///
-/// The users are swap, mounts, programs that have it open, and this value: so it stays while this process lives,
-/// and a killed process leaves no loop device behind unless somebody else still uses it.
+/// Its users are swap, mounts, programs that have it open, and this value. It therefore stays while
+/// this process lives. If the process is killed, the device goes unless it has another user.
 #[derive(Debug)]
 pub(super) struct LoopDevice {
     path: PathBuf,
@@ -25,7 +28,8 @@ pub(super) struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Binds `backing` to a free loop device and marks it with `name` (at most 63 bytes are kept).
+    /// Binds `backing` to a free loop device and marks it with `name`, of which the kernel keeps 63
+    /// bytes.
     pub(super) fn bind(backing: BorrowedFd<'_>, name: &str) -> Result<Self, DeviceError> {
         let control =
             open(CONTROL).map_err(DeviceError::failed(format!("cannot open {CONTROL}")))?;
@@ -56,7 +60,8 @@ impl LoopDevice {
         })
     }
 
-    /// Without direct I/O the loop driver waits for one request before it starts the next: not worth having.
+    /// Fails if the loop driver refused direct I/O. Without it, the driver serves one request at a
+    /// time, which is too slow.
     fn check(path: PathBuf, device: File) -> Result<Self, DeviceError> {
         let info = loop_control::status(&device)
             .map_err(DeviceError::failed(format!("cannot read the state of {}", path.display())))?;
@@ -73,15 +78,18 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Gives up this process's use of the device, so that the kernel unbinds it with its last user; refused
-    /// while swap or a mount holds it.
+    /// Closes this process's handle, so that the kernel unbinds the device at its last close.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`DeviceError::Busy`] while swap, a mount or a program holds the device.
     pub(super) fn release(&mut self) -> Result<(), DeviceError> {
         let _exclusive = exclusive::open(&self.path)?;
         self.keeper = None;
         Ok(())
     }
 
-    /// Takes up the use again after a release that did not unbind the device.
+    /// Opens the device again after a release that did not unbind it.
     pub(super) fn hold_again(&mut self) {
         self.keeper = open(&self.path).ok();
     }

@@ -1,7 +1,7 @@
-//! The backend that works without any module: a FUSE file under a loop device.
+//! The backend that needs no uncommon module: a FUSE file under a loop device.
 //!
-//! The file system is never put into the tree of mounts: the loop device holds its only file, so nothing is left
-//! to unmount, whatever happens to the process.
+//! The FUSE file system is never attached to the mount tree. The loop device holds its only file,
+//! so nothing has to be unmounted if the process dies.
 
 mod ballast;
 mod loop_device;
@@ -30,7 +30,7 @@ use crate::{DeviceError, Disk};
 
 const FUSE_DEVICE: &str = "/dev/fuse";
 
-/// How long the kernel may take to let go of the file after the last user of the loop device is gone.
+/// Time that the kernel may take to release the file after the loop device's last close.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The FUSE + loop backend.
@@ -76,8 +76,8 @@ impl Backend for FuseLoop {
     }
 }
 
-/// Makes a FUSE file system that is in no tree of mounts; its root, and all of it, lives as long as a file of it
-/// is open.
+/// Creates a FUSE file system outside the mount tree. The file system lives as long as its root or
+/// one of its files is open.
 fn mount(fuse: &File) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let fd = fuse.as_raw_fd().to_string();
@@ -99,12 +99,12 @@ fn mount(fuse: &File) -> io::Result<OwnedFd> {
     Ok(rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// How many threads serve the file.
+/// Returns the number of threads that serve the file.
 fn threads(options: &Options) -> usize {
     options.workers + options.spare
 }
 
-/// Starts the workers.
+/// Starts the FUSE session with its worker threads.
 fn serve(
     disk: Arc<dyn Disk>,
     fuse: OwnedFd,
@@ -126,20 +126,23 @@ fn serve(
     thread::Builder::new()
         .name("fuse-session".to_owned())
         .spawn(move || {
-            // Nobody listens any more when the device was dropped rather than detached.
+            // The send fails if the device was dropped without a detach, as that drops the
+            // receiver.
             let _ = ends.send(session.run().or_else(orderly));
         })
         .map_err(DeviceError::failed("cannot start the FUSE workers"))?;
     Ok(Workers { turn, ended })
 }
 
-/// The kernel ends the connection when its last file is closed. Workers that wait then see either that it is gone
-/// (ENODEV, which the session takes for the end) or that it was aborted, as it happens.
+/// Treats an aborted connection as an orderly end.
+///
+/// The kernel ends the connection when its last file is closed. A waiting worker then gets either
+/// ENODEV, which the session itself takes for the end, or ECONNABORTED.
 fn orderly(error: io::Error) -> io::Result<()> {
     if error.raw_os_error() == Some(libc::ECONNABORTED) { Ok(()) } else { Err(error) }
 }
 
-/// Gives every worker one write of the largest size; see [`Server::warm_up`].
+/// Sends every worker one write of the largest size; see [`Server::warm_up`].
 fn warm_up(root: &OwnedFd, workers: usize) -> io::Result<()> {
     let file = &open_in(root, WARM_UP_NAME)?;
     let data = &vec![0; MAX_REQUEST];
@@ -167,16 +170,16 @@ struct FuseLoopDevice {
     _watch: Watch,
 }
 
-/// The threads that serve the file.
+/// Handle on the threads that serve the file.
 #[derive(Debug)]
 struct Workers {
     turn: Arc<Turn>,
-    /// Gets the session's end, or is disconnected.
+    /// Receives the session's result. It is disconnected once the session thread has ended.
     ended: Receiver<io::Result<()>>,
 }
 
 impl Drop for Workers {
-    /// Those that wait for their turn would not hear of the session's end.
+    /// Wakes workers that wait for the token: the end of the session does not wake them.
     fn drop(&mut self) {
         self.turn.end();
     }

@@ -1,3 +1,5 @@
+//! The FUSE file system that contains a volume as a file.
+
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
@@ -18,20 +20,21 @@ use crate::Disk;
 use crate::backend::MAX_REQUEST;
 use crate::safety::touch_stack;
 
-/// The file by which each worker is made ready; see [`Server::warm_up`].
+/// Name of the file through which each worker is warmed up; see [`Server::warm_up`].
 pub(super) const WARM_UP_NAME: &str = "warm-up";
 
 const ROOT: INodeNo = INodeNo(1);
 const DISK: INodeNo = INodeNo(2);
 const WARM_UP: INodeNo = INodeNo(3);
 
-/// Nothing ever changes behind the kernel's back, so it may keep what it has learned.
+/// Cache lifetime of names and attributes. No file changes without the kernel's knowledge, so the
+/// kernel may keep them.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
-/// Workers that have not all met within this time never will.
+/// Time within which all workers must have received their warm-up write.
 const WARM_UP_PATIENCE: Duration = Duration::from_secs(10);
 
-/// More than a queue full of loop requests, so that FUSE never makes one wait for its turn.
+/// More than a loop device's queue holds, so that FUSE never queues a request itself.
 const MAX_IN_FLIGHT: u16 = 1024;
 
 thread_local! {
@@ -39,7 +42,8 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A file system of one file, the volume, served by `workers` threads that share nothing but the disk.
+/// A file system of one file, the volume. `workers` threads serve it and share only the disk and
+/// the token.
 pub(super) struct Server {
     name: String,
     disk: Arc<dyn Disk>,
@@ -52,7 +56,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// The volume's file bears the name `name`.
+    /// Creates a server that calls the volume file `name`.
     pub(super) fn new(
         disk: Arc<dyn Disk>,
         workers: usize,
@@ -72,8 +76,8 @@ impl Server {
         }
     }
 
-    /// The index of the worker that this thread is. The threads belong to one session, so a number given once
-    /// stays true.
+    /// Returns the index of the calling worker thread. The threads belong to one session, so an
+    /// index stays valid once assigned.
     fn worker(&self) -> usize {
         WORKER.get().unwrap_or_else(|| {
             let index = self.next_worker.fetch_add(1, Ordering::Relaxed);
@@ -82,12 +86,13 @@ impl Server {
         })
     }
 
-    /// Makes the calling worker ready to serve without a page fault or an allocation.
+    /// Prepares the calling worker to serve without a page fault or an allocation.
     ///
-    /// The caller of [`super::warm_up`] sends as many writes of the largest size as there are workers, and each worker
-    /// keeps its write until all the others have theirs: so each gets exactly one. The kernel has then copied a
-    /// full request into each worker's receive buffer, which is thereby in memory (and locked there, when the
-    /// process locks what it touches), and each has its index, its buffer and its connections.
+    /// [`super::warm_up`] sends as many writes of the largest size as there are workers. Each
+    /// worker holds its write until all the others have theirs, so each gets exactly one. The
+    /// kernel has then copied a full request into each worker's receive buffer, which makes that
+    /// buffer resident. If the process locks its memory, the buffer is also locked. Each worker
+    /// then has its index, its buffer and its connections.
     fn warm_up(&self) -> io::Result<()> {
         let worker = self.worker();
         touch_stack();
@@ -283,7 +288,7 @@ impl Filesystem for Server {
         self.turn.take();
     }
 
-    /// The loop driver takes the block size from here as the granularity of discards.
+    /// Reports the block size, which the loop driver uses as the discard granularity.
     fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
         let blocks = self.disk.capacity().pages();
         reply.statfs(blocks, 0, 0, 2, 0, PAGE_SIZE as u32, 255, PAGE_SIZE as u32);

@@ -1,8 +1,9 @@
-//! The kernel's nbd driver, over a socket pair whose other end we serve.
+//! The kernel's nbd driver, over a socket pair; this process serves the other end.
 //!
-//! One connection, whatever the number of workers. For each connection the driver keeps a work item that waits for replies, and
-//! when the kernel is slow to start a thread for it, as it is when memory is short, a single rescuer thread gets them all,
-//! one after the other. It never comes to the second, and requests sent over that connection are never done.
+//! There is one connection for all workers. For each connection the driver keeps a work item that
+//! waits for replies. When memory is short, the kernel is slow to start threads for work items. One
+//! rescuer thread then runs all items in sequence. It blocks in the first item, so requests on a
+//! second connection would never complete.
 
 mod netlink;
 mod serve;
@@ -25,11 +26,11 @@ use self::serve::Connection;
 use super::{Attached, Backend, BackendKind, MAX_REQUEST, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
-/// How long the driver may take to bring a device up or down.
+/// Time that the driver and the workers may take for one step of bringing the device up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Seconds after which the driver takes a connection for dead and sends its requests over another one: never, for the
-/// disk has a patience of its own, and a request that is slow must not be carried out twice.
+/// Seconds without a reply after which the driver gives up a connection. It is a year, as good as
+/// never: the disk has a timeout of its own, and the driver must not repeat a slow request.
 const DRIVER_PATIENCE: u64 = 365 * 24 * 3600;
 
 const FLAGS: u16 = export_flag::HAS_FLAGS
@@ -90,8 +91,8 @@ impl Backend for Nbd {
     }
 }
 
-/// Starts the workers, the spare ones too: whichever is free reads the next request. Returns the end of their connection that
-/// is for the driver.
+/// Starts all workers, the spare ones too: any free worker reads the next request. Returns the
+/// driver's end of their connection.
 fn start_workers(disk: &Arc<dyn Disk>, options: &Options) -> io::Result<UnixStream> {
     let workers = options.workers + options.spare;
     let (ready, all_ready) = mpsc::channel();
@@ -114,9 +115,10 @@ struct NbdDevice {
     path: PathBuf,
     index: u32,
     driver: Driver,
-    /// The driver takes the device down with its last user, which this is while nobody else uses it.
+    /// Handle that keeps the device up: the driver disconnects at the last close.
     keeper: Option<File>,
-    /// Whether the device is still ours; when not, it may be somebody else's already.
+    /// Cleared once this process has disconnected the device. Its number may then belong to another
+    /// process.
     up: bool,
 }
 
@@ -125,7 +127,7 @@ impl NbdDevice {
         PathBuf::from(format!("/sys/block/nbd{}/{attribute}", self.index))
     }
 
-    /// Opens the device, so that it stays up, and keeps its requests within a worker's buffer.
+    /// Opens the device, so that it stays up, and limits requests to the size of a worker's buffer.
     fn hold(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !self.path.exists() {
@@ -163,7 +165,8 @@ impl Attached for NbdDevice {
 }
 
 impl Drop for NbdDevice {
-    /// While somebody else uses it the device stays up; otherwise it goes.
+    /// Disconnects a device that was never opened. The driver disconnects an opened one at its last
+    /// close.
     fn drop(&mut self) {
         if self.up && self.keeper.is_none() {
             let _ = self.driver.disconnect(self.index);
@@ -185,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk whose upper half is with a lender that does not answer until it is thawed.
+    /// A disk with its upper half on a lender that does not answer until it is thawed.
     #[derive(Default)]
     struct HalfFrozen {
         thawed: Mutex<bool>,
@@ -232,7 +235,7 @@ mod tests {
         driver.write_all(request.as_bytes()).unwrap();
     }
 
-    /// Which request is answered next.
+    /// Reads the next reply and returns its cookie.
     fn answered(mut driver: &UnixStream) -> u64 {
         let (mut reply, mut page) = (SimpleReply::new_zeroed(), [0; PAGE_SIZE]);
         driver.read_exact(reply.as_mut_bytes()).unwrap();

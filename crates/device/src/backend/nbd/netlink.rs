@@ -1,7 +1,7 @@
 //! The nbd driver's control messages (`linux/nbd-netlink.h`) over generic netlink.
 //!
-//! Unlike the driver's ioctls these make a device in one step, with nobody able to open it half-made, and need no
-//! thread that waits in the kernel.
+//! The driver's ioctls need several steps and a thread that waits in the kernel. These messages
+//! make a device in one step, so that no process can open it half-made.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ const REQUEST: u16 = 1;
 const ACKNOWLEDGE: u16 = 4;
 const ERROR: u16 = 2;
 
-/// `struct nlmsghdr` and `struct genlmsghdr`.
+/// Bytes of `struct nlmsghdr` and `struct genlmsghdr`.
 const HEADER: usize = 16 + 4;
 const NESTED: u16 = 0x8000;
 
@@ -36,24 +36,24 @@ const BACKEND_IDENTIFIER: u16 = 10;
 const SOCKET_ITEM: u16 = 1;
 const SOCKET_FD: u16 = 1;
 
-/// The driver disconnects when the last user closes the device.
+/// `NBD_CFLAG_DISCONNECT_ON_CLOSE`: the driver disconnects when the last user closes the device.
 const DISCONNECT_ON_CLOSE: u64 = 1 << 1;
 
-/// What a device is made of.
+/// Parameters of a new device.
 pub(super) struct Connect<'a> {
     pub(super) size: u64,
     pub(super) block_size: u64,
-    /// Seconds after which the driver takes a connection for dead.
+    /// Seconds without a reply after which the driver gives up a connection.
     pub(super) timeout: u64,
-    /// As the NBD handshake has them.
+    /// Transmission flags of the NBD protocol.
     pub(super) flags: u16,
-    /// What the driver shows in the device's `backend` attribute.
+    /// Text that the driver shows in the device's `backend` attribute.
     pub(super) label: &'a str,
-    /// The driver takes a reference of its own.
+    /// Socket of the connection; the driver takes its own reference to it.
     pub(super) socket: BorrowedFd<'a>,
 }
 
-/// A connection to the driver.
+/// A netlink connection to the driver.
 #[derive(Debug)]
 pub(super) struct Driver {
     socket: File,
@@ -61,7 +61,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// Fails with `NotFound` where the driver is not loaded.
+    /// Connects to the driver. Fails with `ENOENT` if the driver is not loaded.
     pub(super) fn open() -> io::Result<Self> {
         let protocol = Protocol::from_raw(GENERIC.try_into().map_err(io::Error::other)?);
         let socket = rustix::net::socket_with(
@@ -80,7 +80,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Brings up a device that nobody uses; returns its number.
+    /// Connects an unused device and returns its number.
     pub(super) fn connect(&mut self, connect: &Connect<'_>) -> io::Result<u32> {
         let mut request = Message::new(self.family, CONNECT);
         request.attribute(SIZE_BYTES, &connect.size.to_ne_bytes());
@@ -100,14 +100,15 @@ impl Driver {
             .ok_or_else(malformed)
     }
 
-    /// Takes a device down, whoever uses it.
+    /// Disconnects a device even if it is in use.
     pub(super) fn disconnect(&mut self, index: u32) -> io::Result<()> {
         let mut request = Message::new(self.family, DISCONNECT);
         request.attribute(INDEX, &index.to_ne_bytes());
         self.call(request).map(drop)
     }
 
-    /// Sends a request and returns the attributes of its answer, empty where there is only an acknowledgement.
+    /// Sends a request and returns the attributes of its answer, empty if the kernel sends an
+    /// acknowledgement only.
     fn call(&mut self, request: Message) -> io::Result<Vec<u8>> {
         self.socket.write_all(&request.finish())?;
         let mut answer = Vec::new();
@@ -138,7 +139,7 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the kernel's netlink answer cannot be understood")
 }
 
-/// A message, or the inside of a nested attribute.
+/// A message, or the content of a nested attribute.
 #[derive(Default)]
 struct Message {
     bytes: Vec<u8>,
@@ -168,7 +169,7 @@ impl Message {
     }
 }
 
-/// The value of an attribute.
+/// Finds an attribute's value.
 fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let length = u16::from_ne_bytes(*attributes.first_chunk()?) as usize;

@@ -1,3 +1,5 @@
+//! The workers that serve the nbd driver's requests from a disk.
+
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -16,13 +18,13 @@ use crate::safety::touch_stack;
 
 const REPLY: usize = size_of::<SimpleReply>();
 
-/// The end of the driver's connection that is ours.
+/// This process's end of the driver's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
-    /// To wait for a request and read all of it.
+    /// Token to wait for a request and read all of it.
     turn: Arc<Turn>,
-    /// Held while a reply is sent.
+    /// Held while a worker sends a reply.
     replies: Mutex<()>,
 }
 
@@ -32,9 +34,10 @@ impl Connection {
     }
 }
 
-/// Serves requests of the driver, in NBD's transmission phase, until it disconnects.
+/// Serves the driver's requests, in the transmission phase of the NBD protocol, until the driver
+/// disconnects.
 ///
-/// `ready` is called once, when no request will need memory that is not there.
+/// Calls `ready` once, when all memory that requests need is resident.
 pub(super) fn run(
     disk: &dyn Disk,
     worker: usize,
@@ -53,7 +56,8 @@ pub(super) fn run(
             Err(error) => break Err(error),
         }
     };
-    // Nobody can make sense of a stream in which one worker got lost. Refused where it is shut down already.
+    // If one worker has lost its place in the stream, no other can read it either. The call fails
+    // if the connection is already shut down.
     let _ = connection.stream.shutdown(Shutdown::Both);
     connection.turn.end();
     result
@@ -63,12 +67,12 @@ struct Server<'a> {
     disk: &'a dyn Disk,
     worker: usize,
     connection: &'a Connection,
-    /// Room for a reply's head, then for data, so that both go out in one call.
+    /// Room for a reply's header followed by its data, so that one call sends both.
     buffer: Vec<u8>,
 }
 
 impl Server<'_> {
-    /// Serves one request; false when it was the last.
+    /// Serves one request. Returns false at the end of the stream.
     fn serve_one(&mut self) -> io::Result<bool> {
         self.connection.turn.take();
         let mut stream = &self.connection.stream;
@@ -80,7 +84,7 @@ impl Server<'_> {
         let length = request.length.get() as usize;
         let carries_data = matches!(request.command.get(), command::READ | command::WRITE);
         if request.magic.get() != REQUEST_MAGIC || (carries_data && length > MAX_REQUEST) {
-            // The kernel is the only peer; after this its stream cannot be understood any more.
+            // The kernel is the only peer. After a malformed request its stream cannot be parsed.
             return Err(io::ErrorKind::InvalidData.into());
         }
         let data = &mut self.buffer[REPLY..REPLY + if carries_data { length } else { 0 }];
@@ -95,7 +99,8 @@ impl Server<'_> {
                 (self.disk.discard(worker, offset, length as u64), 0)
             }
             command::FLUSH => (self.disk.flush(worker), 0),
-            // The driver announces twice that it goes, and complains where nobody listens: wait until it has gone.
+            // The driver sends `NBD_CMD_DISC` twice, and logs an error if the socket is closed
+            // before. So keep reading until the stream ends.
             command::DISC => return Ok(true),
             _ => (Err(io::Error::from_raw_os_error(libc::EINVAL)), 0),
         };
@@ -103,7 +108,7 @@ impl Server<'_> {
         Ok(true)
     }
 
-    /// Answers with the first `length` bytes of data, or with the error alone.
+    /// Sends the first `length` bytes of data, or the error alone.
     fn reply(&mut self, request: &Request, done: io::Result<()>, length: usize) -> io::Result<()> {
         let (error, length) = match done {
             Ok(()) => (errno::OK, length),
@@ -115,7 +120,7 @@ impl Server<'_> {
             cookie: request.cookie,
         };
         self.buffer[..REPLY].copy_from_slice(reply.as_bytes());
-        // It guards nothing but an order: a panic could not have broken it.
+        // The lock guards only the order of replies, so a panic cannot have left broken state.
         let _order = self.connection.replies.lock().unwrap_or_else(PoisonError::into_inner);
         (&self.connection.stream).write_all(&self.buffer[..REPLY + length])
     }

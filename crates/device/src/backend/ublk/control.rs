@@ -1,3 +1,5 @@
+//! Control commands of the kernel's ublk driver (`linux/ublk_cmd.h`).
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::PathBuf;
@@ -10,17 +12,17 @@ use crate::sys::ublk::{Command, Control, ControlRing};
 
 pub(super) const PATH: &str = "/dev/ublk-control";
 
-/// `UBLK_F_USER_RECOVERY`: requests wait when the server dies, until another one takes the device over.
+/// `UBLK_F_USER_RECOVERY`: when the server dies, requests wait until another server takes over.
 const USER_RECOVERY: u64 = 1 << 3;
 /// `UBLK_F_CMD_IOCTL_ENCODE`.
 const IOCTL_ENCODE: u64 = 1 << 6;
 
 const PARAMETERS_BASIC: u32 = 1;
 const PARAMETERS_DISCARD: u32 = 2;
-/// `UBLK_ATTR_VOLATILE_CACHE`: send flushes.
+/// `UBLK_ATTR_VOLATILE_CACHE`: the kernel sends flushes.
 const VOLATILE_CACHE: u32 = 1 << 2;
 
-/// Any free number.
+/// Asks the driver for any free number.
 const ANY: u32 = u32::MAX;
 
 /// `struct ublksrv_ctrl_dev_info`.
@@ -36,13 +38,13 @@ pub(super) struct Info {
     pub(super) pid: i32,
     pad1: u32,
     flags: u64,
-    /// Kept by the driver for the server's use: what the device is marked with.
+    /// `ublksrv_flags`, which the driver keeps for the server: the mark of the device.
     pub(super) mark: u64,
     owner: [u32; 2],
     reserved: [u64; 2],
 }
 
-/// `struct ublk_params`, as far as used.
+/// `struct ublk_params`, up to the discard parameters.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Parameters {
@@ -78,7 +80,7 @@ impl Driver {
         Ok(Self { ring: ControlRing::new(device)? })
     }
 
-    /// Makes a device that is not started yet.
+    /// Adds a device without starting it.
     pub(super) fn add(&mut self, queues: u16, depth: u16, mark: u64) -> io::Result<Info> {
         let mut info = Info {
             queues,
@@ -94,14 +96,14 @@ impl Driver {
         Ok(info)
     }
 
-    /// The state of a device.
+    /// Returns the driver's record of a device.
     pub(super) fn info(&mut self, device: u32) -> io::Result<Info> {
         let mut info: Info = zerocopy::FromZeros::new_zeroed();
         self.ring.call(Control::GetInfo, Command { device, data: 0 }, info.as_mut_bytes())?;
         Ok(info)
     }
 
-    /// Says how large a device is and what it can do.
+    /// Sets the size and the other parameters of a device.
     pub(super) fn set_size(&mut self, device: u32, bytes: u64) -> io::Result<()> {
         let block_shift = PAGE_SIZE.trailing_zeros() as u8;
         let mut parameters = Parameters {
@@ -126,27 +128,28 @@ impl Driver {
         self.simple(Control::SetParameters, device, 0, parameters.as_mut_bytes())
     }
 
-    /// Makes the block device; its queues must be served already.
+    /// Creates the block device. Its queues must be served already.
     pub(super) fn start(&mut self, device: u32) -> io::Result<()> {
         self.simple(Control::Start, device, u64::from(std::process::id()), &mut [])
     }
 
-    /// Removes the block device; what it still has to do fails.
+    /// Removes the block device; its outstanding requests fail.
     pub(super) fn stop(&mut self, device: u32) -> io::Result<()> {
         self.simple(Control::Stop, device, 0, &mut [])
     }
 
-    /// Forgets the device.
+    /// Deletes the driver's record of the device.
     pub(super) fn delete(&mut self, device: u32) -> io::Result<()> {
         self.simple(Control::Delete, device, 0, &mut [])
     }
 
-    /// Prepares a device whose server has died for a new one; `EBUSY` while the driver is not done with the dead one.
+    /// Prepares a device of a dead server for a new one. Fails with `EBUSY` while the driver still
+    /// cleans up after the dead server.
     pub(super) fn start_recovery(&mut self, device: u32) -> io::Result<()> {
         self.simple(Control::StartRecovery, device, 0, &mut [])
     }
 
-    /// Goes on with the queues that are served now.
+    /// Resumes the device with the queues that this process serves.
     pub(super) fn end_recovery(&mut self, device: u32) -> io::Result<()> {
         self.simple(Control::EndRecovery, device, u64::from(std::process::id()), &mut [])
     }
@@ -162,12 +165,12 @@ impl Driver {
     }
 }
 
-/// Opens the device by which its queues are served.
+/// Opens the character device through which the queues are served.
 pub(super) fn open_queues(device: u32) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{device}"))
 }
 
-/// The block device's node.
+/// Returns the path of the block device.
 pub(super) fn node(device: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkb{device}"))
 }

@@ -1,7 +1,8 @@
-//! The kernel's ublk driver: requests and answers through io_uring, one queue and one thread a worker.
+//! The kernel's ublk driver: requests and replies through io_uring, with one queue per worker.
 //!
-//! When the server dies, the driver keeps the device and lets requests wait for another server. [`release_dead`] is that
-//! other one: it fails them all, so that swap on the device can be turned off and the device removed.
+//! When the server dies, the driver keeps the device and holds requests for another server.
+//! [`release_dead`] takes over as that server and fails all requests. Swap on the device can then
+//! be turned off and the device removed.
 
 mod control;
 mod queue;
@@ -19,10 +20,11 @@ use self::control::{Driver, Info};
 use super::{Attached, Backend, BackendKind, Options, absent, exclusive};
 use crate::{DeviceError, Disk};
 
-/// Requests under way a queue. A worker serves one at a time; the others wait where they cost a buffer, not a wake-up.
+/// Requests in flight per queue. A worker serves one at a time. The others cost a buffer each while
+/// they wait, but no wake-up.
 const DEPTH: u16 = 16;
 
-/// How long the driver may take for a step.
+/// Time that the driver and the workers may take for one step.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ublk backend.
@@ -51,7 +53,7 @@ impl Backend for Ublk {
     ) -> Result<Box<dyn Attached>, DeviceError> {
         let fail = |what: &'static str| DeviceError::failed(what);
         let mut driver = Driver::open().map_err(fail("cannot reach the kernel's ublk driver"))?;
-        // The driver takes no more queues than there are processors.
+        // The driver accepts at most one queue per processor.
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let queues = options.workers.min(processors) as u16;
         let info = driver
@@ -71,26 +73,26 @@ impl Backend for Ublk {
     }
 }
 
-/// What fits of a label into the driver's record of a device (FNV-1a).
+/// Hashes a label to the 64 bits that the driver stores for a device (FNV-1a).
 fn mark(label: &str) -> u64 {
     label.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
 }
 
-/// The number in `/dev/ublkbN`.
+/// Returns the number N of `/dev/ublkbN`.
 fn number(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_prefix("ublkb")?.parse().ok()
 }
 
-/// Whether the device is marked with `label`.
+/// Tells whether the device is marked with `label`.
 pub(super) fn is_marked(path: &Path, label: &str) -> bool {
     let info = || Driver::open().ok()?.info(number(path)?).ok();
     info().is_some_and(|info| info.mark == mark(label))
 }
 
-/// Takes over a device whose server has died: every request to it fails from then on. Dropping what this returns, when
-/// nobody uses the device any more, removes it.
+/// Takes over the device of a dead server. Every request to it fails from then on. Dropping the
+/// returned value removes the device, unless another process still uses it.
 pub(super) fn release_dead(path: &Path) -> Result<Box<dyn Attached>, DeviceError> {
     let fail =
         || DeviceError::failed(format!("cannot take over {} from its dead server", path.display()));
@@ -113,7 +115,7 @@ pub(super) fn release_dead(path: &Path) -> Result<Box<dyn Attached>, DeviceError
     Ok(Box::new(device))
 }
 
-/// What is left of a volume whose server has died.
+/// Disk of a volume after its server has died: reads, writes and discards fail.
 struct Dead;
 
 impl Disk for Dead {
@@ -143,7 +145,8 @@ struct UblkDevice {
     info: Info,
     driver: Driver,
     workers: Vec<JoinHandle<io::Result<()>>>,
-    /// Whether the device is still ours; when not, its number may be somebody else's already.
+    /// Cleared once this process has removed the device. Its number may then belong to another
+    /// process.
     up: bool,
 }
 
@@ -192,12 +195,12 @@ impl UblkDevice {
         Ok(())
     }
 
-    /// Removes the device, whoever uses it.
+    /// Removes the device even if it is in use.
     fn remove(&mut self) -> io::Result<()> {
         self.up = false;
         let stopped = self.driver.stop(self.info.device);
         for worker in self.workers.drain(..) {
-            // What a worker ended with does not matter any more.
+            // The device is removed in any case, so a worker's error has no consequence.
             let _ = worker.join();
         }
         stopped.and(self.driver.delete(self.info.device))
@@ -214,14 +217,15 @@ impl Attached for UblkDevice {
     }
 
     fn detach(&mut self) -> Result<(), DeviceError> {
-        // The device is deleted when the last who has it open has closed it, so this must be closed before that.
+        // The driver deletes the device only after its last close, so this handle must be closed
+        // first.
         drop(exclusive::open(&self.path)?);
         self.remove().map_err(DeviceError::failed(format!("cannot detach {}", self.path.display())))
     }
 }
 
 impl Drop for UblkDevice {
-    /// Detaches a device that nobody holds. One that is held stays, and its workers with it.
+    /// Removes the device if it is not in use. A device in use stays, and its workers with it.
     fn drop(&mut self) {
         if self.up && (!self.path.exists() || exclusive::open(&self.path).is_ok()) {
             let _ = self.remove();

@@ -1,3 +1,5 @@
+//! The worker that serves one queue of a ublk device.
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -15,9 +17,11 @@ const FLUSH: u8 = 2;
 const DISCARD: u8 = 3;
 const WRITE_ZEROES: u8 = 5;
 
-/// Serves one queue until the driver gives back all its tags, which it does when the device is stopped.
+/// Serves one queue until the driver has returned all its tags, which it does when the device is
+/// stopped.
 ///
-/// `ready` is called once, when the driver can hand out requests and none will need memory that is not there.
+/// Calls `ready` once, when the driver can deliver requests and all memory that they need is
+/// resident.
 pub(super) fn run(
     disk: &dyn Disk,
     device: Arc<File>,
@@ -53,15 +57,16 @@ pub(super) fn run(
 
 fn prepare(disk: &dyn Disk, device: Arc<File>, queue: u16, depth: u16) -> io::Result<QueueRing> {
     let mut ring = QueueRing::new(device, queue, depth, MAX_REQUEST)?;
-    // Brings up what the disk keeps for this worker; a disk that cannot be read now says so to the kernel when it matters.
+    // Opens the disk's connections for this worker. The error is ignored: if the disk stays
+    // unreadable, the kernel gets the error with its first request.
     let _ = disk.read(queue.into(), 0, &mut ring.buffer(0)[..PAGE_SIZE]);
     ring.fetch_all()?;
     Ok(ring)
 }
 
-/// Carries out a request; the bytes done, or the negative number of an error.
+/// Serves a request. Returns its length in bytes, or the negated errno.
 fn serve(disk: &dyn Disk, worker: usize, request: Request, buffer: &mut [u8]) -> i32 {
-    // A flush is nowhere: its start is -1.
+    // The start sector of a flush is -1, so the multiplication wraps.
     let (offset, length) = (request.start.wrapping_mul(512), u64::from(request.sectors) * 512);
     let done = match (request.operation, buffer.get_mut(..length as usize)) {
         (READ, Some(data)) => disk.read(worker, offset, data),

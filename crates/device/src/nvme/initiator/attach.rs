@@ -1,3 +1,5 @@
+//! Attaching a subsystem as a block device, with or without swap, and detaching it.
+
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::Duration;
@@ -11,33 +13,36 @@ use crate::backend::exclusive;
 use crate::swap::{self, SwapError};
 use crate::{safety, sys};
 
-/// How long the kernel may take to find the namespace of a subsystem that it is connected to.
+/// Time that the kernel may take to find the namespace of a connected subsystem.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is to be attached.
+/// Parameters of an attachment.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// What to call it.
+    /// Id under which the attachment is recorded.
     pub id: VolumeId,
-    /// The subsystem.
+    /// The subsystem to connect to.
     pub uri: SubsystemUri,
-    /// As whom.
+    /// Identity that this host presents to the lender.
     pub host: HostIdentity,
-    /// How.
+    /// Parameters of the connection.
     pub options: Options,
-    /// Swap to it, with this priority.
+    /// Priority with which to swap to the device; `None` for no swap.
     pub swap: Option<u16>,
-    /// Even where swap over the network in between is known to hang hosts.
+    /// Swaps even over a network that is known to hang hosts.
     pub force: bool,
-    /// Whatever the caller wants to find again in the record.
+    /// Data of the caller, kept in the record.
     pub note: serde_json::Value,
 }
 
-/// Attaches a subsystem, and swaps to it if that is wished; what it holds is then overwritten.
+/// Attaches a subsystem, and swaps to it if `wish.swap` is set. Swap overwrites the content of the
+/// device.
+///
+/// After a crash of the caller, the [`Record`] remains.
 ///
 /// # Errors
-/// If swap over the network in between is dangerous, the kernel cannot connect, no block device comes of it, or swap does not go
-/// on. Nothing is left then, unless the error says so; after a crash, a [`Record`] is.
+/// Fails if swap over this network is dangerous, the kernel cannot connect, no block device
+/// appears, or swapon fails. The function then undoes its steps; the error says so if it cannot.
 pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeError> {
     let address = wish.uri.resolve()?;
     if wish.swap.is_some() {
@@ -87,7 +92,7 @@ fn bring_up(root: &Root, held: &mut Held, wish: &Wish) -> Result<(), NvmeError> 
     Ok(())
 }
 
-/// Undoes what an attach that failed has done. A connection that it did not make is left alone.
+/// Undoes the steps of a failed attach. Leaves a connection alone that this attach did not make.
 fn undo(root: &Root, held: Held, error: NvmeError) -> NvmeError {
     let deleted = match &held.record.controller {
         Some(name) => Controller::new(root, name).delete(),
@@ -99,13 +104,16 @@ fn undo(root: &Root, held: Held, error: NvmeError) -> NvmeError {
     }
 }
 
-/// Detaches what was attached: swap off by `off`, connection gone. Harmless where a part of it is gone already.
+/// Detaches a subsystem: turns swap off through `off`, disconnects and removes the record. Parts
+/// that are gone already are no error.
 ///
-/// The kernel ends the process that turns swap off when memory runs out meanwhile: one that others need has another one do that.
+/// If memory runs out during swapoff, the kernel kills the calling process first. A process that
+/// must survive therefore lets another process do it in `off`.
 ///
 /// # Errors
-/// If what is swapped out does not fit into memory, something else uses the device, or the lender does not answer while pages
-/// are there (`force` gives them up). It stays attached then.
+/// Fails if the swapped-out pages do not fit into memory, or if the device is otherwise in use.
+/// Also fails if swapped-out pages are on a lender that does not answer, unless `force` gives them
+/// up. The subsystem then stays attached.
 pub fn detach(
     root: &Root,
     state: &Path,
@@ -116,7 +124,8 @@ pub fn detach(
     let held = Held::take(state, id)?;
     let Record { uri, host, .. } = &held.record;
     let controllers = Controller::find(root, &uri.nqn, &host.nqn)?;
-    // Not the device on record: without a controller of ours that name is somebody else's by now.
+    // The device name in the record is not reliable: once the controller is gone, the kernel may
+    // reuse that name.
     if let Some(device) =
         controllers.iter().find_map(|controller| controller.device().ok().flatten())
     {
@@ -153,8 +162,9 @@ fn answers(controllers: &[Controller]) -> bool {
     controllers.iter().any(|controller| controller.state() == "live")
 }
 
-/// Has the lender free what was swapped out: the kernel itself discards swap in large pieces, and not all of it. A lender that
-/// has no use for that says so.
+/// Discards the whole device, so that the lender frees its pages. The kernel itself discards swap
+/// in large pieces and misses some. A lender that does not support discards refuses, which is
+/// harmless.
 fn give_back(device: &Path, capacity: Bytes) {
     let discarded =
         OpenOptions::new().write(true).open(device).and_then(|file| sys::discard(file, capacity.0));
@@ -244,7 +254,7 @@ mod tests {
         {
             put(&root, &format!("/sys/class/nvme/nvme3/{attribute}"), text);
         }
-        // As the kernel does when it is asked to.
+        // Imitates the kernel, which removes the controller on request.
         let kernel = root.path("/sys/class/nvme/nvme3");
         let order = kernel.join("delete_controller");
         let watcher = std::thread::spawn(move || {

@@ -1,3 +1,5 @@
+//! Connecting the kernel's initiator to a subsystem.
+
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -10,36 +12,42 @@ use super::{Controller, HostIdentity};
 
 const FABRICS: &str = "/dev/nvme-fabrics";
 
-/// How often the kernel tries to reach a lender that is gone.
+/// Interval at which the kernel retries to reach a lost lender.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// How long either side may be silent until the other takes it for gone. The kernel's default is 5 s; a host that is short of
-/// memory can be slower than that without anything being wrong, and would lose its connection when it needs it most.
+/// Time without traffic after which either side gives up the other. The kernel's default is 5 s. A
+/// host under memory pressure can be slower than that, and would lose the connection when it needs
+/// it most.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How a subsystem is attached.
+/// Parameters of a connection.
 ///
 /// # Swap
-/// With the kernel's defaults a lender that cannot be reached for 600 s loses its block device for good, and with it whatever
-/// was swapped out, even if the lender comes back. So `ctrl_loss_tmo` is -1: the device stays, the kernel tries each second
-/// (`reconnect_delay`) for as long as it takes, and what is swapped out is there again as soon as the lender is. What waits
-/// meanwhile fails after [`Self::patience`] (`fast_io_fail_tmo`): a read of swap with SIGBUS in the program that needs it, a write
-/// by keeping the page in memory. `keep_alive_tmo` of 15 s is how long it takes to notice. A lender that comes back without the
-/// pages must come back with another NQN, as ours do.
+/// With the kernel's defaults, a block device is removed for good once its lender has been
+/// unreachable for 600 s. All swapped-out pages are then lost, even if the lender comes back. So
+/// `ctrl_loss_tmo` is -1: the device stays, and the kernel reconnects every second
+/// (`reconnect_delay`) without limit. The pages are available again as soon as the lender is.
+///
+/// Pending I/O fails after [`Self::patience`] (`fast_io_fail_tmo`). If a read of swap fails, the
+/// program gets SIGBUS; if a write fails, the page stays in memory. Detecting a lost lender takes
+/// up to 15 s (`keep_alive_tmo`). A lender that comes back without the pages must use another NQN,
+/// as ours do.
 #[derive(Clone)]
 pub struct Options {
-    /// How many I/O queues, hence connections. More serve more processors at a time, each takes buffers.
+    /// Number of I/O queues, each a connection. More queues serve more processors at a time, but
+    /// each takes buffers.
     pub queues: usize,
-    /// How long I/O waits for a lender that was noticed to be gone; without end, if there is none. Whole seconds.
+    /// Timeout of I/O once the lender is known to be lost; `None` waits forever. The kernel gets
+    /// whole seconds.
     pub patience: Option<Duration>,
     /// This host's secret, in the form `DHHC-1:…:`.
     pub secret: Option<String>,
-    /// The lender's secret, if it is to prove itself.
+    /// The lender's secret; if set, the lender must authenticate itself too.
     pub lender_secret: Option<String>,
 }
 
 impl std::fmt::Debug for Options {
-    /// Without the secrets.
+    /// Leaves out the secrets.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { queues, patience, secret, .. } = self;
         let secret = secret.as_ref().map(|_| "…");
@@ -51,7 +59,7 @@ impl std::fmt::Debug for Options {
     }
 }
 
-/// Most queues that a device gets without being asked: swap is a few processors' work at a time.
+/// Default limit of queues: swap keeps only a few processors busy at a time.
 const MOST_QUEUES: usize = 4;
 
 impl Default for Options {
@@ -62,11 +70,13 @@ impl Default for Options {
     }
 }
 
-/// Has the kernel connect to the subsystem at `address`, to where the host of `uri` was resolved. Returns when the connection
-/// stands; its block device may come a little later ([`Controller::wait_for_device`]).
+/// Makes the kernel connect to the subsystem at `address`, the resolved host of `uri`. Returns once
+/// the connection is established. The block device may appear later
+/// ([`Controller::wait_for_device`]).
 ///
 /// # Errors
-/// If the kernel has no such initiator, the lender cannot be reached or refuses, or the connection stands already.
+/// Fails if the kernel has no such initiator, the lender is unreachable or refuses, or the
+/// connection exists already.
 pub fn connect(
     root: &Root,
     uri: &SubsystemUri,
@@ -101,7 +111,7 @@ pub fn connect(
     })
 }
 
-/// The line that says all of it. The kernel has no way to write a comma in a value.
+/// Builds the line of options. The kernel has no escape for a comma in a value.
 fn line(
     uri: &SubsystemUri,
     address: SocketAddr,
@@ -131,7 +141,7 @@ fn line(
     Ok(values.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","))
 }
 
-/// The number in `instance=N,cntlid=M`.
+/// Returns the number N of `instance=N,cntlid=M`.
 fn instance(answer: &str) -> Option<u32> {
     answer.split(',').find_map(|part| part.trim().strip_prefix("instance=")?.parse().ok())
 }

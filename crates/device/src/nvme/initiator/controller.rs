@@ -1,3 +1,5 @@
+//! A controller of the kernel's NVMe initiator, through sysfs.
+
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,10 +13,10 @@ use super::super::{NvmeError, Root};
 
 const CLASS: &str = "/sys/class/nvme";
 
-/// How often sysfs is looked at while something is waited for.
+/// Interval of polling sysfs.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// How long the kernel may take to take a controller away: it first waits for the lender's answer to that.
+/// Time that the kernel may take to remove a controller: it first waits for the lender's reply.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A connection of the kernel's initiator to a subsystem, `nvmeN`.
@@ -29,10 +31,11 @@ impl Controller {
         Self { root: root.clone(), name: name.to_owned() }
     }
 
-    /// All by which a host of this name is connected to a subsystem of this name, whoever made them.
+    /// Finds all controllers that connect the host NQN `host` to the subsystem NQN `subsystem`,
+    /// including those made by other processes.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// Fails if sysfs cannot be read.
     pub fn find(root: &Root, subsystem: &Nqn, host: &Nqn) -> Result<Vec<Self>, NvmeError> {
         let names =
             root.names(CLASS).map_err(NvmeError::io(format_args!("cannot read {CLASS}")))?;
@@ -42,20 +45,22 @@ impl Controller {
         Ok(all.filter(|it| is(it, "subsysnqn", subsystem) && is(it, "hostnqn", host)).collect())
     }
 
-    /// The kernel's name of it, `nvmeN`.
+    /// Returns the kernel's name of the controller, `nvmeN`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the kernel says of its state: `live` while the lender answers, `connecting` while it does not.
+    /// Returns the kernel's state of the controller: `live` while the lender answers, `connecting`
+    /// while it does not. It is `gone` if there is no such controller.
     pub fn state(&self) -> String {
         self.read("state").unwrap_or_else(|| "gone".to_owned())
     }
 
-    /// Its block device, once there is one: that of the namespace with the lowest number.
+    /// Returns the block device of the namespace with the lowest number, once its node exists and
+    /// its size is known.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// Fails if sysfs cannot be read.
     pub fn device(&self) -> Result<Option<PathBuf>, NvmeError> {
         let names = self
             .root
@@ -68,17 +73,18 @@ impl Controller {
             .filter(|device| self.root.path(device).exists() && self.size(device) > Bytes::ZERO))
     }
 
-    /// What its block device holds.
+    /// Returns the size of a block device, zero if it is unknown.
     pub fn size(&self, device: &Path) -> Bytes {
         let name = device.file_name().unwrap_or_default();
         let sectors = self.root.read(Path::new("/sys/block").join(name).join("size"));
         Bytes(sectors.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512)
     }
 
-    /// Waits until its block device can be opened.
+    /// Waits until the block device can be opened.
     ///
     /// # Errors
-    /// If none has come in time: the subsystem has no namespace, or the connection broke.
+    /// Fails if no block device appears within `patience`: the subsystem has no namespace, or the
+    /// connection broke.
     pub fn wait_for_device(&self, patience: Duration) -> Result<PathBuf, NvmeError> {
         let deadline = Instant::now() + patience;
         loop {
@@ -99,17 +105,19 @@ impl Controller {
         }
     }
 
-    /// Disconnects, and waits until nothing is left. I/O to its block device fails from now on.
+    /// Disconnects and waits until the controller is gone. I/O to its block device fails from then
+    /// on.
     ///
     /// # Errors
-    /// If the kernel refuses, or takes too long. One that is gone already is none.
+    /// Fails if the kernel refuses or takes too long. A controller that is gone already is no
+    /// error.
     pub fn delete(&self) -> Result<(), NvmeError> {
         let dir = self.root.path(self.dir());
         if !dir.exists() {
             return Ok(());
         }
         match self.root.write(self.dir().join("delete_controller"), "1") {
-            // A controller that is on its way out has no such file any more, or does not answer there.
+            // A controller that is being removed lacks this file or returns `ENODEV`.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => {}
             written => {
                 written.map_err(NvmeError::io(format_args!("cannot disconnect {}", self.name)))?
@@ -136,15 +144,17 @@ impl Controller {
     }
 }
 
-/// Whether a device can be opened. The kernel makes its file a moment before that
-/// (`device_add_disk`). Its user hears of all other errors.
+/// Tells whether a device can be opened: the kernel creates the node before it accepts opens
+/// (`device_add_disk`). Other errors count as success here, since the device's user meets them too.
 fn opens(device: &Path) -> bool {
     let error = File::open(device).err().and_then(|error| error.raw_os_error());
     !matches!(error, Some(libc::ENOENT | libc::ENXIO))
 }
 
-/// The number of a namespace, and the name of its block device, from its entry at the controller: `nvmeSnN` itself, or
-/// `nvmeScCnN`, which is one path to the block device `nvmeSnN` (native multipathing).
+/// Parses a controller's entry into the number of a namespace and the name of its block device.
+///
+/// The entry is either the block device `nvmeSnN` itself, or `nvmeScCnN`, one path to that block
+/// device (native multipathing).
 fn namespace(entry: &str) -> Option<(u32, String)> {
     let (before, number) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
     let subsystem = before.split('c').next()?;
@@ -161,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A host with one controller, which has a namespace if there are `sectors`.
+    /// Imitates a host with one controller and a device of `sectors` sectors.
     fn host(entry: &str, sectors: u64) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
@@ -175,7 +185,7 @@ mod tests {
             (format!("/sys/class/nvme/nvme1/{entry}/wwid"), String::new()),
             ("/sys/block/nvme0n1/size".to_owned(), format!("{sectors}\n")),
             ("/dev/nvme0n1".to_owned(), String::new()),
-            // A disk of its own, which is no fabrics controller.
+            // A local disk, which is not a fabrics controller.
             (
                 "/sys/class/nvme/nvme7/subsysnqn".to_owned(),
                 "nqn.2014-08.org.example:a\n".to_owned(),
@@ -224,7 +234,7 @@ mod tests {
     fn a_device_that_cannot_be_opened_yet_is_waited_for() {
         let (_dir, root) = host("nvme0n1", 2048);
         let controller = find(&root, "nqn.2014-08.org.example:h").remove(0);
-        // To open a socket is ENXIO, too.
+        // Opening a socket fails with ENXIO, too.
         let path = root.path("/dev/nvme0n1");
         fs::remove_file(&path).unwrap();
         let socket = UnixListener::bind(&path).unwrap();

@@ -1,25 +1,31 @@
+//! The identity of this host towards NVMe lenders.
+
 use aquifer_fabric::nvme::proto::Nqn;
 use serde::{Deserialize, Serialize};
 
 use super::super::{NvmeError, Root};
 
-/// Who this host says it is: its NQN, which lenders allow, and the UUID that goes with it.
+/// The identity that this host presents: its NQN, which lenders allow, and a host ID.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostIdentity {
-    /// Its name.
+    /// The host NQN.
     pub nqn: Nqn,
-    /// Its id, a UUID as text. The kernel wants one for each name, and one name for each.
+    /// The host ID, a UUID as text. The kernel rejects one ID with two NQNs and one NQN with two
+    /// IDs.
     pub id: String,
 }
 
 const UUID_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl HostIdentity {
-    /// The identity with this name; without one that of the host: as nvme-cli has it (`/etc/nvme/hostnqn` and `hostid`), else
-    /// one that follows from `/etc/machine-id`, else from the id of this boot.
+    /// Returns the identity with the NQN `nqn`, or else this host's own identity.
+    ///
+    /// This host's NQN stands in `/etc/nvme/hostnqn`, as for nvme-cli. Without that file it is
+    /// derived from `/etc/machine-id`, or else from the boot ID. The host ID is the UUID in the
+    /// NQN, or else `/etc/nvme/hostid`, or else derived likewise.
     ///
     /// # Errors
-    /// If `/etc/nvme/hostnqn` holds no NQN, or nothing tells this host from others.
+    /// Fails if `/etc/nvme/hostnqn` is used and holds no NQN, or if no source yields an ID.
     pub fn find(root: &Root, nqn: Option<Nqn>) -> Result<Self, NvmeError> {
         let own = root.read("/etc/nvme/hostnqn").filter(|text| !text.is_empty());
         let nqn = match (nqn, own) {
@@ -52,7 +58,7 @@ impl HostIdentity {
     }
 }
 
-/// A UUID of 32 hexadecimal digits that this host has for other purposes.
+/// Returns a UUID of this host: the machine ID, or else the boot ID.
 fn of_machine(root: &Root) -> Option<String> {
     let machine = || root.read("/etc/machine-id");
     let boot = || root.read("/proc/sys/kernel/random/boot_id");

@@ -1,26 +1,29 @@
+//! The kernel's log messages about NVMe, read from `/dev/kmsg`.
+
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::super::Root;
 
-/// What the kernel logs from now on. For a connect that a lender refuses the kernel has one error number, but tells the
-/// reason here.
+/// A reader of messages that the kernel logs after its creation. The kernel reports every refused
+/// connect with one errno, but logs the reason.
 #[derive(Debug)]
 pub(super) struct KernelLog(Option<File>);
 
 impl KernelLog {
-    /// Starts here. A log that cannot be read is an empty one: it only explains.
+    /// Starts at the end of the log. An unreadable log counts as empty, as messages only serve
+    /// explanations.
     pub(super) fn from_now(root: &Root) -> Self {
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(root.path("/dev/kmsg"));
         Self(file.ok().and_then(|mut file| file.seek(SeekFrom::End(0)).map(|_| file).ok()))
     }
 
-    /// What has been logged about NVMe, without time and facility.
+    /// Returns the messages about NVMe logged since then, without time and facility.
     pub(super) fn nvme_lines(mut self) -> Vec<String> {
         let mut lines = Vec::new();
-        // One record a read; no record is longer.
+        // Each read returns one record; no record is longer.
         let mut record = [0; 8192];
         while let Some(file) = &mut self.0 {
             match file.read(&mut record) {
@@ -30,7 +33,7 @@ impl KernelLog {
                         message(&text).filter(|text| text.starts_with("nvme")).map(str::to_owned),
                     );
                 }
-                // Records were dropped for newer ones.
+                // The kernel overwrote unread records with newer ones.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 _ => break,
             }
@@ -39,7 +42,8 @@ impl KernelLog {
     }
 }
 
-/// The message of a record: `priority,sequence,time,flags;message`, then lines of properties.
+/// Returns the message of a record: `priority,sequence,time,flags;message`, then lines of
+/// properties.
 fn message(record: &str) -> Option<&str> {
     record.split_once(';')?.1.lines().next()
 }

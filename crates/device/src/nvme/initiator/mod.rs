@@ -1,8 +1,9 @@
-//! Device backend `nvme`: the kernel's initiator, straight to one lender.
+//! Device backend `nvme`: the kernel's initiator, connected to one lender.
 //!
-//! [`connect()`] writes one line to `/dev/nvme-fabrics`, as `nvme connect` does, and the kernel makes a [`Controller`] with a block
-//! device. Who made it may die: the controller stays, and is found again by the names of subsystem and host
-//! ([`Controller::find`]). [`attach()`] does all of it, swap included, and leaves a [`Record`] by which [`detach()`] undoes it.
+//! [`connect()`] writes one line to `/dev/nvme-fabrics`, as `nvme connect` does, and the kernel
+//! makes a [`Controller`] with a block device. The controller outlives the process that made it;
+//! [`Controller::find`] finds it by the NQNs of subsystem and host. [`attach()`] does all steps,
+//! including swap, and leaves a [`Record`] with which [`detach()`] undoes them.
 
 mod attach;
 mod connect;

@@ -1,3 +1,5 @@
+//! The records of directly attached subsystems.
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
@@ -11,46 +13,49 @@ use serde::{Deserialize, Serialize};
 use super::super::{NvmeError, Root, SubsystemUri};
 use super::{Controller, HostIdentity};
 
-/// What is attached directly: `direct/ID.json` in the state directory. It is written before the kernel is asked for anything,
-/// so that whatever the kernel has made can be found and taken away, however far its maker came.
+/// The record of an attachment, `direct/ID.json` in the state directory.
+/// [`attach()`](super::attach()) writes it before it configures the kernel. After a crash at any
+/// step, the kernel's objects can thus be found and removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Names it, as volumes are named.
+    /// Id of the attachment, of the same kind as a volume's.
     pub id: VolumeId,
     /// The subsystem.
     pub uri: SubsystemUri,
-    /// Where it was found.
+    /// The resolved address of the subsystem.
     pub address: SocketAddr,
-    /// As whom.
+    /// Identity that this host presents.
     pub host: HostIdentity,
-    /// Whether to swap to it.
+    /// Whether the device serves swap.
     pub swap: bool,
-    /// Its block device, once there was one.
+    /// The block device; `None` until it appears.
     pub device: Option<PathBuf>,
-    /// The kernel's name of the connection, likewise. It may change with a reset of the host's.
+    /// The kernel's name of the controller; `None` until it is connected. A reset of the host may
+    /// change it.
     pub controller: Option<String>,
-    /// What the device holds.
+    /// Size of the device; zero until it appears.
     pub capacity: Bytes,
-    /// Whatever its maker wanted to find again.
+    /// Data of the caller of `attach`.
     #[serde(default)]
     pub note: serde_json::Value,
 }
 
 impl Record {
-    /// How the connection is, as the kernel says: `live` while the lender answers, `gone` where there is none.
+    /// Returns the kernel's state of the connection: `live` while the lender answers, `gone` if
+    /// there is none.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// Fails if sysfs cannot be read.
     pub fn state(&self, root: &Root) -> Result<String, NvmeError> {
         let controllers = Controller::find(root, &self.uri.nqn, &self.host.nqn)?;
         Ok(controllers.first().map_or_else(|| "gone".to_owned(), Controller::state))
     }
 
-    /// All under a state directory that can be read.
+    /// Returns all readable records in a state directory.
     ///
     /// # Errors
-    /// If the directory cannot.
+    /// Fails if the directory exists but cannot be read.
     pub fn all(state: &Path) -> Result<Vec<Self>, NvmeError> {
         let dir = dir(state);
         let entries = match fs::read_dir(&dir) {
@@ -66,7 +71,7 @@ impl Record {
     }
 }
 
-/// A record that nobody else may change meanwhile. Dropped, it stays where it is.
+/// A record, locked against other processes. Dropping it releases the lock and keeps the file.
 #[derive(Debug)]
 pub(super) struct Held {
     path: PathBuf,
@@ -75,7 +80,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Writes a new one.
+    /// Creates and locks a new record. Fails if one exists.
     pub(super) fn new(state: &Path, record: Record) -> Result<Self, NvmeError> {
         let (dir, path) = (dir(state), path(state, record.id));
         let fail = || NvmeError::io(format!("cannot write {}", path.display()));
@@ -89,13 +94,14 @@ impl Held {
         Ok(held)
     }
 
-    /// Takes an existing one.
+    /// Locks and reads an existing record.
     pub(super) fn take(state: &Path, id: VolumeId) -> Result<Self, NvmeError> {
         let path = path(state, id);
         let fail = || NvmeError::io(format!("cannot read {}", path.display()));
         let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(fail())?;
         let taken = lock(&file).and_then(|()| file::is_at(&file, &path));
-        // One that is no longer there was replaced or removed by the process that had it locked.
+        // If another file or none stands at the path, the process that held the lock has replaced
+        // or removed the record.
         if !taken.unwrap_or(false) {
             return Err(NvmeError::new(format!(
                 "another process attaches or detaches {id} at this moment"
@@ -108,7 +114,7 @@ impl Held {
         Ok(Self { path, file, record })
     }
 
-    /// Writes what the record is now.
+    /// Writes the current record to the file.
     pub(super) fn write(&mut self) -> Result<(), NvmeError> {
         let fail = || NvmeError::io(format!("cannot write {}", self.path.display()));
         let text = serde_json::to_vec(&self.record).map_err(|error| fail()(error.into()))?;

@@ -1,11 +1,11 @@
-//! What the kernel means when it refuses to connect.
+//! Explanations of the kernel's refusals to connect.
 
 use std::io;
 
 use super::super::{Module, NvmeError, Root, SubsystemUri};
 use super::HostIdentity;
 
-/// How to get the modules of a transport.
+/// Says how to load the initiator's module.
 pub(super) fn no_initiator(root: &Root, uri: &SubsystemUri) -> NvmeError {
     let module = uri.transport.initiator_module();
     let why = format!("the kernel's initiator for NVMe over {} is not loaded", uri.transport);
@@ -18,7 +18,7 @@ pub(super) fn no_initiator(root: &Root, uri: &SubsystemUri) -> NvmeError {
     NvmeError::new(why).help(help)
 }
 
-/// Explains the error of a connect, with what the kernel has logged meanwhile.
+/// Explains the error of a connect, with the messages that the kernel logged during it.
 pub(super) fn explain(
     root: &Root,
     uri: &SubsystemUri,

@@ -1,3 +1,5 @@
+//! Subsystems of the kernel's NVMe target (nvmet) in configfs.
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -15,12 +17,12 @@ pub(super) const NVMET: &str = "/sys/kernel/config/nvmet";
 pub(super) const SUBSYSTEMS: &str = "/sys/kernel/config/nvmet/subsystems";
 pub(super) const HOSTS: &str = "/sys/kernel/config/nvmet/hosts";
 
-/// Whether the kernel's target is there to be configured.
+/// Tells whether the kernel's target can be configured.
 pub(super) fn is_there(root: &Root) -> bool {
     root.path(SUBSYSTEMS).is_dir()
 }
 
-/// Keeps others that go by this lock from making or removing anything meanwhile.
+/// Locks the target's configuration against other processes that use this lock.
 pub(super) fn lock(root: &Root) -> Result<File, NvmeError> {
     let locked = open_dir(root, SUBSYSTEMS).and_then(|dir| {
         flock(&dir, FlockOperation::LockExclusive)?;
@@ -32,7 +34,7 @@ pub(super) fn lock(root: &Root) -> Result<File, NvmeError> {
     })
 }
 
-/// What keeps it from being there.
+/// Says why the target cannot be configured, and how to remedy that.
 pub(super) fn no_target(root: &Root) -> NvmeError {
     if Module::find(root, "nvmet") == Module::Loaded {
         return NvmeError::new(format!("{NVMET} is not there"))
@@ -46,7 +48,7 @@ fn open_dir(root: &Root, path: impl AsRef<Path>) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(root.path(path))
 }
 
-/// A subsystem of ours in configfs, there or not.
+/// A subsystem in configfs, existing or not, that this program manages.
 #[derive(Clone, Debug)]
 pub(super) struct Subsystem {
     root: Root,
@@ -58,7 +60,7 @@ impl Subsystem {
         Self { root: root.clone(), nqn }
     }
 
-    /// All that carry the mark.
+    /// Returns all subsystems with the mark in their name.
     pub(super) fn marked(root: &Root) -> Result<Vec<Self>, NvmeError> {
         let names = root
             .names(SUBSYSTEMS)
@@ -71,18 +73,18 @@ impl Subsystem {
         &self.nqn
     }
 
-    /// Makes it, without anything in it; what is returned says that its maker lives.
+    /// Creates the subsystem, empty. The returned lock shows that its creator lives.
     pub(super) fn make(&self) -> Result<File, NvmeError> {
         let made = self.root.make_dir(self.dir());
         made.map_err(NvmeError::io(format_args!("cannot make the subsystem {}", self.nqn)))?;
-        // What 'nvme list' shows; older kernels do not let it be set.
+        // The model that 'nvme list' shows. Older kernels do not allow setting it.
         let _ = self.root.write(self.dir().join("attr_model"), "aquifer");
         self.seize()?.ok_or_else(|| {
             NvmeError::new(format!("another process has the subsystem {}", self.nqn))
         })
     }
 
-    /// Takes the maker's place, if the maker is gone.
+    /// Takes the creator's lock; returns `None` while the creator lives.
     pub(super) fn seize(&self) -> Result<Option<File>, NvmeError> {
         let fail = || NvmeError::io(format!("cannot lock the subsystem {}", self.nqn));
         let dir = open_dir(&self.root, self.dir()).map_err(fail())?;
@@ -93,7 +95,8 @@ impl Subsystem {
         }
     }
 
-    /// Lets these hosts in, if they know their secret, or all if there are none.
+    /// Admits the given hosts, and with `secrets` only after authentication. Admits every host if
+    /// `hosts` is empty.
     pub(super) fn allow(
         &self,
         hosts: &[Nqn],
@@ -105,7 +108,7 @@ impl Subsystem {
         for host in hosts {
             let object = Path::new(HOSTS).join(host.as_str());
             match self.root.make_dir(&object) {
-                // Other subsystems may have it, too.
+                // Another subsystem may admit this host, too.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => made.map_err(fail())?,
             }
@@ -134,22 +137,22 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Whether there is such a subsystem.
+    /// Tells whether the subsystem exists.
     pub(super) fn is_there(&self) -> bool {
         self.root.path(self.dir()).is_dir()
     }
 
-    /// Whether its namespace is served.
+    /// Tells whether the namespace is enabled.
     pub(super) fn is_enabled(&self) -> bool {
         self.root.read(self.namespace().join("enable")).is_some_and(|text| text == "1")
     }
 
-    /// What its namespace is over.
+    /// Returns the RAM disk under the namespace.
     pub(super) fn ram(&self) -> Option<Ram> {
         Ram::of_device(&self.root.read(self.namespace().join("device_path"))?)
     }
 
-    /// Says what its namespace is to be over.
+    /// Creates the namespace and sets its block device.
     pub(super) fn name_device(&self, device: &Path) -> Result<(), NvmeError> {
         let fail = || NvmeError::io(format!("cannot make a namespace over {}", device.display()));
         let namespace = self.namespace();
@@ -157,18 +160,19 @@ impl Subsystem {
         self.root
             .write(namespace.join("device_path"), &device.display().to_string())
             .map_err(fail())?;
-        // Hosts tell by it whether what comes back after an interruption is what they had.
+        // Hosts compare this UUID after a reconnect, to tell whether the namespace is the one that
+        // they had.
         let uuid = self.nqn.as_str().rsplit(':').next().unwrap_or_default();
         self.root.write(namespace.join("device_uuid"), uuid).map_err(fail())
     }
 
-    /// Has the namespace served.
+    /// Enables the namespace.
     pub(super) fn enable(&self) -> Result<(), NvmeError> {
         let enabled = self.root.write(self.namespace().join("enable"), "1");
         enabled.map_err(NvmeError::io(format_args!("cannot serve the namespace of {}", self.nqn)))
     }
 
-    /// Takes it away with all that belongs to it, whatever of it there is: ports, namespaces, hosts, RAM.
+    /// Removes the subsystem with its ports, namespaces, hosts and RAM disk, as far as they exist.
     pub(super) fn take_away(&self) -> Result<(), NvmeError> {
         let root = &self.root;
         let fail = || NvmeError::io(format!("cannot take away the subsystem {}", self.nqn));

@@ -1,25 +1,27 @@
-//! What tells our objects from those of others, and cannot be lost: their names.
+//! The marks by which this program knows its own target objects: their names, which a crash cannot
+//! lose.
 
 use std::ops::RangeInclusive;
 
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::LeaseId;
 
-/// What the names of our subsystems begin with: a UUID of version 8 (RFC 9562, section 5.8: of one's own making) whose first six
-/// bytes spell "aquife". The rest is random, so that no lender ever comes back under the name of another, without the pages.
+/// Start of our subsystems' names: a UUID of version 8 (RFC 9562, section 5.8) that begins with the
+/// bytes "aquife". The rest is random. A lender that lost its pages thus never comes back under an
+/// old name.
 const PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:61717569-6665-8";
 
-/// The numbers of our ports, which have no other name.
+/// Numbers of our ports. A port has no other name.
 pub(super) const PORTS: RangeInclusive<u16> = 0xa900..=0xa9ff;
 
-/// A new name, of a subsystem or a host, that nobody had before.
+/// Returns a fresh random name for a subsystem or a host, with the mark.
 pub fn new_name() -> Nqn {
     const FIXED: u128 = 0xffff_ffff_ffff_f000_c000_0000_0000_0000;
     const MARK: u128 = 0x6171_7569_6665_8000_8000_0000_0000_0000;
     Nqn::of_lease(LeaseId(LeaseId::random().0 & !FIXED | MARK))
 }
 
-/// Whether the name of a subsystem or a host is one of ours.
+/// Tells whether the name of a subsystem or a host has the mark.
 pub(super) fn is_ours(name: &str) -> bool {
     name.starts_with(PREFIX)
 }

@@ -1,9 +1,13 @@
-//! Lease backend `kernel`: RAM of this host lent by the kernel's own NVMe target, over TCP and RDMA.
+//! Lease backend `kernel`: RAM of this host, lent by the kernel's NVMe target over TCP and RDMA.
 //!
-//! A [`Target`] is a RAM disk (zram, or brd where there is none) as the one namespace of a subsystem of nvmet, and ports on
-//! which hosts reach it, all made through configfs. None of it needs its maker to live, so all of it carries a mark in
-//! its name, and its maker holds a lock on the subsystem's directory: [`sweep()`] removes what has the mark and no maker.
-//! What is made with a name of its maker's own lasts instead, until its maker, or who comes after, finds and removes it by that.
+//! A [`Target`] is a RAM disk (zram, or else brd) as the one namespace of an nvmet subsystem, with
+//! ports through which hosts reach it. All of it is made through configfs and outlives the process
+//! that made it.
+//!
+//! Without a name from the caller, the subsystem's name carries a mark, and the creator holds a
+//! lock on its directory. [`sweep()`] removes marked subsystems without a creator. With a name from
+//! the caller, the target lasts until the creator, or a successor, finds it by that name and
+//! removes it.
 
 mod configfs;
 mod mark;
@@ -24,46 +28,48 @@ use self::configfs::{HOSTS, Subsystem};
 use self::ram::Ram;
 use super::{NvmeError, Root, Transport};
 
-/// What is to be lent.
+/// Parameters of a target.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// The subsystem's name, under which it outlives its maker; without one it gets a new name and goes with its maker.
+    /// Name of the subsystem. A named target outlives its creator. With `None` the target gets a
+    /// new name and is removed with its creator.
     pub name: Option<Nqn>,
     /// The size of the device.
     pub capacity: Bytes,
-    /// The most RAM it may take; beyond it a write fails. zram only.
+    /// The most RAM that the device may take; writes beyond it fail. Only zram supports it.
     pub quota: Option<Bytes>,
-    /// Where hosts come.
+    /// Addresses at which hosts connect.
     pub ports: Vec<(Transport, SocketAddr)>,
-    /// Which hosts may; all, if there are none.
+    /// NQNs of the admitted hosts; empty admits every host.
     pub allowed: Vec<Nqn>,
-    /// By what those hosts must prove their names (DH-HMAC-CHAP).
+    /// Secrets for DH-HMAC-CHAP with those hosts; `None` disables authentication.
     pub secrets: Option<HostSecrets>,
 }
 
-/// What hosts and the target must know of each other, each in the form `DHHC-1:…:`.
+/// The secrets that hosts and target share, each in the form `DHHC-1:…:`.
 #[derive(Clone)]
 pub struct HostSecrets {
-    /// The hosts'.
+    /// The hosts' secret.
     pub host: String,
-    /// The target's, by which it proves its own name to hosts that ask.
+    /// The target's secret, with which it authenticates itself to hosts that ask.
     pub target: String,
 }
 
 impl fmt::Debug for HostSecrets {
-    /// Without them.
+    /// Leaves out the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSecrets").finish_non_exhaustive()
     }
 }
 
-/// RAM that is lent. Dropping one that goes with its maker takes it away, if that works; [`Self::remove`] tells.
+/// RAM that this host lends. Dropping an unnamed target removes it and ignores errors;
+/// [`Self::remove`] reports them.
 #[derive(Debug)]
 pub struct Target {
     root: Root,
     subsystem: Subsystem,
     ram: Ram,
-    /// Says that the maker lives; none for what lasts.
+    /// Lock that shows that the creator lives; `None` for a named target.
     mark: Option<File>,
 }
 
@@ -71,7 +77,8 @@ impl Target {
     /// Makes the RAM disk, the subsystem and its ports, after a [`sweep()`].
     ///
     /// # Errors
-    /// If the kernel lacks the target or RAM disks, or refuses a port. Nothing is left then, unless the error says so.
+    /// Fails if the kernel lacks the target or RAM disks, or refuses a port. The function then
+    /// undoes its steps; the error says so if it cannot.
     pub fn make(root: &Root, wish: &Wish) -> Result<Self, NvmeError> {
         let _alone = configfs::lock(root)?;
         sweep_alone(root)?;
@@ -83,10 +90,11 @@ impl Target {
         })
     }
 
-    /// Finds what was made with a name of its maker's own, and is served. Of one that was not finished nothing is left.
+    /// Finds a served target by the name that its creator gave. Removes an unfinished one and
+    /// returns `None`.
     ///
     /// # Errors
-    /// If configfs cannot be read, or something stays of what was not finished.
+    /// Fails if configfs cannot be read, or a part of an unfinished target cannot be removed.
     pub fn find(root: &Root, name: &Nqn) -> Result<Option<Self>, NvmeError> {
         let subsystem = Subsystem::new(root, name.clone());
         if !subsystem.is_there() {
@@ -101,35 +109,35 @@ impl Target {
         }
     }
 
-    /// The subsystem's name.
+    /// Returns the subsystem's name.
     pub fn nqn(&self) -> &Nqn {
         self.subsystem.nqn()
     }
 
-    /// The RAM disk.
+    /// Returns the device node of the RAM disk.
     pub fn device(&self) -> PathBuf {
         self.ram.device()
     }
 
-    /// Its size, which is more than was wished where there is only brd.
+    /// Returns the size of the RAM disk. A brd disk may be larger than requested.
     pub fn capacity(&self) -> Bytes {
         self.ram.size(&self.root)
     }
 
-    /// The RAM that it takes now: of zram what it says, of brd all of it.
+    /// Returns the RAM that the disk takes: zram reports it, brd counts in full.
     pub fn stored(&self) -> Bytes {
         self.ram.stored(&self.root)
     }
 
-    /// Whether the RAM stays taken when this is removed: brd gives none back.
+    /// Tells whether the RAM stays in use after removal, as with brd.
     pub fn keeps_ram(&self) -> bool {
         matches!(self.ram, Ram::Brd(_))
     }
 
-    /// Takes all of it away, hosts that are connected included: their pages are gone.
+    /// Removes the target, even while hosts are connected; their pages are lost.
     ///
     /// # Errors
-    /// If something stays; the next [`sweep()`] tries again.
+    /// Fails if a part cannot be removed. The next [`sweep()`] retries an unnamed target.
     pub fn remove(mut self) -> Result<(), NvmeError> {
         self.take_away()
     }
@@ -144,16 +152,16 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         if self.mark.is_some() {
-            // Nobody is left to tell; the next sweep finds what is left.
+            // No caller gets the error. The next sweep finds the rest.
             let _ = self.take_away();
         }
     }
 }
 
-/// Whether the kernel has a target to be configured.
+/// Checks that the kernel has a target that can be configured.
 ///
 /// # Errors
-/// If not, with what is missing.
+/// Fails with the missing part if it has none.
 pub fn check(root: &Root) -> Result<(), NvmeError> {
     if configfs::is_there(root) { Ok(()) } else { Err(configfs::no_target(root)) }
 }
@@ -161,7 +169,7 @@ pub fn check(root: &Root) -> Result<(), NvmeError> {
 fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeError> {
     let mark = subsystem.make()?;
     subsystem.allow(&wish.allowed, wish.secrets.as_ref())?;
-    // Named before it has a size, so that whatever takes RAM can be found.
+    // Sets the path before the size, so that a sweep can find every disk that takes RAM.
     let ram = Ram::add(root, wish.capacity)?;
     subsystem.name_device(&ram.device())?;
     ram.set_size(root, wish.capacity, wish.quota)?;
@@ -177,11 +185,11 @@ fn make(root: &Root, subsystem: &Subsystem, wish: &Wish) -> Result<Target, NvmeE
     })
 }
 
-/// Removes what targets left whose makers are gone; returns the names of their subsystems. Those that others have made, by
-/// hand or by nvmetcli, are left alone.
+/// Removes marked targets without a living creator, and returns the names of their subsystems.
+/// Leaves subsystems alone that an operator or nvmetcli made.
 ///
 /// # Errors
-/// If something stays.
+/// Fails if a part cannot be removed.
 pub fn sweep(root: &Root) -> Result<Vec<Nqn>, NvmeError> {
     if !configfs::is_there(root) {
         return Ok(Vec::new());
@@ -202,8 +210,8 @@ fn sweep_alone(root: &Root) -> Result<Vec<Nqn>, NvmeError> {
     Ok(swept)
 }
 
-/// Removes what stands for a host, if nobody needs it any more: the kernel keeps what is bound to a subsystem, and one with a
-/// secret and no name of ours is not ours.
+/// Removes a host object that is no longer used; the kernel refuses while a subsystem links to it.
+/// An object with a secret and an unmarked name belongs to another program and stays.
 fn forget_host(root: &Root, host: &str) {
     let path = Path::new(HOSTS).join(host);
     let has_secret = root.read(path.join("dhchap_key")).is_some_and(|key| !key.is_empty());

@@ -1,3 +1,5 @@
+//! Ports of the kernel's NVMe target: the addresses at which it serves subsystems.
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use super::mark;
 
 const PORTS: &str = "/sys/kernel/config/nvmet/ports";
 
-/// Serves a subsystem at an address: by the port of ours that is there, or a new one.
+/// Serves a subsystem at an address, through our existing port there or a new one.
 pub(super) fn open(
     root: &Root,
     nqn: &Nqn,
@@ -45,7 +47,7 @@ pub(super) fn open(
     let linked = root
         .link(Path::new(SUBSYSTEMS).join(nqn.as_str()), dir.join("subsystems").join(nqn.as_str()));
     linked.map_err(|error| {
-        // If no subsystem leads to it, nothing else takes it away.
+        // Without a subsystem, no later removal would find the port.
         let _ = remove_if_idle(root, &dir);
         refused(root, transport, at, &error)
     })
@@ -64,7 +66,7 @@ fn make(root: &Root) -> Result<PathBuf, NvmeError> {
         .help("end some exports"))
 }
 
-/// What the kernel means when it does not listen.
+/// Explains why the kernel refuses to listen.
 fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error) -> NvmeError {
     let module = transport.target_module();
     let why = format!("the kernel does not serve NVMe over {transport} at {at}: {error}");
@@ -81,7 +83,7 @@ fn refused(root: &Root, transport: Transport, at: SocketAddr, error: &io::Error)
     NvmeError::new(why).help(help)
 }
 
-/// Whether a subsystem is served anywhere.
+/// Tells whether any port serves a subsystem.
 pub(super) fn serves(root: &Root, nqn: &Nqn) -> Result<bool, NvmeError> {
     let numbers =
         root.names(PORTS).map_err(NvmeError::io("cannot read the ports of the kernel's target"))?;
@@ -91,7 +93,8 @@ pub(super) fn serves(root: &Root, nqn: &Nqn) -> Result<bool, NvmeError> {
     Ok(numbers.iter().any(|number| link(number).is_symlink()))
 }
 
-/// Serves a subsystem nowhere any more; hosts are cut off. A port of ours goes with its last subsystem.
+/// Stops serving a subsystem at every port, which disconnects its hosts. Our port goes with its
+/// last subsystem.
 pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
     let fail = || NvmeError::io(format!("cannot close the ports of {nqn}"));
     for number in root.names(PORTS).map_err(fail())? {
@@ -105,7 +108,7 @@ pub(super) fn close(root: &Root, nqn: &Nqn) -> Result<(), NvmeError> {
     Ok(())
 }
 
-/// Removes ports of ours that serve nothing: their maker came no further.
+/// Removes our ports without a subsystem, left by a creator that crashed.
 pub(super) fn sweep(root: &Root) -> Result<(), NvmeError> {
     let fail = || NvmeError::io("cannot remove a port that serves nothing");
     for number in root.names(PORTS).map_err(fail())? {

@@ -1,4 +1,4 @@
-//! RAM as a block device.
+//! RAM as a block device: zram or brd.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,20 +12,23 @@ use crate::backend::exclusive;
 
 const ZRAM_CONTROL: &str = "/sys/class/zram-control";
 
-/// How long somebody who looks at every new device (udev) may keep one from going.
+/// Time for which another process, such as udev probing new devices, may hold a device that is to
+/// be removed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A RAM disk of the kernel's.
+/// A RAM disk of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ram {
-    /// `/dev/zramN`, made for the purpose: takes RAM for what is in it, compressed, and gives it back when that is discarded.
+    /// `/dev/zramN`, hot-added for a target. It stores its pages compressed and frees them when
+    /// they are discarded.
     Zram(u32),
-    /// `/dev/ramN`, one of those that were made when the module was loaded: takes RAM for what was ever in it.
+    /// `/dev/ramN`, created when the module was loaded. Pages once written keep their RAM.
     Brd(u32),
 }
 
 impl Ram {
-    /// A new one, of no size yet if it is a zram device; else one of brd's that nobody uses and that has at least this size.
+    /// Hot-adds a zram device, still without a size. Without zram, returns an unused brd disk of at
+    /// least `capacity`.
     pub(super) fn add(root: &Root, capacity: Bytes) -> Result<Self, NvmeError> {
         match root.read(format!("{ZRAM_CONTROL}/hot_add")) {
             Some(number) => {
@@ -57,32 +60,33 @@ impl Ram {
         })
     }
 
-    /// The one with this device node.
+    /// Returns the RAM disk with this device node.
     pub(super) fn of_device(path: &str) -> Option<Self> {
         let name = path.strip_prefix("/dev/")?;
         number(name, "zram").map(Self::Zram).or_else(|| number(name, "ram").map(Self::Brd))
     }
 
-    /// Its device node.
+    /// Returns the device node.
     pub(super) fn device(self) -> PathBuf {
         PathBuf::from(format!("/dev/{}", self.name()))
     }
 
-    /// Its size as the kernel has it.
+    /// Returns the size that the kernel reports, zero if it is unknown.
     pub(super) fn size(self, root: &Root) -> Bytes {
         let sectors = root.read(format!("/sys/block/{}/size", self.name()));
         Bytes(sectors.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) * 512)
     }
 
-    /// The RAM that it takes: of zram all that it has for its pages, of brd its size.
+    /// Returns the RAM that the disk takes: for zram all its memory, for brd its size.
     pub(super) fn stored(self, root: &Root) -> Bytes {
         let Self::Zram(_) = self else { return self.size(root) };
-        // Of the counts of mm_stat the third: mem_used_total (the kernel's documentation of zram).
+        // The third number of mm_stat is mem_used_total
+        // (Documentation/admin-guide/blockdev/zram.rst).
         let counts = root.read(format!("/sys/block/{}/mm_stat", self.name())).unwrap_or_default();
         Bytes(counts.split_whitespace().nth(2).and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 
-    /// Gives a zram device its size, in whole pages, and the most RAM that it may take.
+    /// Sets a zram device's size, rounded to whole pages, and its RAM limit.
     pub(super) fn set_size(
         self,
         root: &Root,
@@ -102,7 +106,7 @@ impl Ram {
         quota.map_or(Ok(()), |quota| set("mem_limit", quota))
     }
 
-    /// Takes it away with what is in it. A disk of brd stays, with its RAM.
+    /// Removes a zram device with its content. A brd disk stays, with its RAM.
     pub(super) fn remove(self, root: &Root) -> Result<(), NvmeError> {
         let Self::Zram(number) = self else { return Ok(()) };
         let reset = format!("/sys/block/{}/reset", self.name());
@@ -128,7 +132,7 @@ fn number(name: &str, kind: &str) -> Option<u32> {
     name.strip_prefix(kind)?.parse().ok()
 }
 
-/// Does it as soon as nobody holds the device.
+/// Retries a step while the device is in use, up to the timeout.
 fn once_idle(mut step: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {

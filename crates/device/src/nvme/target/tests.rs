@@ -1,14 +1,16 @@
+//! Tests of targets against a directory that imitates configfs.
+
 use std::fs;
 
 use super::*;
 
-/// A kernel with a target and zram, which gives the number 7 to a new device.
+/// Imitates a kernel with a target and zram, which gives the number 7 to a new device.
 fn kernel() -> (tempfile::TempDir, Root) {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::at(dir.path());
     fs::create_dir_all(root.path(configfs::SUBSYSTEMS)).unwrap();
     root.write("/sys/class/zram-control/hot_add", "7").unwrap();
-    // Somebody else's.
+    // Objects of another program.
     for dir in [
         "subsystems/nqn.2014-08.org.example:disk/namespaces/1",
         "ports/1/subsystems",
@@ -84,7 +86,7 @@ fn what_has_no_maker_any_more_is_swept_and_nothing_else() {
     let living = Target::make(&root, &wish(HOST)).unwrap();
     let mut dead = Target::make(&root, &wish("nqn.2014-08.org.example:i")).unwrap();
     let gone = dead.nqn().clone();
-    // As the kernel does when a process is killed.
+    // Imitates the kernel, which releases the lock when a process is killed.
     dead.mark = None;
     drop(dead);
     assert!(nvmet(&root, "subsystems").contains(&gone.to_string()));
@@ -158,7 +160,7 @@ fn what_has_a_name_of_its_own_lasts_until_it_is_found_and_removed() {
         |attribute: &str| root.read(Path::new(HOSTS).join(host.as_str()).join(attribute)).unwrap();
     assert_eq!([key("dhchap_key"), key("dhchap_ctrl_key")], ["DHHC-1:00:a:", "DHHC-1:00:b:"]);
 
-    // A second one at the same addresses shares the ports.
+    // A second target at the same addresses shares the ports.
     let other = name("nqn.2014-08.org.example:two");
     let second = Target::make(&root, &Wish { name: Some(other.clone()), ..wish(HOST) }).unwrap();
     assert_eq!(nvmet(&root, "ports"), ["1", "43264", "43265"]);

@@ -1,8 +1,10 @@
+//! A page-aligned buffer.
+
 use std::ops::{Deref, DerefMut};
 
 use aquifer_page::PAGE_SIZE;
 
-/// A buffer that begins at a page's border, as direct I/O wants it.
+/// A buffer that starts at a page boundary, as direct I/O requires.
 pub struct Aligned {
     data: Vec<u8>,
     start: usize,

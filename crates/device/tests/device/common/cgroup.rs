@@ -1,3 +1,5 @@
+//! A memory cgroup for a test.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -6,7 +8,7 @@ use super::wait_until;
 const V1: &str = "/sys/fs/cgroup/memory";
 const V2: &str = "/sys/fs/cgroup";
 
-/// A memory control group (v1 or v2) with a limit; removed, with all processes in it, when dropped.
+/// A memory cgroup (v1 or v2) with a limit. Dropping it kills its processes and removes it.
 pub struct Cgroup {
     path: PathBuf,
     limit: &'static str,
@@ -30,7 +32,7 @@ impl Cgroup {
         fs::write(self.path.join(self.limit), limit.to_string()).unwrap();
     }
 
-    /// The file to which a process writes `0` to enter.
+    /// Returns the file to which a process writes `0` to enter the cgroup.
     pub fn procs(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers that the tests of this crate share.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ pub mod sys;
 
 use std::time::{Duration, Instant};
 
-/// Waits until `condition` holds; panics naming `what` when it does not within `limit`.
+/// Waits until `condition` holds. Panics with `what` if it does not within `limit`.
 pub fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + limit;
     while !condition() {
@@ -29,10 +29,10 @@ pub fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool
     }
 }
 
-/// What the kernel does at once, with room for a loaded machine.
+/// Timeout for steps that the kernel does at once, with room for a loaded machine.
 pub const SOON: Duration = Duration::from_secs(120);
 
-/// Waits until `condition` holds, as long as a loaded machine may need for what is done at once.
+/// Waits until `condition` holds, at most [`SOON`].
 pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     wait_for(what, SOON, condition);
 }

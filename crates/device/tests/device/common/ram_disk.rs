@@ -1,3 +1,5 @@
+//! Disks in RAM for tests.
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +10,7 @@ use aquifer_page::{Bytes, PAGE_SIZE};
 
 const SHARDS: usize = 64;
 
-/// A sparse disk in RAM, for tests.
+/// A sparse disk in RAM.
 pub struct RamDisk {
     capacity: Bytes,
     shards: Vec<Mutex<HashMap<u64, Box<[u8; PAGE_SIZE]>>>>,
@@ -26,12 +28,13 @@ impl RamDisk {
         })
     }
 
-    /// Pages that hold something.
+    /// Returns the number of pages stored.
     pub fn stored(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().unwrap().len()).sum()
     }
 
-    /// Calls `f` with each page that the range touches, the offset in it and the range in the caller's data.
+    /// Calls `f` for each page in the range, with the offset in the page and the range in the
+    /// caller's data.
     fn each_page(offset: u64, len: usize, mut f: impl FnMut(u64, usize, std::ops::Range<usize>)) {
         let mut at = 0;
         while at < len {
@@ -89,7 +92,7 @@ impl Disk for RamDisk {
     }
 }
 
-/// A disk of zeros that fails every request that touches one byte.
+/// A disk of zeros that fails every request that includes one bad byte.
 pub struct FailingDisk {
     capacity: Bytes,
     bad: u64,

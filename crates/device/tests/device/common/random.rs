@@ -1,3 +1,5 @@
+//! Repeatable random numbers for tests.
+
 /// A small generator of repeatable random numbers (splitmix64).
 pub struct Random(pub u64);
 

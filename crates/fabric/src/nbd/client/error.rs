@@ -1,3 +1,5 @@
+//! Errors of the NBD initiator.
+
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,82 +11,82 @@ use crate::initiating::Interrupted;
 use crate::nbd::proto::errno;
 use crate::tls::TlsError;
 
-/// What went wrong, and with which export.
+/// A failure, together with the export that it concerns.
 #[derive(Debug, thiserror::Error)]
 #[error("{target}: {failure}")]
 pub struct NbdError {
-    /// The export.
+    /// The export, as the caller addressed it.
     pub target: Arc<Target>,
-    /// What went wrong.
+    /// The cause.
     #[source]
     pub failure: Failure,
 }
 
-/// What went wrong with an export.
+/// The cause of an [`NbdError`].
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The server could not be reached.
+    /// The client cannot connect to the server.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
-    /// The server is not trusted, or does not trust us.
+    /// This host and the server do not trust each other, or the TLS handshake broke.
     #[error("{0}")]
     Tls(#[from] TlsError),
-    /// The server does not let us use the export.
+    /// The server refuses the export or an option; the text says why.
     #[error("the server refuses: {0}")]
     Refused(String),
-    /// The export is the owner's that this names, and not ours.
+    /// The export belongs to another owner; the server's text names it.
     #[error("{0}")]
     Claimed(String),
-    /// The pages that were there are gone: these are others.
+    /// The export's pages have another incarnation: those that the client stored are gone.
     #[error(
         "the lender was started anew and has lost all that it held (it is incarnation {found}, not {expected})"
     )]
     Forgot {
-        /// Of the pages that were there.
+        /// Incarnation of the pages that the client stored.
         expected: Incarnation,
-        /// Of those that are there, or why they are not the same.
+        /// Incarnation of the pages that the server holds, or why the two cannot be the same.
         found: String,
     },
     /// The connection broke.
     #[error("connection lost: {0}")]
     Lost(#[source] io::Error),
-    /// The server did not answer in time, or not to the end.
+    /// The server did not answer, or not completely, within the connection's timeout.
     #[error("no answer for {0:?}")]
     Silent(Duration),
-    /// The server broke the protocol.
+    /// The server violated the protocol; the text says how.
     #[error("the server does not keep to the NBD protocol: {0}")]
     Protocol(String),
-    /// The connection failed earlier.
+    /// An earlier failure ended the connection.
     #[error("the connection failed earlier")]
     Broken,
-    /// The request is not inside the export, or longer than the server takes.
+    /// The request exceeds the export, or the longest payload that the server takes.
     #[error("a request of {length} bytes at {offset} does not fit the export of {size} bytes")]
     OutOfRange {
-        /// First byte.
+        /// First byte of the request.
         offset: u64,
-        /// Bytes.
+        /// Length of the request in bytes.
         length: u64,
-        /// Bytes in the export.
+        /// Size of the export in bytes.
         size: u64,
     },
-    /// The server has no room left (`ENOSPC`).
+    /// The server has no space left (`ENOSPC`).
     #[error("no space left{0}")]
     NoSpace(Text),
-    /// The server is going away (`ESHUTDOWN`).
+    /// The server is shutting down (`ESHUTDOWN`).
     #[error("the server is shutting down{0}")]
     ShuttingDown(Text),
-    /// The server, or the export, cannot do this (`ENOTSUP`).
+    /// The server or the export does not support the request (`ENOTSUP`).
     #[error("not supported{0}")]
     Unsupported(Text),
-    /// The server does not permit it (`EPERM`).
+    /// The server does not permit the request (`EPERM`).
     #[error("not permitted{0}")]
     NotPermitted(Text),
-    /// Any other error of the server, by its number.
+    /// Any other error number from the server.
     #[error("{}{text}", std::io::Error::from_raw_os_error(.0.cast_signed()), text = .1)]
     Remote(u32, Text),
 }
 
-/// What the server said along with an error number; often nothing.
+/// The text that the server sent with an error number; often empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Text(pub String);
 
@@ -99,17 +101,17 @@ impl NbdError {
         Self { target: target.clone(), failure }
     }
 
-    /// Whether the connection is of no further use (a new one may be).
+    /// Returns whether the error ended the connection; the caller can still connect anew.
     pub fn ends_connection(&self) -> bool {
         self.failure.ends_connection()
     }
 
-    /// Whether the lender has no room for what was written.
+    /// Returns whether the lender has no space left for the written pages.
     pub fn is_no_space(&self) -> bool {
         matches!(self.failure, Failure::NoSpace(_))
     }
 
-    /// Whether the server has said that what this client stored there is gone, or another's by now.
+    /// Returns whether the pages that this client stored are gone, or belong to another owner.
     pub fn is_loss(&self) -> bool {
         matches!(self.failure, Failure::Claimed(_) | Failure::Forgot { .. })
     }
@@ -130,7 +132,7 @@ impl Failure {
         }
     }
 
-    /// The error that a reply brought.
+    /// Maps an error number of the protocol (specification, "Error values") to a failure.
     pub(super) fn from_reply(number: u32, text: String) -> Self {
         let text = Text(text);
         match number {

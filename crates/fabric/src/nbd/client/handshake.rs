@@ -1,4 +1,4 @@
-//! Fixed newstyle negotiation, from the greeting to the answer to `OPT_GO`.
+//! Fixed newstyle negotiation by the client, from the greeting to the answer to `OPT_GO`.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::nbd::proto::{
 };
 use crate::tls;
 
-/// The longest answer to an option that is worth reading.
+/// The longest reply to an option that the client accepts, in bytes.
 const MAX_REPLY: u32 = 64 << 10;
 
 pub(super) fn connect(
@@ -30,7 +30,8 @@ pub(super) fn connect(
         return Err(Failure::Refused(format!("an export's name is at most {MAX_STRING} bytes")));
     }
     let mut socket = Socket::connect(&target.address, patience).map_err(Failure::Connect)?;
-    // Until the connection is closed in peace: nothing of it is to arrive after it is given up, or its process killed.
+    // Abortive until `Drop` closes the connection in order: once the client gives up or is killed,
+    // nothing that it sent may still arrive.
     socket.set_abortive(true).map_err(Failure::Connect)?;
     greet(&mut Wire { channel: &mut socket, deadline })?;
     let mut channel: Box<dyn Channel> = match &target.tls {
@@ -44,7 +45,7 @@ pub(super) fn connect(
     Ok((channel, agreement))
 }
 
-/// The handshake over a channel that is connected already, without TLS.
+/// Performs the handshake over a connected channel, without TLS.
 pub(super) fn over(
     channel: &mut dyn Channel,
     export: &str,
@@ -74,13 +75,13 @@ fn agree(
     go(wire, export, agreement)
 }
 
-/// A channel, and the deadline of the handshake.
+/// A channel with the deadline of the handshake.
 struct Wire<'a> {
     channel: &'a mut dyn Channel,
     deadline: Deadline,
 }
 
-/// The answer to an option: its kind and its payload.
+/// A reply to an option: its type and its payload.
 type Answer = (u32, Vec<u8>);
 
 impl Wire<'_> {
@@ -89,7 +90,7 @@ impl Wire<'_> {
         Ok(self.deadline.send(self.channel, &mut slices)?)
     }
 
-    /// Reads exactly that much and no more: what follows may be meant for TLS.
+    /// Fills `into` and reads no further: the bytes that follow may belong to TLS.
     fn receive(&mut self, into: &mut [u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < into.len() {
@@ -125,7 +126,7 @@ impl Wire<'_> {
         Ok((head.reply.get(), payload))
     }
 
-    /// Asks for something that the server may do without.
+    /// Negotiates an option that the server may lack; returns whether the server accepts it.
     fn ask_whether(&mut self, option: u32, payload: &[u8]) -> Result<bool, Failure> {
         self.ask(option, payload)?;
         match self.answer(option)? {
@@ -168,7 +169,7 @@ fn start_tls(wire: &mut Wire<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Says who this client is. Returns the incarnation of the pages, if the server knows of such.
+/// Introduces this client. Returns the incarnation of the pages if the server knows the option.
 fn introduce(
     wire: &mut Wire<'_>,
     export: &str,
@@ -202,14 +203,14 @@ fn introduce(
             (kind @ (reply::ERR_SHUTDOWN | reply::ERR_TLS_REQD | reply::ERR_UNKNOWN), text) => {
                 return Err(refused(kind, &text));
             }
-            // A server of another make, or a disk.
+            // A server of another make, or a disk: neither has an incarnation.
             (kind, _) if kind & reply::ERROR_BIT != 0 => return Ok(None),
             _ => return Err(malformed("the answer to an introduction")),
         }
     }
 }
 
-/// Asks to be told of holes. Returns the context's id, if the server can tell.
+/// Selects `base:allocation`. Returns the context's id if the server reports holes.
 fn choose_allocation(wire: &mut Wire<'_>, export: &str) -> Result<Option<u32>, Failure> {
     let mut payload = text(export);
     payload.extend(1u32.to_be_bytes());
@@ -248,7 +249,7 @@ fn go(wire: &mut Wire<'_>, export: &str, mut agreement: Agreement) -> Result<Agr
     }
 }
 
-/// Takes note of one piece of information; whether it was the one that matters.
+/// Applies one piece of information; returns whether it was the mandatory `INFO_EXPORT`.
 fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
     let kind = payload.first_chunk().map(|kind| u16::from_be_bytes(*kind));
     match kind.ok_or_else(|| malformed("information about the export"))? {
@@ -276,9 +277,9 @@ fn note(payload: &[u8], agreement: &mut Agreement) -> Result<bool, Failure> {
     }
 }
 
-/// A string as options carry it: its length, then itself.
+/// Encodes a string as options carry it: a 32-bit length, then the bytes.
 fn text(text: &str) -> Vec<u8> {
-    // Callers keep to `MAX_STRING`.
+    // No caller passes more than `MAX_STRING` bytes.
     let mut bytes = (text.len() as u32).to_be_bytes().to_vec();
     bytes.extend(text.as_bytes());
     bytes
@@ -305,7 +306,7 @@ fn refused(kind: u32, text: &[u8]) -> Failure {
     })
 }
 
-/// The server's words as they can go to a log: no control characters, no novels.
+/// Returns the server's text for the log: no control characters, at most 300 characters.
 fn said(text: &[u8]) -> String {
     String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).take(300).collect()
 }

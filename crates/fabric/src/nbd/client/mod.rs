@@ -1,7 +1,8 @@
-//! The NBD initiator: blocking, one connection used by one thread at a time, any number of requests in flight.
+//! The NBD initiator: blocking connections, each for one thread at a time, with many requests in
+//! flight.
 //!
-//! After [`Connection::connect`] nothing allocates unless it fails: this is on the way of every page that a borrower
-//! swaps.
+//! Once connected, an operation allocates only if it fails or reports block status. Every page that
+//! a borrower swaps takes this path.
 
 mod error;
 mod handshake;
@@ -27,14 +28,15 @@ use crate::initiating::{Deadline, Input};
 use crate::nbd::proto::export_flag;
 use crate::{Address, Uri};
 
-/// An export somewhere, and how to trust who serves it.
+/// An export of a server, and the means to authenticate that server.
 #[derive(Clone)]
 pub struct Target {
-    /// The server.
+    /// The server's address.
     pub address: Address,
-    /// The export; empty for the server's default one.
+    /// The export's name; empty for the server's default export.
     pub export: String,
-    /// This host's side of mutual TLS, and the host that the server must prove to be; without it, all is in the clear.
+    /// This host's TLS configuration and the name that the server must prove; `None` means plain
+    /// text.
     pub tls: Option<(Arc<ClientConfig>, HostName)>,
 }
 
@@ -45,31 +47,31 @@ impl fmt::Debug for Target {
 }
 
 impl fmt::Display for Target {
-    /// As a URI.
+    /// Writes the target as a URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (address, export) = (self.address.clone(), self.export.clone());
         Uri { secure: self.tls.is_some(), address, export }.fmt(f)
     }
 }
 
-/// What the handshake agreed on.
+/// The result of the handshake.
 #[derive(Clone, Copy, Debug)]
 struct Agreement {
     size: u64,
     flags: u16,
-    /// The longest payload of a read or write.
+    /// The longest payload of a read or write, in bytes.
     max_payload: u32,
     structured: bool,
-    /// The id of `base:allocation`, if the server tells about holes.
+    /// The id of `base:allocation` if the server reports holes.
     allocation: Option<u32>,
-    /// The life of the pages, if the server tells.
+    /// The incarnation of the pages if the server reports it.
     incarnation: Option<Incarnation>,
 }
 
-/// A connection to one export, past the handshake.
+/// A connection to one export, after the handshake.
 ///
-/// After an error that [`ends the connection`](NbdError::ends_connection) every further call fails; drop it and connect
-/// anew.
+/// After an error that [`ends the connection`](NbdError::ends_connection) every further call fails.
+/// The caller drops the connection and connects anew.
 pub struct Connection {
     channel: Box<dyn Channel>,
     input: Input,
@@ -90,20 +92,22 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects and takes the handshake to its end within `patience`, which is from then on the longest that an
-    /// operation takes.
+    /// Connects and completes the handshake within `patience`, which then also limits each
+    /// operation.
     ///
     /// # Errors
-    /// When the server cannot be reached, is not who it should be, or does not serve the export to this host.
+    /// The server is unreachable, fails to authenticate, or does not serve the export to this host.
     pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NbdError> {
         Self::connect_as(target, None, patience)
     }
 
-    /// As [`connect`](Self::connect), as somebody who claims the export. When the server lets it in, nothing that was sent
-    /// over connections of an earlier epoch of this visitor is carried out any more.
+    /// Connects as [`connect`](Self::connect) does, and claims the export for `visitor`.
+    ///
+    /// Once the server admits the visitor, it executes no further request from connections of an
+    /// earlier epoch of this visitor.
     ///
     /// # Errors
-    /// As `connect`, and [`Failure::Claimed`] where the export is another owner's.
+    /// As `connect`, and [`Failure::Claimed`] if the export belongs to another owner.
     pub fn connect_as(
         target: Arc<Target>,
         visitor: Option<&Visitor>,
@@ -115,9 +119,10 @@ impl Connection {
         }
     }
 
-    /// As [`connect`](Self::connect), over a channel that is connected already, in the clear.
+    /// Performs the handshake as [`connect`](Self::connect) does, over a connected channel and
+    /// without TLS.
     ///
-    /// For fuzzing, where sockets would cost most of the time.
+    /// For fuzzing, where sockets would take most of the time.
     #[doc(hidden)]
     pub fn over(
         mut channel: Box<dyn Channel>,
@@ -140,57 +145,58 @@ impl Connection {
         Self { channel, input, target, agreement, patience, next_cookie: 0, broken: false }
     }
 
-    /// What it is connected to.
+    /// Returns the export that this connection reaches.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The life of the export's pages, where this client said who it is and the server is one of ours.
+    /// Returns the incarnation of the export's pages, if this client introduced itself and the
+    /// server reports it.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.agreement.incarnation
     }
 
-    /// Size of the export.
+    /// Returns the size of the export.
     pub fn size(&self) -> Bytes {
         Bytes(self.agreement.size)
     }
 
-    /// Whether the server can give room back: [`trim`](Self::trim) works.
+    /// Returns whether the server supports [`trim`](Self::trim).
     pub fn can_trim(&self) -> bool {
         self.can(export_flag::SEND_TRIM)
     }
 
-    /// Whether [`write_zeroes`](Self::write_zeroes) works.
+    /// Returns whether the server supports [`write_zeroes`](Self::write_zeroes).
     pub fn can_write_zeroes(&self) -> bool {
         self.can(export_flag::SEND_WRITE_ZEROES)
     }
 
-    /// Whether [`flush`](Self::flush) does anything.
+    /// Returns whether the server supports [`flush`](Self::flush).
     pub fn can_flush(&self) -> bool {
         self.can(export_flag::SEND_FLUSH)
     }
 
-    /// Whether several connections see one consistent export.
+    /// Returns whether several connections see one consistent export.
     pub fn can_multi_conn(&self) -> bool {
         self.can(export_flag::CAN_MULTI_CONN)
     }
 
-    /// Whether writes are refused.
+    /// Returns whether the server refuses writes.
     pub fn is_read_only(&self) -> bool {
         self.can(export_flag::READ_ONLY)
     }
 
-    /// Whether [`block_status`](Self::block_status) works.
+    /// Returns whether the server supports [`block_status`](Self::block_status).
     pub fn knows_holes(&self) -> bool {
         self.agreement.allocation.is_some()
     }
 
-    /// The longest read or write that the server takes at once.
+    /// Returns the longest read or write that the server takes in one request.
     pub fn max_payload(&self) -> Bytes {
         Bytes(self.agreement.max_payload.into())
     }
 
-    /// Changes how long an operation may take, all its requests and replies together.
+    /// Sets the timeout of an operation, which covers all its requests and replies together.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
@@ -199,10 +205,10 @@ impl Connection {
         self.agreement.flags & flag != 0
     }
 
-    /// Reads all of `into`.
+    /// Reads `into.len()` bytes from `offset`, split into requests that the server takes.
     ///
     /// # Errors
-    /// [`NbdError`]; the contents of `into` are then unspecified.
+    /// [`NbdError`]; the content of `into` is then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
         let (longest, deadline) =
             (self.agreement.max_payload as usize, Deadline::after(self.patience));
@@ -215,10 +221,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes all of `from`.
+    /// Writes `from` at `offset`, split into requests that the server takes.
     ///
     /// # Errors
-    /// [`NbdError`]; any part may then have been written.
+    /// [`NbdError`]; the server may then have written any part of the range.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NbdError> {
         let (longest, deadline) =
             (self.agreement.max_payload as usize, Deadline::after(self.patience));
@@ -230,35 +236,40 @@ impl Connection {
         Ok(())
     }
 
-    /// Gives the room of a range back. What it reads as afterwards is the server's choice; a lender's is zeroes.
+    /// Releases the space of a range.
+    ///
+    /// A lender's range then reads as zeroes; other servers may return anything.
     ///
     /// # Errors
-    /// [`NbdError`].
+    /// [`NbdError`] if the server fails or does not support trim.
     pub fn trim(&mut self, offset: u64, length: u32) -> Result<(), NbdError> {
         self.run(&mut [Operation::Trim { offset, length }])
     }
 
-    /// Makes a range read as zeroes, giving its room back where the server can.
+    /// Makes a range read as zeroes, and releases its space if the server can.
     ///
     /// # Errors
-    /// [`NbdError`].
+    /// [`NbdError`] if the server fails or does not support the command.
     pub fn write_zeroes(&mut self, offset: u64, length: u32) -> Result<(), NbdError> {
         self.run(&mut [Operation::WriteZeroes { offset, length }])
     }
 
-    /// Makes what was acknowledged permanent, as far as the server can.
+    /// Makes all acknowledged writes as permanent as the server can.
     ///
     /// # Errors
-    /// [`NbdError`].
+    /// [`NbdError`] if the server fails or does not support the command.
     pub fn flush(&mut self) -> Result<(), NbdError> {
         self.run(&mut [Operation::Flush])
     }
 
-    /// Appends to `runs` which parts of a range are holes; the last run may reach beyond the range, or the runs may end
-    /// before it: then ask again from there. This one may allocate.
+    /// Appends the runs of data and holes in a range to `runs`; this call may allocate.
+    ///
+    /// The last run may extend past the range. The runs may also end early: the caller asks again
+    /// from there.
     ///
     /// # Errors
-    /// [`NbdError`], also where the server does not tell: see [`knows_holes`](Self::knows_holes).
+    /// [`NbdError`], also if the server does not report holes: see
+    /// [`knows_holes`](Self::knows_holes).
     pub fn block_status(
         &mut self,
         offset: u64,
@@ -270,11 +281,11 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Says farewell, as the specification asks, if that can be done without waiting.
+    /// Sends `CMD_DISC`, as the specification demands, if the socket takes it without waiting.
     fn drop(&mut self) {
         if !self.broken {
             let farewell = operation::farewell();
-            // A server that does not get it sees the connection close all the same.
+            // Without `CMD_DISC` the server still sees the connection close.
             let _ = self.channel.try_send(&[IoSlice::new(farewell.as_bytes())]);
             let _ = self.channel.set_abortive(false);
         }

@@ -1,4 +1,4 @@
-//! The requests for what a connection can be asked to do.
+//! NBD requests for the operations of a connection.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 
@@ -7,7 +7,7 @@ use crate::nbd::proto::{REQUEST_MAGIC, Request, command};
 
 pub(super) fn request_for(operation: &Operation<'_>, cookie: u64) -> Request {
     let (offset, length) = operation.range();
-    // Checked before: no request is longer than the export's largest payload.
+    // The cast keeps the value: the caller has checked that the length fits the largest payload.
     request(command_for(operation), cookie, offset, length as u32)
 }
 
@@ -33,7 +33,7 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Request {
     }
 }
 
-/// The request that ends a session; it has no reply.
+/// Returns the request that ends a session (`CMD_DISC`); it has no reply.
 pub(super) fn farewell() -> Request {
     request(command::DISC, 0, 0, 0)
 }

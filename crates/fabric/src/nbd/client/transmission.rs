@@ -1,4 +1,4 @@
-//! The transmission phase: rounds of requests, sent together, and their replies, in whatever order they come.
+//! The transmission phase: rounds of requests sent together, and their replies in any order.
 
 use std::io::IoSlice;
 
@@ -13,7 +13,7 @@ use crate::nbd::proto::{
     STRUCTURED_REPLY_MAGIC, SimpleReply, StatusRun, chunk, errno,
 };
 
-/// The most runs in an answer about block status that are worth reading; no server of any make tells more at once.
+/// The most runs that the client accepts in one reply about block status; known servers send fewer.
 const MAX_RUNS: usize = 1 << 20;
 
 /// The requests in flight.
@@ -32,11 +32,12 @@ fn close(round: &mut Round, index: usize) -> Result<(), Failure> {
 }
 
 impl Connection {
-    /// Carries out all operations, up to 64 in flight at a time; they may be done in any order.
+    /// Executes all operations in any order, with up to 64 of them in flight.
     ///
     /// # Errors
-    /// The first one found. Which of the others were done is then unspecified. An operation that is longer than the
-    /// server takes is an error: [`read`](Self::read) and [`write`](Self::write) split, this does not.
+    /// The first error found; it is then unspecified which other operations took effect. An
+    /// operation longer than the server takes is an error. [`read`](Self::read) and
+    /// [`write`](Self::write) split theirs.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
         self.run_by(Deadline::after(self.patience), operations)
     }
@@ -83,7 +84,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends the requests and takes in all replies, also after a failure, so that the connection stays usable.
+    /// Sends the requests and receives all replies, also after a failed one, so that the connection
+    /// stays usable.
     fn round(
         &mut self,
         deadline: Deadline,
@@ -126,7 +128,7 @@ impl Connection {
         Ok(deadline.send(&mut *self.channel, &mut slices[..used])?)
     }
 
-    /// Takes in one simple reply or one chunk of a structured one.
+    /// Receives one simple reply, or one chunk of a structured reply.
     fn receive_one(
         &mut self,
         operations: &mut [Operation<'_>],
@@ -253,7 +255,7 @@ impl Connection {
     }
 }
 
-/// The part of a read's buffer that a chunk is about.
+/// Returns the part of a read's buffer that a chunk covers, and deducts it from `missing`.
 fn part_of<'a>(
     into: &'a mut [u8],
     offset: u64,

@@ -1,4 +1,4 @@
-//! How answers look on the wire. Whoever calls has reserved the room.
+//! Wire format of the server's replies; callers reserve the space in the outbox first.
 
 use aquifer_store::{Lease, Segment};
 use zerocopy::byteorder::big_endian::U64;
@@ -11,27 +11,27 @@ use crate::serving::Outbox;
 
 use super::export::{Done, Export, error_code};
 
-/// Room for whatever comes before data.
+/// Bytes that suffice for any headers before data.
 pub(super) const HEAD: usize = 32;
 const _: () = assert!(size_of::<ChunkHeader>() + size_of::<Hole>() <= HEAD);
 
-/// How a read is answered.
+/// The form of the reply to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A simple reply: the client did not ask for structured ones.
+    /// A simple reply: the client did not negotiate structured replies.
     Simple,
-    /// One chunk, as the client demands (`CMD_FLAG_DF`).
+    /// One chunk: the client set `CMD_FLAG_DF`, or the export is a disk.
     OneChunk,
-    /// A chunk for each run of data and each hole.
+    /// One chunk for each run of data and each hole.
     Chunks,
 }
 
-/// The head of a simple reply.
+/// Returns the header of a simple reply.
 pub(super) fn simple_reply(cookie: u64, error: u32) -> SimpleReply {
     SimpleReply { magic: SIMPLE_REPLY_MAGIC.into(), error: error.into(), cookie: cookie.into() }
 }
 
-/// The head of a chunk with `length` bytes of payload.
+/// Returns the header of a chunk with `length` bytes of payload.
 fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> ChunkHeader {
     ChunkHeader {
         magic: STRUCTURED_REPLY_MAGIC.into(),
@@ -42,7 +42,7 @@ fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> ChunkHeade
     }
 }
 
-/// The head of the chunk that carries this segment.
+/// Returns the header of the chunk that carries `segment`.
 pub(super) fn segment_header(cookie: u64, last: bool, segment: &Segment<'_>) -> ChunkHeader {
     let flags = if last { chunk::DONE } else { 0 };
     match segment {
@@ -53,14 +53,14 @@ pub(super) fn segment_header(cookie: u64, last: bool, segment: &Segment<'_>) -> 
     }
 }
 
-/// A structured reply that is one error.
+/// Appends a structured reply that consists of one error.
 pub(super) fn push_error_chunk(outbox: &mut Outbox, cookie: u64, error: u32) {
     let payload = ChunkError { error: error.into(), text_length: 0.into() };
     outbox.push(&chunk_header(cookie, chunk::DONE, chunk::ERROR, size_of_val(&payload)));
     outbox.push(&payload);
 }
 
-/// What comes before the data of a read that is answered in one piece; nothing for one in chunks.
+/// Appends the headers before the data of a read, unless each chunk brings its own.
 pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shape) {
     let (cookie, length) = (request.cookie.get(), request.length.get() as usize);
     match shape {
@@ -77,7 +77,7 @@ pub(super) fn push_read_head(outbox: &mut Outbox, request: &Request, shape: Shap
     }
 }
 
-/// The whole answer to a short read; nothing if it fails.
+/// Appends the whole reply to a short read; on failure it appends nothing.
 pub(super) fn read(outbox: &mut Outbox, export: &Export, request: &Request, shape: Shape) -> Done {
     if let (Shape::Chunks, Some(lease)) = (shape, export.lease()) {
         return read_chunks(outbox, lease, request);
@@ -113,7 +113,7 @@ fn read_chunks(outbox: &mut Outbox, lease: &Lease, request: &Request) -> Done {
     Ok(())
 }
 
-/// The answer about block status, of `most` runs at most; nothing if it fails.
+/// Appends the reply about block status, with at most `most` runs; on failure it appends nothing.
 pub(super) fn block_status(
     outbox: &mut Outbox,
     lease: &Lease,
@@ -122,7 +122,8 @@ pub(super) fn block_status(
 ) -> Done {
     let runs = lease.block_status(request.offset.get(), u64::from(request.length.get()));
     let runs = runs.map_err(|error| error_code(&error))?;
-    // The head says how many runs follow. They may change while we look, so look once, and write it when they are there.
+    // The header states the length, and the runs may change at any time. So collect them once, and
+    // write the header afterwards.
     let before = outbox.bytes().len();
     outbox.space(size_of::<ChunkHeader>());
     outbox.push_bytes(&BASE_ALLOCATION_ID.to_be_bytes());

@@ -1,3 +1,5 @@
+//! The life of one connection: handshake, session, and reports of its start and end.
+
 use std::sync::Arc;
 
 use aquifer_page::LeaseId;
@@ -8,7 +10,7 @@ use super::{Exports, Limits, Peer, Security};
 use crate::channel::Socket;
 use crate::serving::{Origin, Place, Service};
 
-/// What every connection of a server needs.
+/// The state that all connections of a server share.
 pub(super) struct Nbd {
     pub(super) security: Security,
     pub(super) exports: Arc<dyn Exports>,
@@ -33,7 +35,7 @@ impl Service for Nbd {
 impl Nbd {
     fn transmit(&self, mut terms: Terms, peer: &Peer, place: &Place<Self>) {
         let lease = terms.export.id();
-        // Until the session is over: those that wait for the end of this one must not go on before.
+        // Kept until the session ends: other clients that wait for its end must not go on earlier.
         let _stay = terms.stay.take();
         place.settle(lease);
         let _connected = lease.map(|lease| Connected::new(&*self.exports, lease));
@@ -46,7 +48,7 @@ impl Nbd {
     }
 }
 
-/// Tells the exports of a connection's beginning and, when dropped, of its end.
+/// A guard that reports the start of a connection and, on drop, its end.
 struct Connected<'a> {
     exports: &'a dyn Exports,
     lease: LeaseId,

@@ -1,4 +1,4 @@
-//! What an export is made of.
+//! The two kinds of export, and their mapping to NBD commands and error numbers.
 
 use std::fmt;
 use std::io;
@@ -10,69 +10,73 @@ use rustix::io::Errno;
 
 use crate::nbd::proto::{errno, export_flag};
 
-/// What is behind an export.
+/// The storage behind an export.
 #[derive(Clone, Debug)]
 pub enum Export {
-    /// A lease of a store.
+    /// A lease of the store.
     Lease(Arc<Lease>),
-    /// Anything else, served without holes.
+    /// Other storage, served without holes.
     Disk(Arc<dyn Disk>),
 }
 
-/// An export that is not of a store. Called from the threads of connections, which the calls may keep waiting; every range that it is asked for is
-/// inside its size. An error of a call is the client's, as an error of NBD, and nothing else comes of it.
+/// Storage outside the store that a server exports.
+///
+/// The threads of connections call it, and its calls may block them. Every range lies within the
+/// disk's size. The server reports an error to the client as an NBD error, and does nothing else
+/// about it.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Its size, which does not change.
+    /// Returns the disk's size, which never changes.
     fn size(&self) -> Bytes;
 
-    /// Whether it is not to be written: the calls that would are not made then.
+    /// Returns whether the disk refuses writes; the server then makes no call that would write.
     fn is_read_only(&self) -> bool;
 
-    /// Reads all of `into`.
+    /// Reads `into.len()` bytes from `offset`.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `from`, for all connections to see.
+    /// Writes `from` at `offset`, visible to all connections.
     ///
     /// # Errors
-    /// The system's; what the range reads as is then unspecified.
+    /// The error of the operating system; the content of the range is then unspecified.
     fn write(&self, offset: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Has all that was written, by whatever connection, be permanent.
+    /// Makes all writes permanent, whichever connection made them.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn flush(&self) -> io::Result<()>;
 
-    /// Gives the room of a range back where it can; what it reads as then is up to the disk.
+    /// Releases the space of a range if the disk can; the content of the range is then unspecified.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn trim(&self, offset: u64, length: u64) -> io::Result<()>;
 
     /// Makes a range read as zeroes.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::Unsupported`] where it was to be fast and cannot be.
+    /// The error of the operating system; [`io::ErrorKind::Unsupported`] if `how` demands speed and
+    /// the disk is slow.
     fn write_zeroes(&self, offset: u64, length: u64, how: Zeroes) -> io::Result<()>;
 }
 
-/// How a range is to come to read as zeroes.
+/// Constraints on the way to make a range read as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zeroes {
-    /// Its room may be given back.
+    /// The disk may release the space of the range.
     pub hole: bool,
-    /// Only if that is faster than to write them.
+    /// The disk must fail unless it is faster than a write of zeroes.
     pub fast: bool,
 }
 
-/// What there is to say to a client of what it asked for, as the protocol has it.
+/// The outcome of a command; the error is a number of the protocol.
 pub(super) type Done = Result<(), u32>;
 
 impl Export {
-    /// The lease, if it is one.
+    /// Returns the lease behind the export, if any.
     pub(super) fn lease(&self) -> Option<&Lease> {
         match self {
             Self::Lease(lease) => Some(lease),
@@ -91,7 +95,7 @@ impl Export {
         }
     }
 
-    /// What it can do.
+    /// Returns the transmission flags.
     pub(super) fn flags(&self) -> u16 {
         let always = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
@@ -107,7 +111,7 @@ impl Export {
             }
     }
 
-    /// Whether a range can be asked for.
+    /// Checks that a range lies within the export.
     pub(super) fn check(&self, offset: u64, length: u64) -> Done {
         match self {
             Self::Lease(lease) => done(lease.check(offset, length)),
@@ -118,7 +122,8 @@ impl Export {
         }
     }
 
-    /// As [`check`](Self::check), for commands that find no space beyond the end.
+    /// Checks a range as [`check`](Self::check) does, for writes: a range past the end gives
+    /// `ENOSPC`.
     pub(super) fn check_write(&self, offset: u64, length: u64) -> Done {
         match self {
             Self::Disk(disk) if disk.is_read_only() => Err(errno::EPERM),
@@ -136,7 +141,7 @@ impl Export {
         }
     }
 
-    /// Writes what was [checked](Self::check_write).
+    /// Writes a range that [`check_write`](Self::check_write) has accepted.
     pub(super) fn write(&self, offset: u64, from: &[u8]) -> Done {
         match self {
             Self::Lease(lease) => done(lease.write(offset, from)).map_err(no_space_there),
@@ -146,7 +151,7 @@ impl Export {
 
     pub(super) fn flush(&self) -> Done {
         match self {
-            // What is in RAM is as permanent as it gets.
+            // RAM has no more permanent medium behind it.
             Self::Lease(_) => Ok(()),
             Self::Disk(disk) => disk_done(disk.flush()),
         }
@@ -168,7 +173,7 @@ impl Export {
             Self::Lease(lease) if how.hole => {
                 done(lease.discard(offset, length)).map_err(no_space_there)
             }
-            // To take RAM for all of the range is no faster than writing it.
+            // Allocating RAM for the range is no faster than writing it.
             Self::Lease(_) if how.fast => Err(errno::ENOTSUP),
             Self::Lease(lease) => {
                 done(lease.allocate_zeroes(offset, length)).map_err(no_space_there)
@@ -185,7 +190,7 @@ fn done(result: Result<(), StoreError>) -> Done {
     result.map_err(|error| error_code(&error))
 }
 
-/// What a lease's error is called.
+/// Maps an error of the store to a number of the protocol.
 pub(super) fn error_code(error: &StoreError) -> u32 {
     match error {
         StoreError::Range { .. } => errno::EINVAL,
@@ -195,7 +200,7 @@ pub(super) fn error_code(error: &StoreError) -> u32 {
     }
 }
 
-/// The protocol has another error for what would write beyond the end.
+/// Replaces `EINVAL` by `ENOSPC`, the protocol's error for writes past the end.
 fn no_space_there(error: u32) -> u32 {
     if error == errno::EINVAL { errno::ENOSPC } else { error }
 }

@@ -1,3 +1,5 @@
+//! Fixed newstyle negotiation by the server, from the greeting to the choice of an export.
+
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,26 +15,26 @@ use crate::nbd::proto::{
 };
 use crate::tls::{self, TlsError};
 
-/// The longest option that is looked at; nothing sensible comes near.
+/// The longest option that the server parses, in bytes; useful options are far shorter.
 const MAX_OPTION: usize = 16 << 10;
-/// The longest option that is skipped and answered. Beyond it, the client is not worth reading.
+/// The longest option that the server skips and answers; a longer one ends the connection.
 const MAX_SKIPPED: usize = 1 << 20;
 
-/// What client and server have agreed on.
+/// The result of the handshake.
 pub(super) struct Terms {
     pub(super) channel: Box<dyn Channel>,
     pub(super) export: Export,
-    /// What it was asked for by.
+    /// The name by which the client chose the export.
     pub(super) name: String,
-    /// Reads are answered in chunks.
+    /// The server answers reads with structured replies.
     pub(super) structured: bool,
     /// The client may ask for block status.
     pub(super) allocation: bool,
-    /// The client's time with the lease, once it has introduced itself.
+    /// The client's admission to the lease, once it has introduced itself.
     pub(super) stay: Option<Stay>,
 }
 
-/// Why a handshake comes to nothing.
+/// The reason why a handshake fails.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
     #[error(transparent)]
@@ -55,7 +57,7 @@ impl HandshakeError {
     }
 }
 
-/// What an option leads to.
+/// The effect of one option.
 enum Next {
     Go(Export),
     StartTls,
@@ -63,7 +65,9 @@ enum Next {
     End,
 }
 
-/// Agrees with a client within `timeout`; `None` when it only wanted to look. Puts the host of its certificate into `peer`.
+/// Negotiates with a client within `timeout`; `None` if the client leaves without an export.
+///
+/// After TLS, it puts the host of the client's certificate into `peer`.
 pub(super) fn run(
     socket: Socket,
     security: &Security,
@@ -96,7 +100,7 @@ pub(super) fn run(
             let left = deadline.saturating_duration_since(Instant::now());
             let (stream, host) = tls::accept(wire.channel, Arc::clone(config), left)?;
             peer.host = Some(host);
-            // All that was said in the open counts for nothing.
+            // The negotiation before TLS counts for nothing.
             let mut wire = Wire::new(stream, deadline);
             match Haggle::new(&mut wire, exports, peer, no_zeroes, false, end).run()? {
                 Agreed::Terms(agreed) => Ok(Some(agreed.with(wire.channel))),
@@ -107,7 +111,7 @@ pub(super) fn run(
     }
 }
 
-/// A channel whose every wait ends at a deadline, and from which no byte is read that is not needed yet.
+/// A channel with a deadline, from which the server reads no byte before it needs it.
 struct Wire<C> {
     channel: C,
 }
@@ -134,7 +138,7 @@ impl<C: Channel> Wire<C> {
     }
 }
 
-/// How the options ended.
+/// The end of the option phase.
 enum Agreed {
     Terms(Modes),
     StartTls,
@@ -156,21 +160,21 @@ impl Modes {
     }
 }
 
-/// The option phase.
+/// The option phase ("Option haggling" in the specification).
 struct Haggle<'a, C> {
     wire: &'a mut Wire<C>,
     exports: &'a dyn Exports,
     peer: &'a Peer,
     no_zeroes: bool,
-    /// Nothing but STARTTLS will do.
+    /// The client must start TLS before any other option.
     needs_tls: bool,
     structured: bool,
-    /// The export for which block status was asked for.
+    /// The export for which the client selected `base:allocation`.
     allocation_of: Option<String>,
     chosen: String,
-    /// How the connection is ended from elsewhere.
+    /// Makes the handle by which other threads end this connection.
     end: &'a dyn Fn() -> io::Result<End>,
-    /// The lease to which the client has introduced itself.
+    /// The lease to which the client has introduced itself, and its admission.
     stay: Option<(LeaseId, Stay)>,
 }
 
@@ -265,7 +269,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
     }
 
     fn abort(&mut self) -> Result<Next, HandshakeError> {
-        // The client need not wait for the answer.
+        // The client may close the connection without waiting for the reply.
         let _ = self.acknowledge(option::ABORT);
         Ok(Next::End)
     }
@@ -324,7 +328,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
         Ok(Next::Go(export))
     }
 
-    /// The client says who it is: lets it have the lease, or tells whose that is.
+    /// Admits the client to the lease, or reports the lease's owner.
     fn introduce(&mut self, payload: &[u8]) -> Result<Next, HandshakeError> {
         let option = option::INTRODUCE;
         self.stay = None;
@@ -333,7 +337,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
         };
         let lease = match self.exports.open(name, self.peer) {
             Ok(Export::Lease(lease)) => lease,
-            // A disk has pages of its own, which it does not forget.
+            // A disk keeps its own pages, so it has no incarnation.
             Ok(Export::Disk(_)) => {
                 return self.error(option, reply::ERR_UNSUP, "a disk has no incarnation");
             }
@@ -359,7 +363,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
     fn meta_context(&mut self, option: u32, payload: &[u8]) -> Result<Next, HandshakeError> {
         let set = option == option::SET_META_CONTEXT;
         if set {
-            // Whatever comes of it, an earlier choice is void.
+            // Even a failed choice replaces an earlier one.
             self.allocation_of = None;
         }
         if !self.structured {
@@ -372,10 +376,10 @@ impl<'a, C: Channel> Haggle<'a, C> {
             Ok(export) => export,
             Err(refused) => return self.refuse(option, &refused),
         };
-        // Listing may ask for all there is, by no query, or for a whole namespace.
+        // A list may ask for all contexts (no query) or for a whole namespace.
         let wanted = |query: &str| query == proto::BASE_ALLOCATION || (!set && query == "base:");
         let asked = queries.iter().any(|query| wanted(query)) || (!set && queries.is_empty());
-        // Others than leases do not tell.
+        // Only leases report holes.
         if asked && export.lease().is_some() {
             let id = if set { proto::BASE_ALLOCATION_ID } else { 0 };
             self.reply(
@@ -413,7 +417,7 @@ impl<'a, C: Channel> Haggle<'a, C> {
     }
 
     fn error(&mut self, option: u32, kind: u32, why: &str) -> Result<Next, HandshakeError> {
-        // A character takes four bytes at most.
+        // A character takes at most four bytes.
         let why: String = why.chars().take(proto::MAX_STRING / 4).collect();
         self.reply(option, kind, &[why.as_bytes()])
     }
@@ -447,14 +451,14 @@ impl<'a, C: Channel> Haggle<'a, C> {
     }
 }
 
-/// The name and the information requests of INFO and GO.
+/// Parses the payload of INFO and GO: the name and the information requests.
 fn parse_info(payload: &[u8]) -> Option<(&str, &[u8])> {
     let (name, rest) = counted_text(payload)?;
     let (count, requests) = u16::read_from_prefix(rest).ok()?;
     (requests.len() == 2 * usize::from(u16::from_be(count))).then_some((name, requests))
 }
 
-/// The export and the queries of LIST_META_CONTEXT and SET_META_CONTEXT.
+/// Parses the payload of LIST_META_CONTEXT and SET_META_CONTEXT: the export and the queries.
 fn parse_meta_context(payload: &[u8]) -> Option<(&str, Vec<&str>)> {
     let (name, rest) = counted_text(payload)?;
     let (count, mut rest) = u32::read_from_prefix(rest).ok()?;
@@ -467,7 +471,7 @@ fn parse_meta_context(payload: &[u8]) -> Option<(&str, Vec<&str>)> {
     rest.is_empty().then_some((name, queries))
 }
 
-/// The export, and who wants it.
+/// Parses the payload of INTRODUCE: the export and the visitor.
 fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
     let (export, rest) = counted_text(payload)?;
     let (who, rest) = Introduction::read_from_prefix(rest).ok()?;
@@ -475,7 +479,7 @@ fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
     let has = |flag| who.flags.get() & flag != 0;
     let visitor = Visitor {
         owner: OwnerId(who.owner.get()),
-        // It goes into logs and into errors of others.
+        // The name appears in logs and in errors sent to other clients.
         name: name.chars().filter(|c| !c.is_control()).take(200).collect(),
         generation: who.generation.get(),
         ends_older: has(introduction::ENDS_OLDER),
@@ -487,14 +491,14 @@ fn parse_introduction(payload: &[u8]) -> Option<(&str, Visitor)> {
     rest.is_empty().then_some((export, visitor))
 }
 
-/// A text after its length.
+/// Splits off a string with a 32-bit length before it.
 fn counted_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = u32::read_from_prefix(bytes).ok()?;
     let (name, rest) = rest.split_at_checked(u32::from_be(length) as usize)?;
     Some((text(name)?, rest))
 }
 
-/// A string as the specification allows it.
+/// Returns the string if the specification allows it: UTF-8, no NUL, at most `MAX_STRING` bytes.
 fn text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes)
         .ok()

@@ -1,3 +1,5 @@
+//! Long reads of a lease, sent straight from the store's memory.
+
 use std::io::IoSlice;
 
 use aquifer_page::PAGE_SIZE;
@@ -11,23 +13,24 @@ use crate::channel::Channel;
 use crate::nbd::proto::{Hole, Request};
 use crate::serving::{Gather, OUTBOX, Outbox, ZEROES};
 
-/// How much of the store is held at once.
+/// Bytes of the store that one piece holds at most.
 const PIECE: usize = 256 << 10;
-/// The most segments in a piece: every other page stored, and both ends cut.
+/// The most segments in a piece: alternate pages stored, and both ends cut.
 const SEGMENTS: usize = PIECE / PAGE_SIZE + 1;
-/// The outbox; a head and a body for each segment, where the body of a hole takes several slices only if it is the
-/// smaller part of the piece.
+/// The most slices of a piece: the outbox, and a head and a body for each segment.
+///
+/// The last term counts the further slices of holes longer than the block of zeroes.
 const SLICES: usize = 1 + 2 * SEGMENTS + PIECE / ZEROES;
 
-/// Sends long reads straight from the store's memory.
+/// A sender of long reads straight from the store's memory.
 ///
-/// The pages are held while the kernel copies them, but never while waiting for the client: what the socket does not
-/// take at once is copied aside, and the pages are let go before the rest is sent.
+/// It holds the pages while the kernel copies them, but never while it waits for the client. It
+/// copies aside the bytes that the socket does not take at once, and then releases the pages.
 pub(super) struct LargeRead {
     aside: Box<[u8]>,
 }
 
-/// The head of a chunk and its offset or hole, as they are on the wire.
+/// The headers of a chunk in wire format: the chunk's, then the offset or the hole.
 #[derive(Clone, Copy)]
 struct Head {
     bytes: [u8; HEAD],
@@ -36,11 +39,14 @@ struct Head {
 
 impl LargeRead {
     pub(super) fn new() -> Self {
-        // Not touched, and so no memory, until a client is slow. A piece, what the outbox holds, and heads.
+        // Space for a piece, the outbox and the heads. The kernel allocates no memory for it until
+        // a slow client makes the server write to it.
         Self { aside: vec![0; PIECE + OUTBOX + SEGMENTS * HEAD].into_boxed_slice() }
     }
 
-    /// Sends what the outbox holds and the data of `request`, in chunks or after a head that is in the outbox.
+    /// Sends the outbox, then the data of `request`.
+    ///
+    /// Unless `chunked`, the outbox already holds the reply's headers.
     pub(super) fn send(
         &mut self,
         request: &Request,
@@ -52,7 +58,7 @@ impl LargeRead {
         let mut at = request.offset.get();
         let end = at + u64::from(request.length.get());
         while at < end {
-            // Pieces end where pages do, so that no page is held twice.
+            // Pieces end at page boundaries, so that the server holds no page twice.
             let next = end.min((at / PAGE_SIZE as u64) * PAGE_SIZE as u64 + PIECE as u64);
             let held = lease.hold(at, next - at)?;
             let mut heads = [Head::NONE; SEGMENTS];

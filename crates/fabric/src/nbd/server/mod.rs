@@ -1,12 +1,13 @@
-//! The NBD server: leases of a store, and other disks, as network block devices.
+//! The NBD server: leases of the store, and other disks, as network block devices.
 //!
-//! One thread a connection and blocking calls: at the sizes of pages it is waking up that costs, so a request that
-//! arrives alone takes one receive and one send on a thread that was waiting for it, and requests that arrive together
-//! share both. A client can break its own connection and nothing else.
+//! Each connection has a thread and blocking calls, because at page size the wakeups dominate the
+//! cost. A request that arrives alone takes one receive and one send on a thread that already
+//! waits. Requests that arrive together share both. A client can break its own connection and
+//! nothing else.
 //!
-//! The files follow a connection: `connection` takes it from the listener, `handshake` agrees on export and modes,
-//! `session` carries out requests on what `export` says an export can be, with `answer` for what its answers look like and
-//! `large_read` for what is sent straight from the store.
+//! The files follow a connection. `connection` takes it from the listener, and `handshake`
+//! negotiates the export and the modes. `session` executes requests on an `export`; `answer`
+//! formats the replies, and `large_read` sends long ones straight from the store.
 
 mod answer;
 mod connection;
@@ -30,41 +31,43 @@ use crate::serving::{Listener, serve_alone};
 use connection::Nbd;
 pub use export::{Disk, Export, Zeroes};
 
-/// What a server shows to whom.
+/// The exports of a server, and the peers that may use them.
 ///
-/// Called from the threads of connections, at their beginning and end only. [`Server::close_lease`] waits for those
-/// threads: whoever calls it MUST NOT hold a lock that these functions take.
+/// The threads of connections call it, only at the start and the end of a connection.
+/// [`Server::close_lease`] waits for those threads: its caller MUST NOT hold a lock that these
+/// functions take.
 pub trait Exports: Send + Sync {
-    /// What is behind an export, if `peer` may use it. The default export has the name `""`.
+    /// Opens an export if `peer` may use it. The default export has the name `""`.
     ///
     /// # Errors
-    /// Why not, in words for the client.
+    /// The reason for the refusal, worded for the client.
     fn open(&self, name: &str, peer: &Peer) -> Result<Export, Refused>;
 
-    /// The names that `peer` may open.
+    /// Returns the names that `peer` may open.
     fn list(&self, peer: &Peer) -> Vec<String>;
 
-    /// A connection to the lease begins. Calls of this and the next match in number.
+    /// Notes the start of a connection to the lease; [`disconnected`](Self::disconnected) follows
+    /// exactly once.
     fn connected(&self, lease: LeaseId) {
         let _ = lease;
     }
 
-    /// A connection to the lease has ended.
+    /// Notes the end of a connection to the lease.
     fn disconnected(&self, lease: LeaseId) {
         let _ = lease;
     }
 }
 
-/// Who is at the other end of a connection.
+/// The client at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The host named by its certificate, verified; `None` without TLS.
+    /// The host that the client's certificate proves; `None` without TLS.
     pub host: Option<HostName>,
-    /// Whether it is on this machine: a unix socket or a loopback address.
+    /// Whether the client is on this machine: a unix socket or a loopback address.
     pub local: bool,
-    /// The process that it was when it connected, on a unix socket.
+    /// The client's process id at the time it connected, on a unix socket.
     pub process: Option<u32>,
-    /// Where it comes from, for messages.
+    /// The client's address, for messages.
     pub from: String,
 }
 
@@ -77,32 +80,32 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why an export is not opened.
+/// The reason why a server does not open an export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is none of that name.
+    /// No export has that name.
     #[error("there is no export '{0}'")]
     Unknown(String),
-    /// It is not for this peer; the reason is told to the client.
+    /// The peer may not use the export; the client receives the text.
     #[error("{0}")]
     Forbidden(String),
 }
 
-/// How connections are protected.
+/// The protection of connections.
 #[derive(Clone, Debug)]
 pub enum Security {
-    /// Not at all: for unix sockets and loopback.
+    /// Plain text: for unix sockets and loopback.
     Plain,
-    /// Mutual TLS, without which a client can do nothing.
+    /// Mutual TLS, required before any other option.
     Tls(Arc<ServerConfig>),
 }
 
-/// What a server spends on its clients at most.
+/// Limits on the resources that clients take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How long a client may take to choose an export.
+    /// The time within which a client must choose an export.
     pub handshake: Duration,
-    /// Connections at the same time.
+    /// Limits on simultaneous connections.
     pub connections: ConnectionLimits,
 }
 
@@ -112,29 +115,30 @@ impl Default for Limits {
     }
 }
 
-/// Why a server cannot listen.
+/// The reason why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}")]
 pub struct ListenError {
-    /// Where.
+    /// The address.
     pub address: Address,
-    /// The system's reason.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
-/// A listening server. Dropping it is shutting it down.
+/// A listening server; dropping it shuts it down.
 #[derive(Debug)]
 pub struct Server {
     listener: Listener<Nbd>,
 }
 
 impl Server {
-    /// Listens on `address` and serves `exports`, on threads of its own, with the default [`Limits`].
+    /// Serves `exports` on `address`, on its own threads, with the default [`Limits`].
     ///
-    /// A unix socket can be used by its owner only; one that a dead process left behind is replaced.
+    /// Only the owner of a unix socket can connect to it. The server replaces a socket that a dead
+    /// process left behind.
     ///
     /// # Errors
-    /// [`ListenError`], naming the address.
+    /// [`ListenError`] if the server cannot listen on `address`.
     pub fn bind(
         address: &Address,
         security: Security,
@@ -143,10 +147,10 @@ impl Server {
         Self::bind_with(address, security, exports, Limits::default())
     }
 
-    /// As [`bind`](Self::bind), with other limits.
+    /// Serves as [`bind`](Self::bind) does, with other limits.
     ///
     /// # Errors
-    /// [`ListenError`], naming the address.
+    /// [`ListenError`] if the server cannot listen on `address`.
     pub fn bind_with(
         address: &Address,
         security: Security,
@@ -160,25 +164,28 @@ impl Server {
         Ok(Self { listener })
     }
 
-    /// Where it listens: as asked for, with the port that the kernel chose for port 0.
+    /// Returns the address, with the port that the kernel chose in place of port 0.
     pub fn address(&self) -> &Address {
         self.listener.address()
     }
 
-    /// Ends all connections to a lease and waits until they are gone. [`Exports::open`] must refuse new ones before.
+    /// Ends all connections to a lease and waits until they are closed.
+    ///
+    /// [`Exports::open`] must refuse new ones beforehand.
     pub fn close_lease(&self, lease: LeaseId) {
         self.listener.close_lease(lease);
     }
 
-    /// Stops listening, ends all connections and waits until they are gone; removes the unix socket.
+    /// Stops listening, ends all connections, waits until they are closed, and removes the unix
+    /// socket.
     pub fn shutdown(self) {
         drop(self);
     }
 }
 
-/// Serves one client that is connected already, in the clear and on this thread, until it has had enough.
+/// Serves one connected client in plain text, on the calling thread, until the client disconnects.
 ///
-/// For fuzzing, where a listener's threads would cost most of the time.
+/// For fuzzing, where a listener's threads would take most of the time.
 #[doc(hidden)]
 pub fn serve(client: UnixStream, exports: Arc<dyn Exports>, limits: Limits) {
     serve_alone(Nbd { security: Security::Plain, exports, limits }, client);

@@ -1,3 +1,5 @@
+//! The transmission phase of a connection: requests in, replies out.
+
 use std::io::{self, IoSlice};
 
 use aquifer_page::PAGE_SIZE;
@@ -14,24 +16,25 @@ use crate::nbd::proto::{
 };
 use crate::serving::{INBOX, Inbox, OUTBOX, Outbox};
 
-/// The longest read that is answered by copying it into the outbox. Up to here one copy more is cheaper than a send of
-/// its own.
+/// The longest read, in bytes, that the server copies into the outbox; up to here a copy is cheaper
+/// than another send.
 const COPIED_READ: usize = 32 << 10;
-/// The longest write that is waited for whole; longer ones are stored piece by piece as they arrive.
+/// The longest write, in bytes, that the server receives whole; it stores longer ones piece by
+/// piece.
 const WHOLE_WRITE: usize = INBOX / 2;
-/// Room for a copied read in the worst case: each page a chunk of its own.
+/// Bytes for a copied read in the worst case: a chunk for each page.
 const COPIED_READ_ROOM: usize = COPIED_READ + (COPIED_READ / PAGE_SIZE + 2) * answer::HEAD;
-/// The most runs in one answer about block status; the client asks again for the rest.
+/// The most runs in one reply about block status; the client asks again for the rest.
 const MAX_RUNS: usize = 4096;
-/// Room for such an answer.
+/// Bytes for a reply about block status.
 const STATUS_ROOM: usize = answer::HEAD + MAX_RUNS * size_of::<StatusRun>();
-/// The most memory that a connection keeps between long reads of a disk.
+/// The most memory, in bytes, that a connection keeps between long reads of a disk.
 const KEPT_ASIDE: usize = 1 << 20;
 const HEADER: usize = size_of::<Request>();
 
 const _: () = assert!(COPIED_READ_ROOM <= OUTBOX && STATUS_ROOM <= OUTBOX);
 
-/// Why a connection ends other than by the client's wish.
+/// The reason why a connection ends without `CMD_DISC`.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error(transparent)]
@@ -44,7 +47,7 @@ pub(super) enum SessionError {
     Store(#[from] StoreError),
 }
 
-/// A connection in its transmission phase. Allocates nothing once it is made.
+/// A connection in its transmission phase; on a lease it allocates nothing once it is made.
 pub(super) struct Session {
     channel: Box<dyn Channel>,
     export: Export,
@@ -53,11 +56,11 @@ pub(super) struct Session {
     inbox: Inbox,
     outbox: Outbox,
     large_read: LargeRead,
-    /// What a long read of a disk is read into: empty for leases.
+    /// The buffer for long reads of a disk; empty for leases.
     aside: Vec<u8>,
 }
 
-/// Whether a session goes on.
+/// The decision whether a session continues.
 #[derive(PartialEq, Eq)]
 enum Step {
     Next,
@@ -80,7 +83,7 @@ impl Session {
         }
     }
 
-    /// Answers requests until the client has had enough. Replies are sent when there is nothing left to do but wait.
+    /// Answers requests until the client disconnects. It sends replies once only waiting remains.
     pub(super) fn run(&mut self) -> Result<(), SessionError> {
         loop {
             while let Some(request) = self.next_request()? {
@@ -102,7 +105,7 @@ impl Session {
         }
     }
 
-    /// The next request, if all of its header has arrived.
+    /// Returns the next request if its whole header has arrived.
     fn next_request(&self) -> Result<Option<Request>, SessionError> {
         let Ok((request, _)) = Request::read_from_prefix(self.inbox.bytes()) else {
             return Ok(None);
@@ -151,7 +154,7 @@ impl Session {
         Ok(())
     }
 
-    /// Refuses a request that must be answered in chunks if the client wanted chunks.
+    /// Refuses a read or block status; the reply is structured if the client negotiated that.
     fn refuse(&mut self, request: &Request, error: u32) -> Result<(), SessionError> {
         if !self.structured {
             return self.reply(request, error);
@@ -172,7 +175,8 @@ impl Session {
         {
             Err(errno::EINVAL)
         } else {
-            // All of it at once, lest a long write be stored up to the end of the lease and then refused.
+            // Checks the whole range first, so that no long write is stored in part and then
+            // refused.
             self.export.check_write(request.offset.get(), u64::from(length))
         };
         let mut at = request.offset.get();
@@ -183,14 +187,16 @@ impl Session {
                 done = self.export.write(at, &self.inbox.bytes()[..count]);
             }
             self.inbox.consume(count);
-            // Where this overflows the range was refused, and nothing is written.
+            // If this wraps, `check_write` refused the range and nothing is written.
             at = at.wrapping_add(count as u64);
             left -= count;
         }
         Ok(done)
     }
 
-    /// How much of a write's data to take next: what has arrived, cut at a page's end so that no page is written twice.
+    /// Returns how much of a write's data to take next.
+    ///
+    /// The function cuts the piece at a page boundary, so that the session writes no page twice.
     fn next_piece(&mut self, at: u64, left: usize) -> Result<usize, SessionError> {
         loop {
             let there = self.inbox.bytes().len();
@@ -249,7 +255,7 @@ impl Session {
         }
     }
 
-    /// Reads all of it before anything is said: a disk may fail.
+    /// Reads the whole range before it sends any reply, because a disk may fail.
     fn read_aside(&mut self, request: &Request, shape: Shape) -> Result<(), SessionError> {
         self.aside.resize(request.length.get() as usize, 0);
         if let Err(error) = self.export.read(request.offset.get(), &mut self.aside) {
@@ -281,7 +287,7 @@ impl Session {
     }
 }
 
-/// The flags that mean something with a command. FUA may come with any, as the export offers it.
+/// Returns the flags that are valid with a command. FUA is valid with all, as the export offers it.
 fn allowed_flags(command: u16, structured: bool) -> u16 {
     command_flag::FUA
         | match command {

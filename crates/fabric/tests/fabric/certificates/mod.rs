@@ -1,6 +1,6 @@
-//! A cluster's authority and hosts in a directory that is gone with it.
+//! A cluster's authority and hosts in a temporary directory.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub fn host(name: &str) -> HostName {
 }
 
 impl Cluster {
-    /// A cluster with the hosts `lender` and `borrower`.
+    /// Creates a cluster with the hosts `lender` and `borrower`.
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create(&dir.path().join("ca"), "test").unwrap();
@@ -57,13 +57,14 @@ impl Cluster {
         Arc::new(config)
     }
 
-    /// Trusts this cluster's authority, shows the certificate in `dir`.
+    /// Returns a configuration that trusts this cluster's authority and shows the certificate in
+    /// `dir`.
     pub fn config_with_certificate_of(&self, dir: &Path) -> Arc<ClientConfig> {
         with_certificate(builder(&self.dir("borrower"), None), dir)
     }
 }
 
-/// The configuration of the host in `dir`, with one cipher only.
+/// Returns the client configuration of the host in `dir`, limited to one cipher suite.
 pub fn only_suite(dir: &Path, suite: SupportedCipherSuite) -> Arc<ClientConfig> {
     with_certificate(builder(dir, Some(suite)), dir)
 }

@@ -1,4 +1,4 @@
-//! A host that takes all the connections it gets leaves room for others. Hosts are loopback addresses here.
+//! Tests of the limit on connections per host, where loopback addresses stand for hosts.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -23,7 +23,7 @@ fn lender() -> Lender {
 }
 
 impl Lender {
-    /// Connected from this address, with nothing said yet.
+    /// Connects from this address and sends nothing.
     fn caller(&self, from: Ipv4Addr) -> TcpStream {
         let Address::Tcp { port, .. } = *self.server.address() else {
             panic!("a TCP server is needed")
@@ -42,12 +42,12 @@ impl Lender {
         self.greeted(self.caller(from))
     }
 
-    /// Goes through the handshake.
+    /// Performs the client's handshake.
     fn greeted(&self, caller: TcpStream) -> Result<Connection, NbdError> {
         Connection::over(Box::new(Socket::from(caller)), self.target(None), PATIENCE)
     }
 
-    /// Clients that have said what they want, as the lender knows.
+    /// Connects `count` clients and waits until the lender knows their exports.
     fn steady(&self, from: Ipv4Addr, count: usize) -> Vec<Connection> {
         let before = self.shelf.connections.load(Ordering::Relaxed);
         let clients = (0..count).map(|_| self.client(from).unwrap()).collect();

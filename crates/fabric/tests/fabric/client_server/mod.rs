@@ -1,4 +1,4 @@
-//! Our initiator and our server, in the clear and under TLS.
+//! Tests of our initiator with our server, in plain text and under TLS.
 
 mod crowds;
 mod trickling;
@@ -21,7 +21,7 @@ use crate::operations::{every_operation, pattern};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One lease, for its borrower only.
+/// Exports of one lease, open to its borrower only.
 struct Shelf {
     lease: Arc<Lease>,
     connections: AtomicUsize,
@@ -47,7 +47,7 @@ impl Exports for Shelf {
     }
 }
 
-/// A lender with a lease of 256 MiB for `borrower`, of which it can store half.
+/// A lender with a lease of 256 MiB for `borrower`, with a quota of half of that.
 struct Lender {
     server: Server,
     shelf: Arc<Shelf>,

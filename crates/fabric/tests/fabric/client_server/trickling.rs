@@ -1,4 +1,4 @@
-//! A peer that moves a few bytes at a time is given up when patience ends.
+//! Tests that the client's timeout also ends an operation if the peer moves few bytes at a time.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -18,12 +18,12 @@ use super::{Lender, PATIENCE, unix};
 use crate::certificates::{Cluster, host};
 use crate::operations::pattern;
 
-/// What the client gives an operation.
+/// The client's timeout for an operation.
 const SHORT: Duration = Duration::from_millis(800);
-/// Between two pieces of a peer that trickles: far less than the client's patience.
+/// The relay's pause after each piece: far less than the client's timeout.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// Stands between a client and a server, and passes on what they say.
+/// A relay between a client and a server that passes on their bytes, at full speed or slowly.
 struct Relay {
     address: Address,
     pace: Arc<Pace>,
@@ -37,21 +37,21 @@ enum Slow {
 
 #[derive(Default)]
 struct Pace {
-    /// Bytes that the relay takes at a time, with a pause before each; 0 while it makes no pauses.
+    /// Bytes of a piece, with a pause after each; 0 for full speed.
     piece: AtomicUsize,
-    /// Bytes that it has passed on in such pieces.
+    /// Bytes that the relay has passed on in such pieces.
     passed: AtomicUsize,
 }
 
 impl Relay {
-    /// One that can be told to let requests trickle, or else replies.
+    /// Starts a relay that can slow down the requests or the replies.
     fn start(server: &Address, slow: Slow) -> Self {
         let Address::Unix(server) = server.clone() else { panic!("a unix socket is needed") };
         let address = Address::Unix(server.with_file_name("relay"));
         let listener = UnixListener::bind(server.with_file_name("relay")).unwrap();
         let pace = Arc::<Pace>::default();
         let shared = pace.clone();
-        // Ends with the connection, which the test drops.
+        // The thread ends with the connection, which the test drops.
         thread::spawn(move || {
             let (client, _) = listener.accept().unwrap();
             let server = UnixStream::connect(server).unwrap();
@@ -66,7 +66,7 @@ impl Relay {
     }
 }
 
-/// Waits for bytes, or the end.
+/// Waits for bytes or the end of the stream.
 fn has_bytes(from: &UnixStream) -> bool {
     poll(&mut [PollFd::new(from, PollFlags::IN)], None).is_ok()
 }
@@ -90,7 +90,9 @@ fn pass(mut from: UnixStream, mut to: UnixStream, pace: &Pace) {
     _ = to.shutdown(Shutdown::Both);
 }
 
-/// Checks that the client gives up an operation of so many bytes, which trickle in pieces, before all have moved.
+/// Checks that the client gives up an operation of `length` bytes before all have moved.
+///
+/// The bytes move in pieces of `piece` bytes.
 fn is_given_up(
     identities: Option<&(Identity, Identity)>,
     (slow, length, piece): (Slow, usize, usize),
@@ -129,7 +131,7 @@ fn a_reply_that_trickles_is_given_up_when_patience_ends() {
 
 #[test]
 fn a_write_that_trickles_away_is_given_up_when_patience_ends() {
-    // More than sockets hold, so that most of it is still to be sent when they are full.
+    // Larger than the buffers of all sockets, so that most of it is unsent when they are full.
     with_and_without_tls(|identities| {
         is_given_up(identities, (Slow::Requests, 32 << 20, 16 << 10), |client, data| {
             client.write(0, data)

@@ -1,6 +1,6 @@
-//! What the tests of all servers share.
+//! Helpers that the tests of all servers share.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code)]
 
 #[path = "../../../../store/tests/store/common/mod.rs"]
@@ -20,22 +20,22 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use store::record;
 use store::shm_dir;
 
-/// No wait of a test lasts longer.
+/// The upper limit for every wait of a test.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A store that is gone with the directory, which has room for a socket and other files beside it.
+/// Creates a store in a temporary directory, which can also hold a socket and other files.
 pub fn temporary_store() -> (TempDir, Store) {
     let dir = shm_dir();
     let store = Store::open(&dir.path().join("store")).unwrap();
     (dir, store)
 }
 
-/// Room for so many connections.
+/// Returns limits of `all` connections in total.
 pub fn at_most(all: usize) -> ConnectionLimits {
     ConnectionLimits { all, ..ConnectionLimits::default() }
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
@@ -44,7 +44,7 @@ pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Bytes that differ from each other and from place to place.
+/// Returns pseudo-random bytes, so that no two places hold the same content.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -58,7 +58,7 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Connected, with nothing said yet.
+/// Connects and sends nothing.
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -66,7 +66,7 @@ pub fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// One that speaks a protocol byte by byte.
+/// A client that speaks a protocol byte by byte.
 pub trait Raw {
     fn stream(&mut self) -> &mut UnixStream;
 
@@ -86,10 +86,11 @@ pub trait Raw {
         bytes
     }
 
-    /// Whether the other side has closed the connection, once all it sent is read.
+    /// Discards all pending bytes and waits until the other side closes the connection; false on an
+    /// unexpected error.
     fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
-        // A connection closed with bytes unread is reset.
+        // The kernel resets a connection that is closed with bytes unread.
         match self.stream().read_to_end(&mut rest) {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::ConnectionReset,

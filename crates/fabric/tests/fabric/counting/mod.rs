@@ -1,6 +1,6 @@
-//! The system's allocator, counting what it is asked for.
+//! A global allocator that counts allocations and otherwise forwards to the system's.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,19 +12,19 @@ thread_local! {
     static BY_THIS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Allocations of all threads so far.
+/// Returns the number of allocations of all threads.
 pub fn allocations() -> u64 {
     BY_ALL.load(Ordering::SeqCst)
 }
 
-/// Allocations of the calling thread so far.
+/// Returns the number of allocations of the calling thread.
 pub fn allocations_here() -> u64 {
     BY_THIS.get()
 }
 
 struct Counting;
 
-// SAFETY: all is passed on to the system's allocator unchanged.
+// SAFETY: all calls go unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BY_ALL.fetch_add(1, Ordering::SeqCst);

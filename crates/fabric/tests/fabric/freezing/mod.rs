@@ -1,13 +1,13 @@
-//! A child that stands still.
+//! Signals that stop and resume a child process.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::process::Child;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Stops it where it is: connections stay and nothing answers.
+/// Stops the child: its connections stay open and nothing answers.
 pub fn freeze(child: &Child) {
     let pid = Pid::from_child(child);
     kill_process(pid, Signal::STOP).unwrap();
@@ -15,7 +15,7 @@ pub fn freeze(child: &Child) {
     assert!(status.stopped());
 }
 
-/// Lets it go on after [`freeze`].
+/// Resumes the child after [`freeze`].
 pub fn thaw(child: &Child) {
     kill_process(Pid::from_child(child), Signal::CONT).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Between a request and its reply the server allocates nothing.
+//! A test that the server allocates nothing between a request and its reply.
 
 use std::io::{Read, Write};
 
@@ -10,7 +10,10 @@ use crate::alone::alone;
 use crate::common::pattern;
 use crate::counting::allocations;
 
-/// Sends `requests` and reads `reply.len()` bytes, a hundred times, with nothing allocated on this side either.
+/// Sends `requests` and receives `reply.len()` bytes, 100 times; returns the allocations of all
+/// threads.
+///
+/// This side allocates nothing meanwhile.
 fn talk(client: &mut Client, requests: &[u8], reply: &mut [u8]) -> u64 {
     let before = allocations();
     for _ in 0..100 {
@@ -41,7 +44,7 @@ fn requests_are_answered_without_allocating() {
                 ("a batch", [write, read].concat(), 16 + head + 4096),
             ] {
                 let mut reply = vec![0; reply];
-                // Once unobserved, as threads allocate when they start.
+                // A first run without a check, as threads allocate when they start.
                 talk(&mut client, &requests, &mut reply);
                 assert_eq!(
                     talk(&mut client, &requests, &mut reply),

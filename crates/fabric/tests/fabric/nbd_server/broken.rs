@@ -1,4 +1,4 @@
-//! Clients that misbehave: each hurts itself alone.
+//! Tests that a misbehaving client harms only itself.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -61,7 +61,8 @@ fn clients_may_vanish_at_any_byte() {
         let mut client = Client::connect(&served.socket());
         client.put(&dialogue[..cut]);
     }
-    // In the middle of a long write: what arrived may be there, nothing else is touched.
+    // In the middle of a long write: the server may store the received part, and changes nothing
+    // else.
     served.lease.write(2 << 20, &pattern(MIB, 5)).unwrap();
     let mut client = served.client(false);
     client.put(&request(command::WRITE, 0, 1, 0, 3 << 20));
@@ -81,7 +82,7 @@ fn who_dawdles_in_the_handshake_is_shown_the_door() {
     let mut silent = Client::connect(&served.socket());
     let mut slow = Client::greeted(&served.socket());
     let mut drip = slow.stream.try_clone().unwrap();
-    // A byte of an endless option now and then keeps no thread for long.
+    // A client that sends an endless option byte by byte keeps no thread beyond the timeout.
     let dripping = thread::spawn(move || {
         let option =
             [&OPTION_MAGIC.to_be_bytes()[..], &option::GO.to_be_bytes(), &10_000u32.to_be_bytes()]
@@ -138,12 +139,12 @@ fn a_client_that_does_not_read_holds_up_no_writer() {
     for _ in 0..16 {
         lazy.request(command::READ, 0, 1, 0, 8 << 20);
     }
-    // The server is stuck in sending by now, or will be; either way the pages are free.
+    // The server's send blocks by now or soon; in both cases it holds no pages.
     let mut writer = served.client(false);
     for round in 0..8u64 {
         writer.write(0, &pattern(8 * MIB, 10 + round));
     }
-    // What was read before or between is some round's bytes, page by page.
+    // Each page that a read returns is the content of one round.
     let rounds: Vec<_> = [1].into_iter().chain(10..18).map(|seed| pattern(8 * MIB, seed)).collect();
     for _ in 0..16 {
         assert_eq!(lazy.simple_reply(), (1, 0));

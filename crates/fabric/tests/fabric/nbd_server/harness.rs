@@ -1,4 +1,4 @@
-//! A server to test, and a client that speaks the protocol byte by byte.
+//! A server under test, and a client that speaks the protocol byte by byte.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::common::{Raw, connect, record, temporary_store};
 
-/// What is served: leases by name, and how many connections each has.
+/// Exports of leases by name, with counts of their connections and a record of their peers.
 #[derive(Default)]
 pub struct Shelf {
     pub leases: Mutex<BTreeMap<String, Arc<Lease>>>,
@@ -52,7 +52,7 @@ impl Exports for Shelf {
     }
 }
 
-/// A server on a unix socket, with a store that is gone with it. The default export is `lease`.
+/// A server on a unix socket with a temporary store; the default export is `lease`.
 pub struct Served {
     pub server: Server,
     pub shelf: Arc<Shelf>,
@@ -85,12 +85,12 @@ impl Served {
             .to_string()
     }
 
-    /// A path for a file of the test.
+    /// Returns a path for a file of the test.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Adds an export.
+    /// Adds an export with a lease of its own.
     pub fn add(&self, name: &str, capacity: Bytes) -> Arc<Lease> {
         let lease = self.store.create(record(capacity, capacity)).unwrap();
         self.shelf.leases.lock().unwrap().insert(name.to_owned(), Arc::clone(&lease));
@@ -101,7 +101,7 @@ impl Served {
         self.shelf.connections.load(Ordering::SeqCst)
     }
 
-    /// A client in transmission with the default export.
+    /// Returns a client of the default export in the transmission phase.
     pub fn client(&self, structured: bool) -> Client {
         let mut client = Client::greeted(&self.socket());
         if structured {
@@ -111,7 +111,7 @@ impl Served {
         client
     }
 
-    /// Whether a new client can still write and read.
+    /// Asserts that a new client can write and read.
     pub fn assert_serves(&self) {
         let mut client = self.client(false);
         client.write(0, b"still here");
@@ -119,7 +119,7 @@ impl Served {
     }
 }
 
-/// Runs a tool to its end and returns what it printed.
+/// Runs a tool until it exits, and returns its standard output.
 pub fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } =
         command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -128,7 +128,7 @@ pub fn run(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
-/// A command and its arguments, as one would type them.
+/// Parses a command line into a command with arguments.
 pub fn tool(line: &str) -> Command {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().unwrap());
@@ -136,21 +136,21 @@ pub fn tool(line: &str) -> Command {
     command
 }
 
-/// Everything a lease holds.
+/// Returns the whole content of a lease.
 pub fn contents(lease: &Lease) -> Vec<u8> {
     let mut bytes = vec![0; lease.capacity().0 as usize];
     lease.read(0, &mut bytes).unwrap();
     bytes
 }
 
-/// An answer to a request.
+/// A reply to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Simple { cookie: u64, error: u32 },
     Chunk { cookie: u64, done: bool, kind: u16, payload: Vec<u8> },
 }
 
-/// A client that does what it is told, good or bad.
+/// A client that sends any bytes, valid or not.
 pub struct Client {
     pub stream: UnixStream,
 }
@@ -162,12 +162,12 @@ impl Raw for Client {
 }
 
 impl Client {
-    /// Connected, and nothing said yet.
+    /// Connects and sends nothing.
     pub fn connect(socket: &Path) -> Self {
         Self { stream: connect(socket) }
     }
 
-    /// Past the greetings.
+    /// Connects and exchanges the greetings.
     pub fn greeted(socket: &Path) -> Self {
         let mut client = Self::connect(socket);
         let greeting: proto::Greeting = client.take();
@@ -188,7 +188,7 @@ impl Client {
         self.put(&[header.as_bytes(), payload].concat());
     }
 
-    /// One reply to `option`.
+    /// Receives one reply to `option`.
     pub fn option_reply(&mut self, option: u32) -> (u32, Vec<u8>) {
         let header: proto::OptionReply = self.take();
         assert_eq!((header.magic.get(), header.option.get()), (proto::OPTION_REPLY_MAGIC, option));
@@ -196,7 +196,7 @@ impl Client {
         (header.reply.get(), payload)
     }
 
-    /// All replies to `option` up to the last.
+    /// Receives all replies to `option` up to the last.
     pub fn option_replies(&mut self, option: u32) -> Vec<(u32, Vec<u8>)> {
         let mut replies = Vec::new();
         loop {
@@ -229,7 +229,7 @@ impl Client {
         (reply.cookie.get(), reply.error.get())
     }
 
-    /// The next answer, when reads are structured.
+    /// Receives the next reply, simple or structured.
     pub fn answer(&mut self) -> Answer {
         let magic: zerocopy::byteorder::big_endian::U32 = self.take();
         if magic.get() == proto::SIMPLE_REPLY_MAGIC {
@@ -249,7 +249,7 @@ impl Client {
         Answer::Chunk { cookie: header.cookie.get(), done, kind: header.kind.get(), payload }
     }
 
-    /// All chunks of one structured read put together, and how many there were.
+    /// Reads with structured replies; returns the assembled bytes and the number of chunks.
     pub fn structured_read(&mut self, flags: u16, offset: u64, length: u32) -> (Vec<u8>, usize) {
         self.request(command::READ, flags, 77, offset, length);
         let mut bytes = vec![0xAA; length as usize];
@@ -306,12 +306,12 @@ fn bytes_of(value: &(impl IntoBytes + Immutable)) -> Vec<u8> {
     value.as_bytes().to_vec()
 }
 
-/// The payload of INFO and GO without information requests.
+/// Returns the payload of INFO and GO without information requests.
 pub fn info_payload(name: &str) -> Vec<u8> {
     [&(name.len() as u32).to_be_bytes(), name.as_bytes(), &[0, 0]].concat()
 }
 
-/// The payload of LIST_META_CONTEXT and SET_META_CONTEXT.
+/// Returns the payload of LIST_META_CONTEXT and SET_META_CONTEXT.
 pub fn meta_payload(name: &str, queries: &[&str]) -> Vec<u8> {
     let mut payload = [&(name.len() as u32).to_be_bytes(), name.as_bytes()].concat();
     payload.extend((queries.len() as u32).to_be_bytes());

@@ -1,4 +1,4 @@
-//! The NBD server against real clients, hand-made ones, and broken ones.
+//! Tests of the NBD server with real clients, hand-made ones and broken ones.
 
 mod allocations;
 mod broken;

@@ -1,4 +1,4 @@
-//! The specification, case by case.
+//! Tests of the server against the NBD specification, case by case.
 
 use aquifer_fabric::nbd::proto::{
     BASE_ALLOCATION, ExportNameReply, chunk, command, command_flag, errno, export_flag, info,

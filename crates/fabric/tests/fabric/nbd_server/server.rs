@@ -1,4 +1,4 @@
-//! Beginning and end of a server.
+//! Tests of the start and the end of a server.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Mutual TLS: hosts of the cluster get in, nobody else does.
+//! Tests that the server admits hosts of the cluster by mutual TLS, and no other client.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::harness::{Client, Served, info_payload, run, tool};
 use crate::certificates::Cluster;
 use crate::common::{Raw, pattern};
 
-/// The harness's store, served under TLS as well.
+/// Serves the exports of `served` under TLS on another address.
 fn secure(served: &Served, cluster: &Cluster, address: &str) -> Server {
     let security = Security::Tls(cluster.identity("lender").server_config());
     Server::bind(&address.parse().unwrap(), security, served.shelf.clone()).unwrap()
@@ -46,7 +46,7 @@ fn a_client_with_a_certificate_of_the_cluster_copies_there_and_back() {
         Server::bind(&"127.0.0.1:0".parse().unwrap(), security, served.shelf.clone()).unwrap();
     let Address::Tcp { port, .. } = *server.address() else { panic!("not TCP") };
 
-    // The names under which libnbd looks for them.
+    // libnbd looks for the certificates under these names.
     let certificates = served.path("certificates");
     std::fs::create_dir(&certificates).unwrap();
     for (ours, theirs) in
@@ -87,7 +87,7 @@ fn a_stranger_gets_nothing() {
             &host,
             crate::common::PATIENCE,
         );
-        // In TLS 1.3 the client learns with its first receive that it was not let in.
+        // In TLS 1.3 the first receive tells the client that the server refused it.
         let refused = connected.map_or(true, |mut stream| {
             !matches!(aquifer_fabric::channel::Channel::recv(&mut stream, &mut [0; 16]), Ok(1..))
         });

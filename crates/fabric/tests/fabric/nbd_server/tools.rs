@@ -1,4 +1,4 @@
-//! The programs that people use.
+//! Tests of the server with standard tools: libnbd, QEMU, fio and nbdfuse.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,8 @@ use crate::common::{eventually, pattern};
 
 const MIB: usize = 1 << 20;
 
-/// An image with data, holes and zeroes that are stored.
+/// Writes an image with data, and zeroes in whole and partial pages, to `path`; returns its
+/// content.
 fn sparse_image(path: &Path, size: usize) -> Vec<u8> {
     let mut image = vec![0; size];
     image[..MIB].copy_from_slice(&pattern(MIB, 1));
@@ -82,7 +83,7 @@ fn nbdcopy_copies_there_and_back_and_keeps_holes() {
 #[test]
 fn libnbd_finds_every_command_doing_what_it_should() {
     let served = Served::new(Bytes::mib(16));
-    // The interpreter for which Debian's python3-libnbd is installed, whatever else is in the path.
+    // Debian installs python3-libnbd for this interpreter; the path may name another one first.
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fabric/nbd_server/commands.py");
     run(tool("/usr/bin/python3").arg(script).arg(served.uri()));
     eventually("both have left", || served.connections() == 0);
@@ -119,7 +120,7 @@ fn fio_verifies_what_it_wrote() {
     assert!(output.contains("err= 0"), "{output}");
 }
 
-/// A mounted nbdfuse, unmounted with the test.
+/// A mounted nbdfuse; dropping it unmounts it.
 struct Mounted<'a>(&'a Path, Child);
 
 impl Drop for Mounted<'_> {

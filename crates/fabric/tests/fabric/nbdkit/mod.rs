@@ -1,6 +1,6 @@
-//! nbdkit as a child on a unix socket of its own, gone with its handle.
+//! nbdkit as a child process on its own unix socket; dropping the handle kills it.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::fs;
@@ -22,12 +22,13 @@ pub struct Nbdkit {
 }
 
 impl Nbdkit {
-    /// Starts it with these arguments and waits until it listens.
+    /// Starts nbdkit with these arguments and waits until it listens.
     pub fn start(arguments: &[&str]) -> Self {
         Self::run(tempfile::tempdir().unwrap(), arguments.iter().map(ToString::to_string).collect())
     }
 
-    /// As [`start`](Self::start), demanding TLS, as the host whose certificate is in `identity`.
+    /// Starts nbdkit as [`start`](Self::start) does, requiring TLS, with the certificate of the
+    /// host in `identity`.
     pub fn start_tls(identity: &Path, arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for (ours, theirs) in [("ca", "ca-cert.pem"), ("host", "server-cert.pem")] {
@@ -46,7 +47,7 @@ impl Nbdkit {
         server
     }
 
-    /// Starts it again after [`kill`](Self::kill), at the same address.
+    /// Starts nbdkit again after [`kill`](Self::kill), at the same address.
     pub fn restart(&mut self) {
         let _ = fs::remove_file(self.socket());
         self.child = spawn(&self.dir, &self.arguments);
@@ -74,12 +75,12 @@ impl Nbdkit {
         self.child.wait().unwrap();
     }
 
-    /// Stops it where it is: connections stay and nothing answers.
+    /// Stops the process: its connections stay open and nothing answers.
     pub fn freeze(&self) {
         freezing::freeze(&self.child);
     }
 
-    /// Lets it go on after [`freeze`](Self::freeze).
+    /// Resumes the process after [`freeze`](Self::freeze).
     pub fn thaw(&self) {
         freezing::thaw(&self.child);
     }

@@ -1,6 +1,6 @@
-//! All that a connection can be asked for, over an export of 256 MiB of zeroes.
+//! Every operation of a connection, over an export of 256 MiB of zeroes.
 
-// Each test program uses the part of it that it needs.
+// Each test uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use aquifer_fabric::nbd::client::{Connection, Operation};
@@ -17,11 +17,11 @@ pub fn read(connection: &mut Connection, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// Every operation once, over whatever was agreed on.
+/// Runs every operation once, whatever modes the handshake negotiated.
 pub fn every_operation(connection: &mut Connection) {
     assert_eq!(connection.size().0, 256 * MIB as u64);
     assert!(read(connection, 5000, 10_000) == vec![0; 10_000]);
-    // Longer than any server takes at once.
+    // Longer than any server takes in one request.
     let large = pattern(40 * MIB, 1);
     connection.write(4096, &large).unwrap();
     assert!(read(connection, 4096, large.len()) == large);
@@ -35,8 +35,9 @@ pub fn every_operation(connection: &mut Connection) {
     mixed(connection);
 }
 
-/// Many writes at once from `base` on, with gaps between them, then as many reads.
-/// Returns what the first page holds then.
+/// Runs many writes in one batch from `base` on, with gaps between them, then as many reads.
+///
+/// Returns the content of the first page.
 pub fn many_in_flight(base: u64, mut run: impl FnMut(&mut [Operation<'_>])) -> Vec<u8> {
     let mut data = pattern(300 * 8192, 2);
     let places = || (base..).step_by(12_288);
@@ -55,7 +56,7 @@ pub fn many_in_flight(base: u64, mut run: impl FnMut(&mut [Operation<'_>])) -> V
     data
 }
 
-/// Reads and writes in one go, of which those of a page are done in order.
+/// Runs reads and writes in one batch; expects the operations of each page to act in order.
 fn mixed(connection: &mut Connection) {
     let base = 128 << 20;
     let first = many_in_flight(base, |operations| connection.run(operations).unwrap());

@@ -1,6 +1,6 @@
-//! Lenders for volumes to borrow from, and content that is known wherever it is.
+//! Lenders for the tests' volumes, and content that depends on its offset.
 
-// Each test program uses the part of it that it needs.
+// Each test program uses only a part of this file.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
 #[path = "../../../../fabric/tests/fabric/certificates/mod.rs"]
@@ -26,7 +26,7 @@ pub use ours::{Kind, OurLender};
 pub const PAGE: u64 = PAGE_SIZE as u64;
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A volume of so many extents for four threads.
+/// Makes the configuration of a volume with this many extents, for four threads.
 pub fn config(extents: u64) -> VolumeConfig {
     VolumeConfig {
         id: VolumeId::random(),
@@ -39,12 +39,12 @@ pub fn config(extents: u64) -> VolumeConfig {
     }
 }
 
-/// A lender of so many extents: nbdkit in the clear.
+/// Starts a lender with this many extents: nbdkit without TLS.
 pub fn lender(extents: u64) -> Nbdkit {
     Nbdkit::start(&["memory", &format!("{}M", extents * 64)])
 }
 
-/// A lease on all of what the lender has. Ids rise with `number`.
+/// Makes a lease on all of the lender's memory. Ids rise with `number`.
 pub fn lease(server: &Nbdkit, number: u128, extents: u64) -> LeaseTarget {
     lease_at(server.address(), number, extents)
 }
@@ -61,13 +61,13 @@ pub fn lease_at(address: Address, number: u128, extents: u64) -> LeaseTarget {
     }
 }
 
-/// The same lease, over TLS from `lender`.
+/// Makes the same lease, over TLS from `lender`.
 pub fn secure(target: LeaseTarget, lender: &str) -> LeaseTarget {
     let protocol = Protocol::Nbd { export: String::new(), secure: true };
     LeaseTarget { lender: lender.parse().unwrap(), protocol, ..target }
 }
 
-/// A volume over lenders of so many extents each, whose leases are 1, 2, …
+/// Makes a volume over one lender for each size in extents. The leases have the ids 1, 2, …
 pub fn volume(config: VolumeConfig, sizes: &[u64]) -> (Volume, Vec<Nbdkit>) {
     let volume = Volume::new(config).unwrap();
     let lenders: Vec<_> = sizes.iter().map(|extents| lender(*extents)).collect();
@@ -77,7 +77,7 @@ pub fn volume(config: VolumeConfig, sizes: &[u64]) -> (Volume, Vec<Nbdkit>) {
     (volume, lenders)
 }
 
-/// What a page at this offset holds after it was written for the `round`th time; never zeroes.
+/// Returns the content of a page at this offset after its `round`th write; never zeroes.
 pub fn content(offset: u64, round: u64) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     for (at, word) in page.chunks_exact_mut(8).enumerate() {
@@ -111,12 +111,12 @@ pub fn expect_zeroes(volume: &Volume, offset: u64) {
     assert!(read(volume, offset) == [0; PAGE_SIZE], "the page at {offset:#x} is not zeroes");
 }
 
-/// Extents that each lease of the volume holds, in the order in which they were added.
+/// Returns the number of extents on each lease of the volume, in the order of their addition.
 pub fn placed(volume: &Volume) -> Vec<u64> {
     volume.status().leases.iter().map(|lease| lease.used_extents).collect()
 }
 
-/// The bytes that a lender stores for us: what is no hole.
+/// Returns the bytes that a lender stores: those outside of holes.
 pub fn stored(server: &Nbdkit) -> u64 {
     let target = Target { address: server.address(), export: String::new(), tls: None };
     let mut connection = Connection::connect(target.into(), PATIENCE).unwrap();
@@ -133,7 +133,7 @@ pub fn stored(server: &Nbdkit) -> u64 {
     stored
 }
 
-/// Waits until something is so.
+/// Waits until the condition is true.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
@@ -142,7 +142,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Numbers that look random and are the same in every run.
+/// Pseudo-random numbers, the same in each run.
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,4 +1,5 @@
-//! A lender of ours, as a process: the example `nbd_memory` or `nvme_memory` over a store that outlives it.
+//! Aquifer's own lender in a process: the example `nbd_memory` or `nvme_memory` over a store that
+//! outlives it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,7 +17,7 @@ use super::example::example;
 use super::freezing;
 use super::wait_until;
 
-/// By what a lender of ours serves.
+/// The protocol of the lender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Nbd,
@@ -27,14 +28,14 @@ pub struct OurLender {
     child: Child,
     kind: Kind,
     extents: u64,
-    /// The subsystem, or nothing.
+    /// The subsystem's NQN; empty for NBD.
     name: String,
-    /// The subsystem's name, where the lender does not choose it.
+    /// The subsystem's NQN, if the test chooses it.
     fixed: Option<String>,
-    /// Of those of its leases that are sealed.
+    /// The key of the encrypted leases.
     seal: Seal,
     dir: TempDir,
-    /// Its pages, which outlive it.
+    /// The lender's pages, which outlive its process.
     store: PathBuf,
 }
 
@@ -47,14 +48,15 @@ impl OurLender {
         Self::start_as(kind, extents, None)
     }
 
-    /// Its subsystem has this name, whatever is in it.
+    /// Starts a lender with a fixed subsystem NQN, which stays the same for a new store.
     pub fn start_named(name: &str, extents: u64) -> Self {
         Self::start_as(Kind::Nvme, extents, Some(name.to_owned()))
     }
 
     fn start_as(kind: Kind, extents: u64, fixed: Option<String>) -> Self {
         let dir = tempfile::Builder::new().prefix("aquifer-test-").tempdir().unwrap();
-        // Below root's stores, of which the kernel swaps nothing out while the lender is dead.
+        // Below root's stores, because the kernel must not swap out their pages while the lender is
+        // dead.
         let is_root = fs::metadata(dir.path()).unwrap().uid() == 0;
         let stores = Path::new(if is_root { "/dev/shm/aquifer" } else { "/dev/shm" });
         let store = stores.join(dir.path().file_name().unwrap());
@@ -64,7 +66,7 @@ impl OurLender {
         lender
     }
 
-    /// A lease on all of what it has; one of an odd number is sealed.
+    /// Returns a lease on all of the lender's memory. Leases with an odd number are encrypted.
     pub fn lease(&self, number: u128) -> LeaseTarget {
         let protocol = match self.kind {
             Kind::Nbd => Protocol::Nbd { export: String::new(), secure: false },
@@ -89,7 +91,7 @@ impl OurLender {
         Address::Unix(self.dir.path().join("nbd"))
     }
 
-    /// As `kill -9`.
+    /// Kills the process with `SIGKILL`.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -101,18 +103,18 @@ impl OurLender {
         self.wait();
     }
 
-    /// As after its host has been started anew: the same address, and nothing in it.
+    /// Restarts the lender as after a reboot of its host: at the same address, with an empty store.
     pub fn restart_empty(&mut self) {
         fs::remove_dir_all(&self.store).unwrap();
         self.restart();
     }
 
-    /// Stops it where it is: connections stay and nothing answers.
+    /// Stops the process: connections stay and no request gets an answer.
     pub fn freeze(&self) {
         freezing::freeze(&self.child);
     }
 
-    /// Lets it go on after [`freeze`](Self::freeze).
+    /// Continues the process after [`freeze`](Self::freeze).
     pub fn thaw(&self) {
         freezing::thaw(&self.child);
     }
@@ -123,18 +125,18 @@ impl OurLender {
         });
     }
 
-    /// The life of its pages.
+    /// Returns the incarnation of the lender's pages.
     pub fn incarnation(&self) -> Incarnation {
         let file = self.pages().next().unwrap();
         file.file_stem().unwrap().to_str().unwrap().parse().unwrap()
     }
 
-    /// The RAM that its store takes, as the kernel has it.
+    /// Returns the RAM that the store takes, from the kernel's figures.
     pub fn ram(&self) -> Bytes {
         Bytes(self.pages().map(|file| fs::metadata(file).unwrap().blocks() * 512).sum())
     }
 
-    /// What its store has, page by page, as root on the lender sees it.
+    /// Returns the pages in the store that are not zero, as root on the lender sees them.
     pub fn sees(&self) -> Vec<Vec<u8>> {
         let all = self.pages().flat_map(|file| fs::read(file).unwrap());
         let all: Vec<_> = all.collect();
@@ -158,7 +160,7 @@ impl Drop for OurLender {
     }
 }
 
-/// Starts it, and says what its subsystem is called, if it has one.
+/// Starts the process. Returns it with its subsystem's NQN, which is empty for NBD.
 fn spawn(
     kind: Kind,
     dir: &Path,

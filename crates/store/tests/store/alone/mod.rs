@@ -1,14 +1,15 @@
-//! Tests that measure their process, and so need one of their own.
+//! A runner for tests that measure their process, and so need one of their own.
 
 use std::env;
 use std::process::Command;
 
 const ALONE: &str = "AQUIFER_TEST_ALONE";
 
-/// Runs `test` in a process that runs nothing else. `name` is the test's, with its modules.
+/// Runs `test` in a process of its own; `name` is the test's full path.
 ///
-/// `cargo test` runs the tests of a program as threads of one process. One that measures the process would measure the others, too;
-/// and what another test starts holds this process's files, and so its locks, between fork and exec.
+/// `cargo test` runs the tests of a program as threads of one process, so measurements of the
+/// process would include other tests. Besides, a child that another test starts holds this
+/// process's files, and so its locks, between fork and exec.
 pub fn alone(name: &str, test: impl FnOnce()) {
     if env::var_os(ALONE).is_some() {
         return test();

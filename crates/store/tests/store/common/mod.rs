@@ -1,4 +1,4 @@
-//! What the store's tests share.
+//! Helpers that the store's tests share.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use aquifer_page::Bytes;
 use aquifer_store::{Lease, LeaseRecord, Store};
 
-/// A directory on a tmpfs that is gone at the end of the test, however that comes.
+/// Creates a temporary directory on a tmpfs; it vanishes even if the test fails.
 pub fn shm_dir() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("aquifer-test-").tempdir_in("/dev/shm").unwrap()
 }
@@ -19,12 +19,12 @@ pub fn record(capacity: Bytes, quota: Bytes) -> LeaseRecord {
     LeaseRecord { group, quota, ..LeaseRecord::new("borrower".parse().unwrap(), capacity) }
 }
 
-/// A record of a lease that shares with its group.
+/// Returns a record of a lease that shares pages with its group.
 pub fn shared_record(group: &str, capacity: Bytes) -> LeaseRecord {
     LeaseRecord { group: group.parse().unwrap(), shared: true, ..record(capacity, capacity) }
 }
 
-/// A store with one lease of `capacity` that shares.
+/// Creates a store with one sharing lease of `capacity`.
 pub fn one_shared_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
@@ -32,7 +32,7 @@ pub fn one_shared_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease
     (dir, store, lease)
 }
 
-/// A store with one lease of `capacity`.
+/// Creates a store with one lease of `capacity`.
 pub fn one_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
     let dir = shm_dir();
     let store = Store::open(dir.path()).unwrap();
@@ -40,7 +40,7 @@ pub fn one_lease(capacity: Bytes) -> (tempfile::TempDir, Store, Arc<Lease>) {
     (dir, store, lease)
 }
 
-/// What the kernel says the lease's file takes, or the frames of its group.
+/// Returns the bytes that the kernel accounts to the lease's file, or to the frames of its group.
 pub fn taken(dir: &Path, lease: &Lease) -> u64 {
     if lease.is_shared() {
         return frames_taken(dir, lease.group().as_str()).0;
@@ -48,12 +48,12 @@ pub fn taken(dir: &Path, lease: &Lease) -> u64 {
     fs::metadata(dir.join(format!("{}.pages", lease.id()))).unwrap().blocks() * 512
 }
 
-/// What the kernel says the frames of a group take.
+/// Returns the bytes that the kernel accounts to the frames of a group.
 pub fn frames_taken(dir: &Path, group: &str) -> Bytes {
     Bytes(fs::metadata(dir.join(format!("{group}.frames"))).unwrap().blocks() * 512)
 }
 
-/// A small fast generator of random numbers (splitmix64), so that a failure can be repeated from its seed.
+/// A fast pseudo-random generator (splitmix64); the same seed repeats a failure.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -77,14 +77,16 @@ impl Random {
     }
 }
 
-/// A line of this process's memory as the kernel accounts it (`Pss` counts each page once).
+/// Returns a field of `/proc/self/smaps_rollup` (`Pss` counts each page once).
 pub fn rollup(field: &str) -> Bytes {
     let text = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
     Bytes::kib(line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-/// What this process's heap and leases take. Its code is left out: how much of a library counts here depends on how many others use it.
+/// Returns the memory of this process's heap and leases.
+///
+/// It excludes code: the share of a library depends on how many other processes map it.
 pub fn own_memory() -> Bytes {
     rollup("Pss_Anon") + rollup("Pss_Shmem")
 }

@@ -1,12 +1,14 @@
-//! Examples as programs for tests to start.
+//! Example programs for tests to start.
 
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The example `name` of a package. `make test` builds all examples first; where nobody did, it is built now.
+/// Returns the path of the example `name` of a package, and builds it if it is missing.
+///
+/// `make test` builds all examples first.
 pub fn example(package: &str, name: &str) -> PathBuf {
-    // This test is target/PROFILE/deps/NAME.
+    // This test's executable is target/PROFILE/deps/NAME.
     let test = env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
     if !program.exists() {

@@ -1,6 +1,8 @@
-//! Whether times tell two kinds of pages apart.
+//! Statistics that decide whether times distinguish two kinds of pages.
 
-/// How often one of these times is longer than one of those, where equal ones count half: 0.5 if nothing tells them apart (Mann and Whitney 1947).
+/// Returns the probability that a time of `these` exceeds one of `those`, with ties counted half.
+///
+/// 0.5 means that the times do not distinguish them (Mann and Whitney 1947).
 pub fn auc(these: &[u64], those: &[u64]) -> f64 {
     let mut all: Vec<(u64, bool)> = these.iter().map(|time| (*time, true)).collect();
     all.extend(those.iter().map(|time| (*time, false)));
@@ -15,8 +17,9 @@ pub fn auc(these: &[u64], those: &[u64]) -> f64 {
     longer / (these.len() as f64 * those.len() as f64)
 }
 
-/// What times say that were taken while other programs ran: up to three times, and the best of them counts. Each
-/// is told which it is.
+/// Repeats a measurement up to three times until one is good; panics if none is.
+///
+/// Other programs disturb single runs. `measured` receives the number of the attempt.
 pub fn at_best<T: std::fmt::Debug>(
     mut measured: impl FnMut(u64) -> T,
     is_good: impl Fn(&T) -> bool,
@@ -29,7 +32,9 @@ pub fn at_best<T: std::fmt::Debug>(
     }
 }
 
-/// The numbers below this one in an order by chance, another one for each seed: what is measured must not depend on what came before it.
+/// Returns the numbers below `end` in a pseudo-random order that depends on `seed`.
+///
+/// A measurement must not depend on the order of its predecessors.
 pub fn by_chance(end: u64, seed: u64) -> Vec<u64> {
     let mut all: Vec<u64> = (0..end).collect();
     let mut state = seed | 1;
@@ -41,5 +46,5 @@ pub fn by_chance(end: u64, seed: u64) -> Vec<u64> {
     all
 }
 
-/// How far a rank may be from one half by chance, with thousands of pages of each kind.
+/// The largest deviation of a rank from one half by chance, with thousands of pages of each kind.
 pub const CHANCE: f64 = 0.06;

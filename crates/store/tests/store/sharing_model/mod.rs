@@ -1,6 +1,7 @@
-//! Threads do everything that can be done to leases that share, and time and again nothing happens and all is counted.
+//! A model test: threads run all operations on leases that share pages, with pauses to check
+//! contents and counts.
 //!
-//! `AQUIFER_OPERATIONS` says how many operations (500000 if nothing does), `AQUIFER_SEED` where they begin.
+//! `AQUIFER_OPERATIONS` sets the number of operations (500000 by default), `AQUIFER_SEED` the seed.
 
 mod model;
 mod worker;
@@ -21,16 +22,16 @@ use crate::common::{Random, frames_taken, shared_record, shm_dir};
 const PAGE: u64 = PAGE_SIZE as u64;
 const THREADS: usize = 4;
 const GROUPS: [&str; 2] = ["red", "blue"];
-/// Leases of each group of which every thread has a part, beside one of its own.
+/// Leases of each group in which every thread has a part, besides each thread's own lease.
 const COMMON: usize = 3;
-/// How often nothing happens and all is counted.
+/// How many times the threads pause for a check.
 const QUIET: u64 = 20;
 
 fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Leases of which every thread has a part, with their groups.
+/// Creates the leases in which every thread has a part.
 fn create_common(store: &Store) -> Vec<Arc<Lease>> {
     let capacity = Bytes(THREADS as u64 * PAGES as u64 * PAGE);
     let all = GROUPS.iter().flat_map(|group| (0..COMMON).map(move |_| group));
@@ -60,7 +61,7 @@ fn whatever_is_done_contents_and_counts_stay_right() {
         broken |= check(dir.path(), &store, &workers) > 0;
         match random.below(4) {
             0 => {
-                // As after a crash: nothing but the files is left.
+                // As after a crash: only the files remain.
                 workers.iter_mut().for_each(Worker::let_go);
                 drop((std::mem::take(&mut common), store));
                 store = Store::open(dir.path()).unwrap();
@@ -89,8 +90,9 @@ fn whatever_is_done_contents_and_counts_stay_right() {
     assert_eq!(names, ["lock"]);
 }
 
-/// Compares contents, counts and figures with the models while nothing happens. Returns the copy-on-write breaks
-/// since the store was opened.
+/// Compares contents, counts and figures with the models while no thread runs.
+///
+/// Returns the number of copy-on-write breaks since the store was opened.
 fn check(dir: &Path, store: &Store, workers: &[Worker<'_>]) -> u64 {
     workers.iter().for_each(Worker::check);
     store.audit().unwrap();

@@ -1,22 +1,22 @@
-//! What pages should be.
+//! The expected content of pages.
 
 use aquifer_page::{PAGE_SIZE, is_zero};
 
 use crate::common::Random;
 
-/// A few contents, so that pages are often equal, some of them nearly so.
+/// Returns a few contents, so that pages are often equal or nearly equal.
 pub fn contents() -> Vec<Vec<u8>> {
     let mut random = Random(7);
     let mut all: Vec<Vec<u8>> = Vec::new();
     for number in 0..32 {
         let mut content = vec![0; PAGE_SIZE];
         match number % 4 {
-            // Equal but for the last byte.
+            // Equal to the previous content except for the last byte.
             1 => {
                 content.clone_from(&all[number - 1]);
                 content[PAGE_SIZE - 1] ^= 1;
             }
-            // Half zero.
+            // The second half is zero.
             2 => random.fill(&mut content[..PAGE_SIZE / 2]),
             _ => random.fill(&mut content),
         }
@@ -25,7 +25,7 @@ pub fn contents() -> Vec<Vec<u8>> {
     all
 }
 
-/// Pages that one thread alone changes; `None` is a hole.
+/// Expected pages that one thread alone changes; `None` is a hole.
 pub struct Pages(pub Vec<Option<Vec<u8>>>);
 
 impl Pages {

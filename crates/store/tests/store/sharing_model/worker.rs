@@ -1,4 +1,4 @@
-//! A thread with pages of its own in leases that all share.
+//! A thread with its own pages in leases that all threads share.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use super::model::Pages;
 use super::{COMMON, GROUPS};
 use crate::common::{Random, shared_record};
 
-/// Pages of a thread in each lease.
+/// Pages of each thread in each lease.
 pub const PAGES: usize = 64;
 
-/// A lease as a thread sees it.
+/// A thread's part of a lease.
 struct Part {
     id: LeaseId,
     group: &'static str,
     lease: Option<Arc<Lease>>,
-    /// Where its pages begin.
+    /// The first page of the part.
     base: usize,
     model: Pages,
 }
@@ -43,7 +43,7 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// Has a part of each of `common`, and a lease of each group that nobody else uses.
+    /// Creates a worker with a part of each of `common`, and with a lease of its own in each group.
     pub fn new(
         thread: usize,
         seed: u64,
@@ -107,7 +107,7 @@ impl<'a> Worker<'a> {
                 part.model.allocate_zeroes(page, at, length);
             }
             76..79 => {
-                // Content that nobody else has.
+                // Content that no other page has.
                 let mut unique = content.clone();
                 random.fill(&mut unique[..64]);
                 part.lease().write(offset, &unique).unwrap();
@@ -122,7 +122,7 @@ impl<'a> Worker<'a> {
                     part.id
                 );
             }
-            // Rarely, as all its pages are gone then.
+            // Rarely, because it removes all pages of the lease.
             90 if which >= 2 * COMMON && random.below(20) == 0 => {
                 store.remove(part.id).unwrap();
                 *part = own_part(store, part.group);
@@ -150,7 +150,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Reads all.
+    /// Compares every page with the model.
     pub fn check(&self) {
         let mut bytes = vec![0; PAGE_SIZE];
         for part in &self.parts {
@@ -167,7 +167,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The contents that are stored, with the group of each.
+    /// Returns the stored contents with the group of each.
     pub fn stored(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let of_part = |part: &'_ Part| part.group;
         self.parts.iter().flat_map(move |part| {
@@ -175,7 +175,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Forgets its leases, so that the store can be closed.
+    /// Drops its leases so that the store can close.
     pub fn let_go(&mut self) {
         self.parts.iter_mut().for_each(|part| part.lease = None);
     }
@@ -184,7 +184,7 @@ impl<'a> Worker<'a> {
         self.parts.iter_mut().for_each(|part| part.lease = Some(store.get(part.id).unwrap()));
     }
 
-    /// One of the leases of which every thread has a part.
+    /// Picks one of the leases in which every thread has a part.
     pub fn any_common(&self, random: &mut Random) -> (usize, &'static str) {
         let which = random.below(2 * COMMON as u64) as usize;
         (which, self.parts[which].group)
@@ -194,7 +194,7 @@ impl<'a> Worker<'a> {
         self.parts[which].id
     }
 
-    /// Goes on with a new lease instead of one that was removed.
+    /// Replaces a removed lease by a new one.
     pub fn replace(&mut self, which: usize, lease: Arc<Lease>) {
         let part = &mut self.parts[which];
         *part = Part::new(lease, part.group, part.base);

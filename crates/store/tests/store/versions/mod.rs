@@ -1,15 +1,18 @@
-//! What `examples/shared_writer.rs` writes, and the test that kills it looks for.
+//! The versions of pages that `examples/shared_writer.rs` writes and the test that kills it
+//! expects.
 
 use aquifer_page::PAGE_SIZE;
 
-/// Threads, each with a lease.
+/// Number of threads, each with a lease.
 pub const THREADS: usize = 4;
-/// Pages of each lease.
+/// Number of pages of each lease.
 pub const PAGES: usize = 512;
-/// Whose the leases are, in turn.
+/// The groups to which the leases belong in turn.
 pub const GROUPS: [&str; 2] = ["red", "blue"];
 
-/// What is in a page when this version of it was written; nothing if it is a hole then. The same for many pages, or almost.
+/// Returns the content of a page at this version, or `None` for a hole.
+///
+/// Many pages have equal or nearly equal contents.
 pub fn content(page: usize, version: u32) -> Option<[u8; PAGE_SIZE]> {
     let kind = (page as u32 ^ version).wrapping_mul(0x9e37_79b9) >> 26;
     if version == 0 || kind == 0 {
@@ -17,7 +20,7 @@ pub fn content(page: usize, version: u32) -> Option<[u8; PAGE_SIZE]> {
     }
     let mut content = [kind as u8; PAGE_SIZE];
     if kind > 48 {
-        // Nobody else's.
+        // Content that no other page or version has.
         content[..4].copy_from_slice(&(page as u32).to_le_bytes());
         content[PAGE_SIZE - 4..].copy_from_slice(&version.to_le_bytes());
     }
