@@ -9,8 +9,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// A bit for each page of an extent. A set bit is a promise of the lender's: it acknowledged something else than zeroes
 /// there, so zeroes prove that it has lost the page, or withholds it.
 ///
-/// A bit is set when a write has been acknowledged, and cleared before the next write or discard begins. So one that is
-/// still set after a read held while the read was under way.
+/// A writer clears a bit before its write or discard begins, and sets it when the lender has
+/// acknowledged the write. A read proves nothing unless no write was under way during it.
 #[derive(Debug)]
 pub(crate) struct NonZero(Bitmap);
 
