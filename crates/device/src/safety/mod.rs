@@ -61,6 +61,7 @@ pub fn protect() -> Report {
     report.apply("never waits for memory that it must free itself", io_flusher());
     report.apply("may have memory that the kernel keeps from others (real-time priority)", reserve::enter());
     report.apply("has enough of that memory on this host (vm.min_free_kbytes)", reserve::fill());
+    report.apply("finds that memory free (vm.watermark_boost_factor)", reserve::hold());
     report.apply("may open as many connections as the host allows", open_files());
     report.apply("keeps the heap that it has", sys::keep_heap());
     report.apply("is never paged out", lock_memory());
