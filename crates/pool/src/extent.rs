@@ -177,12 +177,23 @@ impl Extent {
         };
         into[..start].fill(0);
         into[end..].fill(0);
-        slot.read(worker, stored.start, &mut into[start..end])
-            .and_then(|()| self.check_read(slot, stored.start, &into[start..end]))
+        let into = &mut into[start..end];
+        slot.read(worker, stored.start, into)
+            .and_then(|()| {
+                if self.nonzero.disproves(stored.start, into) {
+                    // A write may have ended between the read and the look at the bits: this time
+                    // none is under way.
+                    let _parts = self.claim(&stored);
+                    slot.read(worker, stored.start, into)?;
+                    self.check_read(slot, stored.start, into)?;
+                }
+                Ok(())
+            })
             .map_err(|error| place.fault(error))
     }
 
-    /// Returns an error if the data has zeroes for pages that were stored with other data.
+    /// Refuses zeroes where the lender acknowledged other data. No write to these bytes may be
+    /// under way.
     pub(crate) fn check_read(&self, slot: &Slot, at: u64, data: &[u8]) -> Result<(), HolderError> {
         if self.nonzero.disproves(at, data) { Err(slot.has_lost()) } else { Ok(()) }
     }

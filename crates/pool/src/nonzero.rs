@@ -9,8 +9,8 @@ const PAGE: u64 = PAGE_SIZE as u64;
 /// A bit for each page of an extent. If it is set, the lender acknowledged data other than zeroes
 /// there. Zeroes then prove that the lender has lost the page, or withholds it.
 ///
-/// A write sets the bit after its acknowledgement. Each write or discard clears the bit before it
-/// begins. So the check of a read is valid only if no first write to the page overlaps the read.
+/// A writer clears a bit before its write or discard begins, and sets it when the lender has
+/// acknowledged the write. A read proves nothing unless no write was under way during it.
 #[derive(Debug)]
 pub(crate) struct NonZero(Bitmap);
 

@@ -68,6 +68,7 @@ pub fn protect() -> Report {
         reserve::enter(),
     );
     report.apply("has enough of that memory on this host (vm.min_free_kbytes)", reserve::fill());
+    report.apply("finds that memory free (vm.watermark_boost_factor)", reserve::hold());
     report.apply("may open as many connections as the host allows", open_files());
     report.apply("keeps the heap that it has", sys::keep_heap());
     report.apply("is never paged out", lock_memory());

@@ -1,10 +1,16 @@
 //! Memory for the swap path when no other memory is free.
 //!
-//! A page goes to its lender over a socket, and the socket allocates memory for it. When memory has
-//! run out, the kernel lets that allocation wait for free memory. But memory is freed only when
-//! pages reach lenders, so the host would hang. The kernel keeps a reserve, `vm.min_free_kbytes`.
-//! Real-time threads may use up to half of it without waiting (`gfp_to_alloc_flags` and
-//! `__zone_watermark_ok` in `mm/page_alloc.c`).
+//! A page goes to its lender over a socket, and the socket takes memory for it. When no memory is
+//! free, the kernel makes that wait until a page has gone to a lender: the host hangs. The kernel
+//! keeps a reserve, `vm.min_free_kbytes`. Threads of real-time priority may take half of it without
+//! waiting, before Linux 6.3 a quarter (`gfp_to_alloc_flags` and `__zone_watermark_ok` in
+//! `mm/page_alloc.c`).
+//!
+//! When the kernel mixes pages of different mobility, it raises the reserve for a while
+//! (`boost_watermark`), and with it the part that these threads may not touch. The kernel lowers it
+//! again when it has freed memory, so never while it waits for these threads. A guest of Linux 6.1
+//! hung like this with twelve megabytes free. Without the boost (`vm.watermark_boost_factor` = 0)
+//! the kernel keeps its pages less well apart and is otherwise as it was before Linux 5.0.
 
 use std::fs;
 use std::io;
@@ -14,6 +20,8 @@ use aquifer_page::Bytes;
 use crate::sys;
 
 const MIN_FREE: &str = "/proc/sys/vm/min_free_kbytes";
+
+const BOOST_FACTOR: &str = "/proc/sys/vm/watermark_boost_factor";
 
 /// Reserve for the data in flight. Outgoing data is the largest requests of a few workers, plus
 /// half as much for the kernel's overhead. The reserve is twice that, plus incoming data. Hosts
@@ -44,4 +52,19 @@ pub(crate) fn fill() -> io::Result<()> {
             format!("{error}; set vm.min_free_kbytes from {now} to {wanted}"),
         )
     })
+}
+
+/// Keeps the kernel from raising the reserve by itself; it stays so.
+///
+/// # Errors
+/// If the kernel cannot be told; not if it never does so.
+pub(super) fn hold() -> io::Result<()> {
+    match fs::read_to_string(BOOST_FACTOR) {
+        // Linux 5.0 was the first to have it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Ok(factor) if factor.trim() == "0" => Ok(()),
+        read => read.and_then(|_| fs::write(BOOST_FACTOR, "0")).map_err(|error| {
+            io::Error::new(error.kind(), format!("{error}; set vm.watermark_boost_factor to 0"))
+        }),
+    }
 }

@@ -1,9 +1,15 @@
 //! Content, placement and refusals, over healthy lenders.
 
-use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE};
 use aquifer_pool::{LeaseState, LeaseTarget, PoolError, Volume, VolumeConfig};
 
 use crate::common::*;
+
+/// Enough for a read to fall between a write and its acknowledgement, some thousand times.
+const ROUNDS: u32 = 20_000;
 
 #[test]
 fn what_was_never_written_is_zeroes_without_asking_anybody() {
@@ -211,4 +217,32 @@ fn the_status_tells_what_is_where_and_survives_json() {
     assert!(status.leases.iter().all(|lease| lease.sealed.is_none()));
     let text = serde_json::to_string(&status).unwrap();
     assert_eq!(serde_json::from_str::<aquifer_pool::VolumeStatus>(&text).unwrap(), status);
+}
+
+#[test]
+fn a_read_beside_the_first_write_of_a_page_takes_no_lender_for_lost() {
+    let (volume, _lenders) = volume(config(1), &[1]);
+    // Keeps the extent in its place while its other page is discarded.
+    write(&volume, PAGE, 1);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut pages = [0; 2 * PAGE_SIZE];
+            let mut reads = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                volume.read(1, 0, &mut pages).map_err(|error| format!("read {reads}: {error}"))?;
+                reads += 1;
+            }
+            Ok::<_, String>(reads)
+        });
+        for _ in 0..ROUNDS {
+            volume.write(0, 0, &[7; PAGE_SIZE]).unwrap();
+            volume.discard(0, 0, PAGE).unwrap();
+            if reader.is_finished() {
+                break;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(reader.join().unwrap().unwrap() > 0);
+    });
 }
