@@ -101,8 +101,8 @@ pub(crate) fn event(fd: BorrowedFd<'_>) -> io::Result<Option<uffd_msg>> {
         libc::read(fd.as_raw_fd(), message.as_mut_ptr().cast::<c_void>(), size_of::<uffd_msg>())
     };
     match length {
-        // SAFETY: the kernel has filled all of it.
         length if length == size_of::<uffd_msg>() as isize => {
+            // SAFETY: the kernel has filled all of it.
             Ok(Some(unsafe { message.assume_init() }))
         }
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
