@@ -92,7 +92,8 @@ impl DirectVolumes {
                 lender_secret,
                 ..Options::default()
             },
-            swap: Some(u16::try_from(config.priority).unwrap_or(0)),
+            swap: true,
+            priority: u16::try_from(config.priority).ok(),
             force: false,
             note: serde_json::to_value(note).map_err(|error| error.to_string())?,
         };

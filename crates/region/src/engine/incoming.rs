@@ -187,8 +187,9 @@ impl Engine {
     }
 
     fn take_extent(&self, incoming: &Incoming, of: &Extent) -> Result<(), RegionError> {
-        let first = of.extent * PAGES_PER_EXTENT;
-        let last = (first + PAGES_PER_EXTENT).min(self.table.pages());
+        // The number comes from the other host, which may send any.
+        let first = of.extent.saturating_mul(PAGES_PER_EXTENT);
+        let last = first.saturating_add(PAGES_PER_EXTENT).min(self.table.pages());
         if !incoming.settled || first >= last {
             return Err(RegionError::Misuse("an extent that is not in the region".to_owned()));
         }

@@ -70,8 +70,16 @@ impl Direct {
         }
         let backend = uri.transport.initiator_module();
         let note = serde_json::to_value(Owner::Attach).or_fail(|| &what)?;
-        let wish =
-            Wish { id: VolumeId::random(), uri, host, options, swap, force: self.force, note };
+        let wish = Wish {
+            id: VolumeId::random(),
+            uri,
+            host,
+            options,
+            swap: swap.is_some(),
+            priority: swap,
+            force: self.force,
+            note,
+        };
         let record = {
             let _progress = Progress::spinner(&what);
             initiator::attach(&root, &common.run_dir, &wish).map_err(fail)?

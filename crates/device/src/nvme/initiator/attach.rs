@@ -27,8 +27,10 @@ pub struct Wish {
     pub host: HostIdentity,
     /// Parameters of the connection.
     pub options: Options,
-    /// Priority with which to swap to the device; `None` for no swap.
-    pub swap: Option<u16>,
+    /// Swap to the device.
+    pub swap: bool,
+    /// Swap priority, 0 to 32767; `None` leaves it to the kernel.
+    pub priority: Option<u16>,
     /// Swaps even over a network that is known to hang hosts.
     pub force: bool,
     /// Data of the caller, kept in the record.
@@ -45,7 +47,7 @@ pub struct Wish {
 /// appears, or swapon fails. The function then undoes its steps; the error says so if it cannot.
 pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeError> {
     let address = wish.uri.resolve()?;
-    if wish.swap.is_some() {
+    if wish.swap {
         prepare_for_swap(root, address.ip(), wish.force)?;
     }
     let record = Record {
@@ -53,7 +55,7 @@ pub fn attach(root: &Root, state: &Path, wish: &Wish) -> Result<Record, NvmeErro
         uri: wish.uri.clone(),
         address,
         host: wish.host.clone(),
-        swap: wish.swap.is_some(),
+        swap: wish.swap,
         device: None,
         controller: None,
         capacity: Bytes::ZERO,
@@ -83,10 +85,10 @@ fn bring_up(root: &Root, held: &mut Held, wish: &Wish) -> Result<(), NvmeError> 
     held.record.capacity = controller.size(&device);
     held.record.device = Some(device.clone());
     held.write()?;
-    if let Some(priority) = wish.swap {
+    if wish.swap {
         let id = held.record.id;
         let on = swap::format(&device, held.record.capacity, &format!("aquifer-{id}"), id.0);
-        on.and_then(|()| swap::on(&device, Some(priority)))
+        on.and_then(|()| swap::on(&device, wish.priority))
             .map_err(|error| NvmeError::new(error.to_string()))?;
     }
     Ok(())
@@ -188,7 +190,8 @@ mod tests {
                 id: "an-id".to_owned(),
             },
             options: Options::default(),
-            swap: swap.then_some(5),
+            swap,
+            priority: Some(5),
             force: false,
             note: serde_json::Value::Null,
         }
