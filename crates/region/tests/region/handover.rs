@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use aquifer_mapping::{Region, Run};
-use aquifer_page::PAGE_SIZE;
-use aquifer_region::handover::{Frame, Round, Sent};
+use aquifer_page::{LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
+use aquifer_region::handover::{Extent, Frame, Round, Sent};
 use aquifer_region::{Engine, Incoming, PolicyKind, Scheme};
 
 use crate::common::Setting;
@@ -189,4 +189,18 @@ fn a_region_that_was_not_given_away_goes_on() {
     (0..PAGES).for_each(|page| write(&region, page, 2));
     (0..PAGES).for_each(|page| check(&region, page, 2));
     assert!(serving.engine.usage().resident.pages() <= FRAMES + 64);
+}
+
+#[test]
+fn an_extent_that_a_region_cannot_have_is_refused() {
+    let here = Setting::new(PAGES);
+    let serving = here.serve(FRAMES, PolicyKind::Clock, Scheme::PreEvict);
+    let next = here.there().serve_as(FRAMES, PolicyKind::Clock, Scheme::PreEvict, true);
+    let mut incoming = Incoming::default();
+    serving.engine.begin_outgoing().unwrap();
+    round(&serving.engine, &next.engine, &mut incoming, Round::Last);
+    for extent in [1, u64::MAX / PAGES_PER_EXTENT + 1, u64::MAX] {
+        let frame = Frame::Extents(vec![Extent { extent, lease: LeaseId(1), slot: 0 }]);
+        next.engine.take_in(&mut incoming, &frame, &[]).unwrap_err();
+    }
 }
