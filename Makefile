@@ -15,7 +15,7 @@ demo: ## build, then show two hosts sharing memory, memcached in a region, a VM 
 	target/release/aquifer demo resize --picture resize.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 	target/release/aquifer demo groups --picture groups.png --kernel "$$(target/release/testbed kernel 6.12 | cut -f 3)"
 
-test: ## every check and test, from format to VMs (14 minutes on two processors, once dependencies are built)
+test: ## every check and test, from format to VMs (14 minutes on two processors)
 	scripts/need-root test
 	scripts/install-packages test
 	scripts/test

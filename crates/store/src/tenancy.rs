@@ -40,7 +40,7 @@ pub struct Visitor {
     pub epoch: u64,
     /// Whether the claim outlives the connections, for as long as the lease stores anything.
     pub keeps: bool,
-    /// Whether to take the lease from its present owner, who then loses its pages.
+    /// Whether to take the lease from its present owner, which then loses its pages.
     pub takes_over: bool,
 }
 

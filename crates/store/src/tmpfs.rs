@@ -83,7 +83,7 @@ pub(crate) fn for_store(path: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Warns root, who can choose another directory, if the kernel can swap out this tmpfs. For
+/// Warns root if the kernel can swap out this tmpfs: root can choose another directory. For
 /// `/dev/shm/aquifer` the mount itself warns.
 pub(crate) fn warn_of_swap(directory: &Path) {
     let chosen = rustix::process::geteuid().is_root() && !directory.starts_with(STORES);

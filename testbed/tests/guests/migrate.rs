@@ -271,7 +271,8 @@ fn whoever_dies_while_a_vm_moves_it_is_on_one_side_and_whole() -> Result<()> {
     Ok(())
 }
 
-/// Moves the VM, makes `who` fail in the phase `when`, and returns the VM's host after that.
+/// Moves the VM, fails one process or link in the phase `when`, and returns the VM's host after
+/// that.
 fn dies(hosts: &Hosts, here: &'static str, who: Who, when: &str) -> Result<&'static str> {
     let there = if here == "a" { "b" } else { "a" };
     let mut order = awaited(hosts, here, there)?;

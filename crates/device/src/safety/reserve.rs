@@ -54,10 +54,10 @@ pub(crate) fn fill() -> io::Result<()> {
     })
 }
 
-/// Keeps the kernel from raising the reserve by itself; it stays so.
+/// Stops the kernel from raising the reserve. The setting stays after the process has ended.
 ///
 /// # Errors
-/// If the kernel cannot be told; not if it never does so.
+/// Fails if the setting cannot be read or written. A kernel without it is no error.
 pub(super) fn hold() -> io::Result<()> {
     match fs::read_to_string(BOOST_FACTOR) {
         // Linux 5.0 was the first to have it.

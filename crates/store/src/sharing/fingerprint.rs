@@ -14,7 +14,7 @@ const KEY: usize = 192;
 /// The fingerprint is XXH3 with a secret. A cryptographic hash would take several times as long as
 /// the rest of a write. XXH3 is enough, as a fingerprint only says where to look: the store
 /// compares contents byte by byte. Of several contents with one fingerprint the index has one, and
-/// the others stay unshared. So even an attacker who knows the key gains nothing: each collision
+/// the others stay unshared. So an attacker gains nothing, even with the key: each collision
 /// costs its maker a page of RAM and a comparison.
 pub(super) struct Key {
     seed: u64,

@@ -98,9 +98,11 @@ pub fn with_admitted(
 /// Prints the logs of agent and volumes, the running and blocked tasks, and the kernel's log.
 fn show_logs(host: &Host) {
     let logs = "free -m; cat /proc/swaps; tail -n 40 /var/log/agent.log /run/aquifer/volumes/*.log; dmesg | tail -n 20
-        grep -E '^(pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault)' /proc/vmstat
+        grep -E '^(pswp|pgmajfault|pgsteal_(kswapd|direct) |allocstall|oom_kill|workingset_refault)' \\
+            /proc/vmstat
         awk '$1 == \"TcpExt:\" && !n { n = split($0, name); next }
-            $1 == \"TcpExt:\" { for (i = 2; i <= n; i++) if ($i) printf \"%s %s \", name[i], $i }' /proc/net/netstat
+            $1 == \"TcpExt:\" { for (i = 2; i <= n; i++) if ($i) printf \"%s %s \", name[i], $i }' \\
+            /proc/net/netstat
         top -b -n 2 -d 3 | head -n 40
         for key in l w m; do echo $key >/proc/sysrq-trigger; done; dmesg | tail -n 250";
     match host.run_within(logs, Duration::from_secs(30)) {
