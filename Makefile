@@ -68,8 +68,8 @@ guest: ## the agent for guests, static: target/release/aquifer-guest
 
 install: build ## copy the binary to /usr/local/bin, the libraries for regions and their header to /usr/local/lib and include
 	install -m 755 target/release/aquifer target/release/aquifer-guest /usr/local/bin/
-	install -m 755 target/release/libaquifer_shim.so target/release/libaquifer.so /usr/local/lib/
-	install -m 644 crates/capi/include/aquifer.h /usr/local/include/aquifer.h
+	install -m 755 target/release/libaquifer_preload.so target/release/libaquifer.so /usr/local/lib/
+	install -m 644 crates/libaquifer/include/aquifer.h /usr/local/include/aquifer.h
 
 clean: ## remove what was built
 	cargo clean

@@ -46,7 +46,7 @@ def cpu(processes: list, thread: str | None = None) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def until_settled(saved, used, patience: float = 180) -> tuple:
+def until_settled(saved, used, timeout: float = 180) -> tuple:
     """Waits until that has not grown by 1 % for 3 s. Seconds, and seconds of CPU, until 99 % of it was saved."""
     began = best_at = time.monotonic()
     best, samples = 0, []
@@ -55,7 +55,7 @@ def until_settled(saved, used, patience: float = 180) -> tuple:
         samples.append((now, time.monotonic() - began, used()))
         if now > best * 1.01 + 16 * PAGE:
             best, best_at = now, time.monotonic()
-        if time.monotonic() - began > patience:
+        if time.monotonic() - began > timeout:
             break
         time.sleep(0.05)
     _, seconds, cpu_seconds = next(sample for sample in samples if sample[0] >= 0.99 * samples[-1][0])

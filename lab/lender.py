@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILT = Path(os.environ.get("AQUIFER_BUILT", ROOT / "target/release"))
 AQUIFER = BUILT / "aquifer"
 EXTENT_MIB = 64
-PATIENCE = 10
+TIMEOUT = 10
 
 
 class Lender:
@@ -56,7 +56,7 @@ class Lender:
 
     def remove(self, name: str) -> None:
         """Whoever mapped it may have ended a moment ago."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             done = subprocess.run([AQUIFER, "region", "rm", name], capture_output=True, text=True, env=self.env())
             if done.returncode == 0 or "no region" in done.stderr or time.monotonic() > deadline:

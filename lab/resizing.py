@@ -28,11 +28,11 @@ class Failed(SystemExit):
         super().__init__(f"{sys.argv[0]}: {why}")
 
 
-def wait(what: str, condition, patience: float = 60, pause: float = 0.02) -> None:
-    deadline = time.monotonic() + patience
+def wait(what: str, condition, timeout: float = 60, pause: float = 0.02) -> None:
+    deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise Failed(f"{what}: not within {patience} s")
+            raise Failed(f"{what}: not within {timeout} s")
         time.sleep(pause)
 
 
@@ -127,9 +127,9 @@ class Guest:
         except OSError:
             pass
 
-    def __call__(self, command: str, patience: float = 120, good: bool = True) -> list:
+    def __call__(self, command: str, timeout: float = 120, good: bool = True) -> list:
         """What a command says in the guest, in lines. (Samples are among them, if they are taken.)"""
-        return self.end(self.begin(command), command, patience, good)
+        return self.end(self.begin(command), command, timeout, good)
 
     def begin(self, command: str):
         self.commands += 1
@@ -138,9 +138,9 @@ class Guest:
         self.socket.sendall(f"{self.commands} {command}\n".encode())
         return self.commands, first
 
-    def end(self, begun, command: str = "", patience: float = 300, good: bool = True) -> list:
+    def end(self, begun, command: str = "", timeout: float = 300, good: bool = True) -> list:
         tag, first = begun
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         with self.news:
             while True:
                 for at in range(first, len(self.lines)):
@@ -150,7 +150,7 @@ class Guest:
                             raise Failed(f"{self.name}: {command}: {line}: {self.lines[first:at]}")
                         return [line for _, line in self.lines[first:at]]
                 if not self.news.wait(deadline - time.monotonic()):
-                    raise Failed(f"{self.name}: {command}: not within {patience} s: {self.lines[first:]}")
+                    raise Failed(f"{self.name}: {command}: not within {timeout} s: {self.lines[first:]}")
 
     def is_there(self) -> None:
         wait(f"guest {self.name}", lambda: "ready\n" in (self.files / "console.log").read_text(errors="replace"))

@@ -24,7 +24,7 @@ use reply::{Asked, LONGEST, Reply};
 
 /// The client's timeout. It must never pass: all bytes of the server are ready when the client
 /// reads.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The cookies of one round of requests.
 const ROUND: u64 = 64;
 /// The most requests of one batch: more than can be in flight.
@@ -115,7 +115,7 @@ fuzz_target!(|input: Input| {
     let target = Arc::new(Target { address, export: "export".to_owned(), tls: None });
     said.say(&input.handshake.bytes());
     let begin = Instant::now();
-    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, PATIENCE) else {
+    let Ok(mut connection) = Connection::over(Box::new(said.clone()), target, TIMEOUT) else {
         return;
     };
     let structured = input.handshake.is_structured();
@@ -139,5 +139,5 @@ fuzz_target!(|input: Input| {
             Failure::Protocol(_) | Failure::Lost(_) | Failure::Silent(_) | Failure::ShuttingDown(_)
         );
     }
-    assert!(begin.elapsed() < PATIENCE, "it waits for what cannot come");
+    assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
 });

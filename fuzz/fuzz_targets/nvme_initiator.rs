@@ -38,7 +38,7 @@ use libfuzzer_sys::fuzz_target;
 use middle::{Done, FOREIGN, Mischief, carry};
 
 /// The initiator's timeout. It must never pass: the middle closes a deceived connection first.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const CAPACITY: Bytes = Bytes::mib(2);
 /// Bytes at the start that the rounds only read; they write the rest.
 const READ_ONLY: usize = 1 << 20;
@@ -187,8 +187,8 @@ impl World {
     fn ask(&self, target: Target, rounds: &[Vec<Asked>]) -> Returned {
         let begin = Instant::now();
         let mut returned = Returned::default();
-        let Ok(mut connection) = Connection::connect(Arc::new(target), PATIENCE) else {
-            assert!(begin.elapsed() < PATIENCE, "it waits for what cannot come");
+        let Ok(mut connection) = Connection::connect(Arc::new(target), TIMEOUT) else {
+            assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
             return returned;
         };
         let mut broken = false;
@@ -201,7 +201,7 @@ impl World {
             broken |= error.ends_connection();
         }
         drop(connection);
-        assert!(begin.elapsed() < PATIENCE, "it waits for what cannot come");
+        assert!(begin.elapsed() < TIMEOUT, "it waits for what cannot come");
         returned
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The time within which the server must answer, or end the connection after its peer has finished.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The most received bytes that a peer keeps before it takes them.
 const KEPT: usize = 64 << 10;
 
@@ -112,13 +112,13 @@ impl Peer<'_> {
     }
 
     fn wait(&self, what: PollFlags) {
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let begin = Instant::now();
         loop {
-            match poll(&mut [PollFd::new(&self.stream, what)], Some(&patience)) {
+            match poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
                 Ok(0) => panic!("neither an answer nor an end for {:?}", begin.elapsed()),
                 Ok(_) => return,
-                Err(_) => assert!(begin.elapsed() < PATIENCE, "interrupted for too long"),
+                Err(_) => assert!(begin.elapsed() < TIMEOUT, "interrupted for too long"),
             }
         }
     }
@@ -128,6 +128,6 @@ impl Drop for Peer<'_> {
     fn drop(&mut self) {
         // It fails if the server has closed the connection first.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.worker.ended.recv_timeout(PATIENCE).expect("the connection ends");
+        self.worker.ended.recv_timeout(TIMEOUT).expect("the connection ends");
     }
 }

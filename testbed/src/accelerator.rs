@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::time::Duration;
 
 use anyhow::Result;
-use aquifer_guest::Accelerator;
+use aquifer_vm::Accelerator;
 use aquifer_page::Bytes;
 
 use crate::console::Console;

@@ -13,7 +13,7 @@ use crate::process::Process;
 use crate::shell::Shell;
 
 /// Timeout of a boot; only a hang takes so long.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A guest that booted from [`crate::Parts`] in a QEMU that another program started.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Guest {
         let console = Console::new(name, false);
         console.show(screen);
         let line = Line::open(connect(line)?)?;
-        if line.wait_until_ready(PATIENCE) {
+        if line.wait_until_ready(TIMEOUT) {
             Ok(Self { console, line })
         } else {
             Err(console.failure("does not boot"))

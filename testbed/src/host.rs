@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use aquifer_guest::Accelerator;
+use aquifer_vm::Accelerator;
 
 use crate::console::Console;
 use crate::kernel::Prepared;
@@ -18,7 +18,7 @@ use crate::spec::Spec;
 use crate::switch::Switch;
 
 /// Timeout of a boot on a busy machine; only a hang takes so long.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often the testbed powers a host on before it gives up.
 const BOOTS: usize = 3;
@@ -163,7 +163,7 @@ impl Host {
         loop {
             let line = self.power().as_ref().map(|power| power.line.clone());
             let line = line.with_context(|| format!("host {} is switched off", self.name()))?;
-            if line.wait_until_ready(PATIENCE) {
+            if line.wait_until_ready(TIMEOUT) {
                 return self.sh(&self.greeting).map(|_| ());
             }
             if !line.is_gone() {

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use aquifer_guest::Initrd;
+use aquifer_vm::Initrd;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::kernel::Prepared;

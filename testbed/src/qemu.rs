@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use aquifer_guest::Accelerator;
+use aquifer_vm::Accelerator;
 use aquifer_page::Bytes;
 
 use crate::console::Console;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 /// How long a frame waits for a guest that takes none; then the frame is lost.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Size of a receive buffer in bytes, more than any frame of a guest.
 const FRAME: usize = 64 << 10;
@@ -76,7 +76,7 @@ impl Switch {
     /// If the kernel provides no sockets.
     pub(crate) fn plug(self: &Arc<Self>, port: usize) -> io::Result<UnixDatagram> {
         let (ours, theirs) = UnixDatagram::pair()?;
-        ours.set_write_timeout(Some(PATIENCE))?;
+        ours.set_write_timeout(Some(TIMEOUT))?;
         let ours = Arc::new(ours);
         self.ports[port].replace(Some(ours.clone()));
         // Only a weak reference: the thread ends with the switch.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use aquifer_control::balance::Config;
-use aquifer_guest::GuestError;
-use aquifer_guest::memory::{Balancing, Moved, Resized};
+use aquifer_vm::GuestError;
+use aquifer_vm::memory::{Balancing, Moved, Resized};
 
 use crate::background::{Background, GLANCE};
 

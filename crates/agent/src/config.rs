@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aquifer_control::balance;
-use aquifer_device::backend::BackendKind;
+use aquifer_blockdev::backend::BackendKind;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName};
 use serde::Deserialize;
 
@@ -130,7 +130,7 @@ pub struct BorrowConfig {
     pub spill: PathBuf,
     /// How long I/O waits for a lender that does not answer, at least 100 ms.
     #[serde(deserialize_with = "duration")]
-    pub patience: Duration,
+    pub io_timeout: Duration,
     /// The way in which the host swaps to its leases.
     pub attach: Attach,
     /// The protocol by which pages travel.
@@ -304,8 +304,8 @@ impl Config {
             let BorrowConfig { max, request, .. } = &self.borrow;
             return Err(format!("[borrow] max = {max} is less than a single request = {request}"));
         }
-        if self.borrow.patience < millis(100) {
-            return Err("[borrow] patience must be at least 100ms".to_owned());
+        if self.borrow.io_timeout < millis(100) {
+            return Err("[borrow] io_timeout must be at least 100ms".to_owned());
         }
         let LendConfig { backend, nvme, rdma, .. } = self.lend;
         for (key, address) in [("pages", Some(self.pages)), ("[lend] nvme", nvme)] {
@@ -398,7 +398,7 @@ impl Default for BorrowConfig {
             max: Bytes::gib(16),
             group: Group::default(),
             spill: PathBuf::from("/var/lib/aquifer/spill"),
-            patience: Duration::from_secs(8),
+            io_timeout: Duration::from_secs(8),
             attach: Attach::Pool,
             protocol: PageProtocol::Nbd,
             backend: BackendKind::Auto,

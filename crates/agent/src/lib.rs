@@ -73,7 +73,7 @@ pub enum AgentError {
     },
     /// The operator forced the end while borrowers had pages here; the text lists them.
     #[error(
-        "ended at once, with {0} still here: start an agent again before their patience is over, and nothing is lost"
+        "ended at once, with {0} still here: start an agent again before their io_timeout is over, and nothing is lost"
     )]
     Forced(String),
     /// A resource that the agent needs is missing or in use.
@@ -92,7 +92,7 @@ fn start_error(error: impl std::fmt::Display) -> AgentError {
 /// # Errors
 /// If the agent cannot start, or a second SIGINT forces its end.
 pub fn run(config: Config, exe: PathBuf) -> Result<(), AgentError> {
-    for rule in &aquifer_device::safety::protect_agent().0 {
+    for rule in &aquifer_blockdev::safety::protect_agent().0 {
         if let Some(failed) = &rule.failed {
             tracing::warn!(
                 "a rule for when memory is short does not hold ('{}'): {failed}",

@@ -20,10 +20,10 @@ use crate::events::Events;
 use crate::wire;
 
 /// Timeout of an answer with an offer: an overloaded host cannot wait for a dead one.
-const OFFER_PATIENCE: Duration = Duration::from_secs(1);
+const OFFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout of an answer for which the peer must start processes.
-const ASK_PATIENCE: Duration = Duration::from_secs(60);
+const ASK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Interval between calls to all peers without another reason: a wrong address or certificate then
 /// shows before memory is short.
@@ -146,7 +146,7 @@ impl Peers {
         for host in listed.map(|(host, _)| host.clone()) {
             let peers = self.clone();
             calls.spawn(async move {
-                let client = peers.0.peers.get(&host)?.client.clone().with_timeout(OFFER_PATIENCE);
+                let client = peers.0.peers.get(&host)?.client.clone().with_timeout(OFFER_TIMEOUT);
                 let answer = client.get::<message::Offer>(path::OFFER).await;
                 peers.remember(&host, &answer, |last, offer| {
                     last.spare = Some((offer.spare, Instant::now()));
@@ -202,7 +202,7 @@ impl Peers {
         let problem = |error| Problem { error, help: None };
         let peer =
             self.0.peers.get(to).filter(|peer| peer.listed).ok_or_else(|| problem(unknown(to)))?;
-        let answer = peer.client.clone().with_timeout(ASK_PATIENCE).post(path, what).await;
+        let answer = peer.client.clone().with_timeout(ASK_TIMEOUT).post(path, what).await;
         answer.map_err(|error| match error {
             CallError::Refused { problem, .. } => problem,
             error => Problem { help: error.help(), error: error.to_string() },

@@ -166,12 +166,12 @@ fn by_borrower(left: &[Left]) -> String {
         .join(", ")
 }
 
-fn patience(left: &Left) -> String {
-    match left.patience_ms {
+fn io_timeout(left: &Left) -> String {
+    match left.io_timeout_ms {
         Some(millis) => {
             format!("for {}", humantime::format_duration(Duration::from_millis(millis)))
         }
-        None => "as long as its [borrow] patience says".to_owned(),
+        None => "as long as its [borrow] io_timeout says".to_owned(),
     }
 }
 
@@ -179,7 +179,7 @@ fn wait_for_next_agent(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::warn!(
         "{borrower} has {bytes} here in lease {lease}: its programs wait for the next agent {}, and fail then",
-        patience(left)
+        io_timeout(left)
     );
 }
 
@@ -187,6 +187,6 @@ fn lose(left: &Left) {
     let Left { borrower, bytes, lease, .. } = left;
     tracing::error!(
         "{borrower} loses {bytes} in lease {lease}, unless another agent is started: its programs wait {}, and fail then",
-        patience(left)
+        io_timeout(left)
     );
 }

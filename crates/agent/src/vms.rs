@@ -8,10 +8,10 @@ use aquifer_api::message::{Arrive, Awaits};
 use aquifer_api::order::{Awaited, Migrate};
 use aquifer_api::{Problem, path};
 use aquifer_group::Agreements;
-use aquifer_guest::migrate::{self, Arrival};
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::migrate::{self, Arrival};
+use aquifer_vm::process::{Files, client};
 use aquifer_page::HostName;
-use aquifer_region::process::shim;
+use aquifer_region::process::preload_library;
 
 use crate::config::Config;
 use crate::peers::Peers;
@@ -90,7 +90,7 @@ impl Inner {
         {
             agreement.join(&state.join("regions"), &memory.name, memory.size).map_err(problem)?;
         }
-        arrival.vm.shim = shim(&self.exe).map_err(problem)?;
+        arrival.vm.preload = preload_library(&self.exe).map_err(problem)?;
         arrival.vm.qemu.clone_from(&vms.qemu);
         arrival.memory.identity = arrival.memory.identity.map(|_| tls.clone());
         let awaited = migrate::Awaited {

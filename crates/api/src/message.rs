@@ -92,7 +92,7 @@ pub struct Renew {
     /// How long I/O of the borrower waits for this lender before it fails, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(format = "uint64", maximum = 18_446_744_073_709_551_615_u64)]
-    pub patience_ms: Option<u64>,
+    pub io_timeout_ms: Option<u64>,
 }
 
 /// Lender to borrower, the answer to [`Renew`].

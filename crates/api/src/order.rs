@@ -95,7 +95,7 @@ pub struct Left {
     pub why: String,
     /// How long the borrower's programs wait for a page of it before they fail, in milliseconds, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub patience_ms: Option<u64>,
+    pub io_timeout_ms: Option<u64>,
 }
 
 /// Have another host wait for a VM of this one, which is to move there.

@@ -9,8 +9,8 @@ use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::tls::Identity;
 use aquifer_fabric::{Address, Uri};
 use aquifer_page::{Bytes, EXTENT_SIZE, HostName, LeaseId, RegionName};
-use aquifer_pool::holder::{LinkError, RemoteHolder};
-use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol};
+use aquifer_volume::holder::{LinkError, RemoteHolder};
+use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol};
 use clap::Args;
 
 use crate::failure::{Failure, OrFail, Result};
@@ -92,7 +92,7 @@ pub struct Lender {
 }
 
 /// How long the lender may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The remedy for an export that another owner has claimed.
 const CLAIMED: &str = "use another export ('aquifer export --name a --name b' serves several), or end the other use; \
                        if its host is gone for good, --take-over gives up its pages";
@@ -138,7 +138,7 @@ impl Lender {
             LeaseTarget { lease, lender, address, protocol, capacity, seal, claim: None };
         let source = lease.source(certificate.as_ref()).or_fail(what)?;
         let source = source.claimed(claim.clone(), trust.take_over);
-        let holder = RemoteHolder::connect(source, 1, PATIENCE).map_err(|error| {
+        let holder = RemoteHolder::connect(source, 1, TIMEOUT).map_err(|error| {
             let is_anothers = error.is_claimed();
             let failure = match error {
                 LinkError::Nbd(error) => Failure::new(what(), error.failure),

@@ -21,7 +21,7 @@ pub mod logging;
 pub mod manual;
 pub mod output;
 pub mod panics;
-pub mod patience;
+pub mod io_timeout;
 pub mod progress;
 pub mod run;
 mod sys;

@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn levels_and_levels_of_modules_are_understood() {
         for text in
-            ["debug", "INFO", "info,aquifer_agent=debug", "off", "warn, aquifer_pool::mover=trace"]
+            ["debug", "INFO", "info,aquifer_agent=debug", "off", "warn, aquifer_volume::mover=trace"]
         {
             assert!(filter(text).is_ok(), "{text}");
         }

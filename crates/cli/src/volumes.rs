@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_device::BackendKind;
-use aquifer_device::process::client::{self, Started};
-use aquifer_device::process::{VolumeRecord, VolumeSpec};
+use aquifer_blockdev::BackendKind;
+use aquifer_blockdev::process::client::{self, Started};
+use aquifer_blockdev::process::{VolumeRecord, VolumeSpec};
 use aquifer_page::VolumeId;
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ pub struct Wish {
     /// Its swap priority; `None` if it is not swap.
     pub swap: Option<u16>,
     /// How long I/O waits for the lender.
-    pub patience: Duration,
+    pub io_timeout: Duration,
 }
 
 /// The volumes with their files under one state directory.
@@ -102,7 +102,7 @@ impl Volumes {
             backend: wish.backend,
             swap: wish.swap.is_some(),
             priority: wish.swap,
-            patience: wish.patience,
+            io_timeout: wish.io_timeout,
             workers: VolumeSpec::DEFAULT_WORKERS,
             identity: lender.identity.clone(),
             spill: None,
@@ -155,6 +155,6 @@ impl Volumes {
 }
 
 fn is_over(record: &VolumeRecord, lender: &Lender) -> bool {
-    let same = |lease: &aquifer_pool::LeaseTarget| lease.is_same_place(&lender.lease);
+    let same = |lease: &aquifer_volume::LeaseTarget| lease.is_same_place(&lender.lease);
     record.spec.leases.iter().any(same)
 }

@@ -14,7 +14,7 @@ use aquifer_fabric::NvmeUri;
 use aquifer_fabric::nvme::initiator::{Connection, NvmeError, Operation, Session, Target};
 
 const WORKERS: u64 = 4;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Unit of writes and of the expected content, in bytes.
 const PIECE: usize = 4096;
 /// Length of a long write in pieces: too long for any capsule.
@@ -72,10 +72,10 @@ fn run() -> Result<(), Box<dyn Error>> {
 fn connect_often(target: &Arc<Target>, times: u32) -> Result<(), Box<dyn Error>> {
     let before = kept()?;
     for _ in 0..times {
-        Connection::connect(Arc::clone(target), PATIENCE)?.read(0, &mut [0; PIECE])?;
+        Connection::connect(Arc::clone(target), TIMEOUT)?.read(0, &mut [0; PIECE])?;
     }
     // The keep-alive threads end by themselves.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while kept()? != before {
         if Instant::now() > deadline {
             return Err(
@@ -107,7 +107,7 @@ fn work(
     number: u64,
     time: Duration,
 ) -> Result<u64, Box<dyn Error + Send + Sync>> {
-    let mut connection = session.connect(PATIENCE)?;
+    let mut connection = session.connect(TIMEOUT)?;
     let pieces = connection.size().0 / PIECE as u64 / WORKERS;
     let base = number * pieces * PIECE as u64;
     let length = u32::try_from(pieces * PIECE as u64)?;
@@ -124,7 +124,7 @@ fn work(
         turns += 1;
         if turns % 10 == 0 {
             worker.connection.flush()?;
-            worker.connection = session.connect(PATIENCE)?;
+            worker.connection = session.connect(TIMEOUT)?;
         }
     }
     worker.check(pieces)?;

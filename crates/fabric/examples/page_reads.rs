@@ -21,7 +21,7 @@ use nbd::Operation;
 const PAGES: u64 = 64 << 8;
 const MOST: usize = 64;
 const REQUEST: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const HOST: &str = "nqn.2014-08.org.example:page-reads";
 
 /// The server of the pages.
@@ -77,15 +77,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut source = match (kind.as_str(), rest) {
         ("bare", []) => {
             let room = vec![0; MOST * PAGE_SIZE].into_boxed_slice();
-            Source::Bare(Socket::connect(&address, PATIENCE)?, room)
+            Source::Bare(Socket::connect(&address, TIMEOUT)?, room)
         }
         ("nbd", []) => {
             let target = nbd::Target { address, export: String::new(), tls: None };
-            Source::Nbd(nbd::Connection::connect(Arc::new(target), PATIENCE)?)
+            Source::Nbd(nbd::Connection::connect(Arc::new(target), TIMEOUT)?)
         }
         ("nvme", [nqn]) => {
             let target = nvme::Target::new(address, nqn.parse::<Nqn>()?, HOST.parse()?);
-            Source::Nvme(nvme::Connection::connect(Arc::new(target), PATIENCE)?)
+            Source::Nvme(nvme::Connection::connect(Arc::new(target), TIMEOUT)?)
         }
         _ => return Err("bare, nbd or nvme, and for nvme the subsystem's name".into()),
     };

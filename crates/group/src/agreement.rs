@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use aquifer_control::group::{reprovision, scan_rate};
 use aquifer_page::{Bytes, Group, RegionName, file};
-use aquifer_pool::{Seal, SealKey, Sealing};
+use aquifer_volume::{Seal, SealKey, Sealing};
 use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};
 

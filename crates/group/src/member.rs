@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use aquifer_guest::process::client as vms;
+use aquifer_vm::process::client as vms;
 use aquifer_page::{Bytes, Group, PAGE_SIZE, RegionName};
 use aquifer_region::process::{Files, View, client};
 use aquifer_region::{Merged, Proposal, RegionError, mappings_left};
@@ -208,7 +208,7 @@ impl Member {
     }
 
     /// Returns the VM whose memory the region is, if there is one.
-    pub(crate) fn vm(&self) -> Option<aquifer_guest::process::Files> {
+    pub(crate) fn vm(&self) -> Option<aquifer_vm::process::Files> {
         vms::of_region(self.files.run_dir()?, self.files.name())
     }
 

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use aquifer_fabric::Address;
 use aquifer_fabric::nbd::client::{Connection, Operation, Target};
-use aquifer_mapping::{Listener, Reply, Request, Userfault, socket_of};
+use aquifer_region_client::{Listener, Reply, Request, Userfault, socket_of};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use rustix::event::{PollFd, PollFlags, poll};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (size, address): (Bytes, Address) = (size.parse()?, address.parse()?);
     let target = Target { address, export: String::new(), tls: None };
-    let mut lender = Connection::connect(Arc::new(target), PATIENCE)?;
+    let mut lender = Connection::connect(Arc::new(target), TIMEOUT)?;
     for page in 0..size.pages() {
         let data = [page as u8 | 1; PAGE_SIZE];
         lender.run(&mut [Operation::Write { offset: page * PAGE_SIZE as u64, from: &data }])?;

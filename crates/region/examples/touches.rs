@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use aquifer_mapping::Region;
+use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 const WORDS: usize = PAGE_SIZE / 8;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use aquifer_page::{Bytes, RegionName};
-use aquifer_pool::PoolError;
+use aquifer_volume::PoolError;
 
 /// An error of creating, serving or changing a region.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use aquifer_mapping::FileMap;
+use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 

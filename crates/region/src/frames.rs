@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aquifer_mapping::FileMap;
+use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
 
 use crate::{effect, lock};

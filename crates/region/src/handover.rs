@@ -6,7 +6,7 @@
 
 use std::io::{self, Read, Write};
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::LeaseId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

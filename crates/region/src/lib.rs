@@ -1,7 +1,7 @@
 //! A volume as the memory of programs.
 //!
 //! A region is a file on a tmpfs, as large as the memory of a program. Only some pages are in the
-//! file: its local cache. The rest is in a [`Volume`](aquifer_pool::Volume), and so with lenders. A
+//! file: its local cache. The rest is in a [`Volume`](aquifer_volume::Volume), and so with lenders. A
 //! program maps the file and hands the mapping's userfaultfd to the region's [`Engine`] (crate
 //! `mapping`). The engine brings a page when the program touches it, and evicts victims when the
 //! cache is full.

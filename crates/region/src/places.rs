@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use aquifer_mapping::FileMap;
+use aquifer_region_client::FileMap;
 use aquifer_page::LeaseId;
-use aquifer_pool::Ledger;
+use aquifer_volume::Ledger;
 
 use crate::effect;
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::sleep::going_to_sleep;
-use aquifer_mapping::{Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault};
+use aquifer_region_client::{Attach, Connection, Filled, Live, Order, Reply, Run, Shared, Userfault};
 use aquifer_page::{Bytes, PAGE_SIZE};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

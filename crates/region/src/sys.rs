@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::ptr;
 use std::slice;
 
-use aquifer_mapping::FileMap;
+use aquifer_region_client::FileMap;
 use aquifer_page::PAGE_SIZE;
 
 pub(crate) use linux_raw_sys::general::page_region;

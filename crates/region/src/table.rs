@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use aquifer_mapping::FileMap;
+use aquifer_region_client::FileMap;
 
 use crate::effect;
 

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::Ordering;
 
-use aquifer_mapping::Region;
+use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{PolicyKind, Scheme};
 use common::{PAGE, Setting};

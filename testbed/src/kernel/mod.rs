@@ -10,7 +10,7 @@ use std::process::Command;
 use std::str::FromStr;
 
 use anyhow::{Context as _, Error, Result, bail};
-use aquifer_guest::initrd::Modules;
+use aquifer_vm::initrd::Modules;
 use rustix::fs::{FlockOperation, flock};
 
 use crate::command;

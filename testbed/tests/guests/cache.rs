@@ -13,7 +13,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Shell as _, Spec, wait_until};
 use serde_json::Value;
 
-use crate::support::{Here, PATIENCE, aquifer, step};
+use crate::support::{Here, TIMEOUT, aquifer, step};
 
 /// Size of the disk that the guest copies.
 const DISK: Bytes = Bytes::mib(32);
@@ -64,7 +64,7 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
             .spawn(&format!("dd if=/dev/zero of=/dev/vdb bs=1M count=32 conv=fsync && {copy}"))?;
         for _ in 0..3 {
             let written = |cache: &Value| cache["written_bytes"].as_u64() > Some(Bytes::mib(4).0);
-            wait_until("the guest writes", PATIENCE, || {
+            wait_until("the guest writes", TIMEOUT, || {
                 Ok(written(&host.done(&["group", "show", "blue", "--groups", groups])?["cache"]))
             })?;
             cache.kill()?;
@@ -74,11 +74,11 @@ fn a_guest_waits_for_the_cache_of_its_disks_and_finds_what_it_wrote() -> Result<
         lending.kill()?;
         lending.wait()?;
         lending = start_lender(other.path(), groups, &at)?.0;
-        copy.wait_for("copied", PATIENCE)?;
+        copy.wait_for("copied", TIMEOUT)?;
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         step(&format!("round {round}: {}", shown["cache"]));
     }
-    wait_until("the guest reads what the other host keeps", PATIENCE, || {
+    wait_until("the guest reads what the other host keeps", TIMEOUT, || {
         guest.sh("echo 3 >/proc/sys/vm/drop_caches; cmp /dev/vda /dev/vdb")?;
         let shown = host.done(&["group", "show", "blue", "--groups", groups])?;
         let lender = &shown["cache"]["lenders"][0];

@@ -7,7 +7,7 @@ use aquifer_testbed::{Host, Kernel, Process, Shell as _, Spec, Testbed, wait_unt
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Aquifer as _, Load, PATIENCE, SOFT_ROCE, aquifer, example, step, tool};
+use crate::support::{Aquifer as _, Load, TIMEOUT, SOFT_ROCE, aquifer, example, step, tool};
 
 const SMALL: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000a";
 const OTHER: &str = "nqn.2014-08.org.nvmexpress:uuid:0a77de51-0000-4000-8000-00000000000b";
@@ -41,7 +41,7 @@ fn of_kernel_6_12_swaps_over_nvme_rdma() -> Result<()> {
 
     step("an export that was killed is swept by the next one");
     export.process.signal(Signal::KILL);
-    export.process.output(PATIENCE)?;
+    export.process.output(TIMEOUT)?;
     assert_eq!(
         lender.sh("ls /sys/kernel/config/nvmet/ports")?,
         "43264\n43265\n",
@@ -82,7 +82,7 @@ impl<'a> Export<'a> {
             "exec aquifer export 256M --json --kernel --nvme {address}:4420 --allow-host {SMALL} {more}"
         );
         let process = host.spawn(&export)?;
-        let ready = serde_json::from_str(&process.wait_for("uris", PATIENCE)?)?;
+        let ready = serde_json::from_str(&process.wait_for("uris", TIMEOUT)?)?;
         Ok(Self { host, process, ready })
     }
 
@@ -105,7 +105,7 @@ impl<'a> Export<'a> {
     fn ends(self) -> Result<()> {
         step("the export ends");
         self.process.signal(Signal::INT);
-        let end = self.process.output(PATIENCE)?;
+        let end = self.process.output(TIMEOUT)?;
         assert!(end.success(), "{}", end.stderr);
         let nvmet = "/sys/kernel/config/nvmet";
         let left =
@@ -145,7 +145,7 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     // Checking reads memory in order; 32 pages a request keep that short.
     host.sh("echo 5 >/proc/sys/vm/page-cluster")?;
     let attach = format!(
-        "aquifer attach --direct --swap --patience forever --json --host-nqn {SMALL} {uri}"
+        "aquifer attach --direct --swap --io-timeout forever --json --host-nqn {SMALL} {uri}"
     );
     let attached: Value = serde_json::from_str(&host.sh(&attach)?)?;
     let again = host.run(&attach)?;
@@ -170,7 +170,7 @@ fn swaps_to(host: &Host, uri: &str, export: &Export<'_>) -> Result<()> {
     host.sh(&format!("aquifer detach {device}"))?;
     assert_eq!(host.sh("cat /proc/swaps")?.lines().count(), 1);
     assert_eq!(host.sh("ls /sys/class/nvme /run/aquifer/direct")?.matches("nvme0").count(), 0);
-    wait_until("what was swapped out is given back", PATIENCE, || {
+    wait_until("what was swapped out is given back", TIMEOUT, || {
         Ok(export.stored()?[0] <= Bytes::mib(1))
     })?;
     let complaints =

@@ -8,7 +8,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, quoted};
 use serde_json::Value;
 
-use crate::support::{PATIENCE, aquifer, step, tool};
+use crate::support::{TIMEOUT, aquifer, step, tool};
 
 /// Modules that the host can load; none is loaded at first.
 const MODULES: [&str; 9] = [
@@ -50,7 +50,7 @@ fn is_right(kernel: Kernel, modules: &[&str], backend: &str) -> Result<()> {
     install(host, kernel, modules)?;
     let export =
         host.spawn("exec aquifer export 128M --nbd unix:/run/export.sock --dir /run/export")?;
-    export.wait_for("exporting", PATIENCE)?;
+    export.wait_for("exporting", TIMEOUT)?;
 
     step("nothing is loaded");
     let report = Report::of(host, "")?;

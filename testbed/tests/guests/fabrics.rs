@@ -8,7 +8,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Kernel, Shell as _, Spec, Testbed, wait_until};
 
 use crate::sharing::{MEMORY, SETTINGS, one_then_the_other, overloaded};
-use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, SOFT_ROCE, member, step, tool};
+use crate::support::{Aquifer as _, Cluster, Load, TIMEOUT, SOFT_ROCE, member, step, tool};
 
 /// Lends over NVMe, from the agent's store or, with `FROM_KERNEL`, from the kernel's zram devices.
 const FROM_STORE: &str = "lend.nvme = '{address}:4420'";
@@ -60,7 +60,7 @@ fn three_hosts_share_by_their_kernels_over_tcp() -> Result<()> {
 /// Returns the common settings, followed by `more`.
 fn with(more: &[&'static str]) -> Vec<&'static str> {
     // A long timeout, so that no I/O fails on a busy machine.
-    [&SETTINGS[..], &["borrow.patience = '10m'"], more].concat()
+    [&SETTINGS[..], &["borrow.io_timeout = '10m'"], more].concat()
 }
 
 fn by_kernel(protocol: &'static str) -> [&'static str; 2] {
@@ -86,7 +86,7 @@ fn one_borrows_from_two(borrower: &Host, lenders: [&Host; 2]) -> Result<()> {
     // borrow, so the third load waits for room. A borrower asks for more once it uses three
     // quarters of its leases.
     let (first, second) = overloaded(borrower, &lenders, Bytes::mib(44), 300)?;
-    wait_until("it has a second lease", PATIENCE, || {
+    wait_until("it has a second lease", TIMEOUT, || {
         Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 2)
     })?;
     let third = Load::start(borrower, Bytes::mib(60), 300)?;
@@ -113,7 +113,7 @@ fn two_borrow_from_one(hosts: &Testbed, borrowers: [&str; 2], lender: &str) -> R
     for borrower in borrowers {
         loads.push(overloaded(&hosts[borrower], &[lender], Bytes::mib(24), 300)?);
     }
-    wait_until("it lends to both", PATIENCE, || Ok(lender.status()?.lent.len() >= 2))?;
+    wait_until("it lends to both", TIMEOUT, || Ok(lender.status()?.lent.len() >= 2))?;
     for (first, second) in &loads {
         second.is_done()?;
         first.verify()?;

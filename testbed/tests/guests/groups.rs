@@ -13,7 +13,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Guest, Kernel, Shell as _, Spec};
 use serde_json::Value;
 
-use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
+use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
 
 /// Memory that every guest fills with the same content.
 const LOAD: Bytes = Bytes::mib(48);
@@ -173,7 +173,7 @@ impl Scanner {
     }
 
     fn until(&mut self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let line = self.reports.next().context("the scanner has ended")??;
             let report: Value = serde_json::from_str(&line)?;

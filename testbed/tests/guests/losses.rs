@@ -18,7 +18,7 @@ const FOR_EVER: u64 = 10_000_000;
 
 #[test]
 fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
-    let settings = [&SETTINGS[..], &["borrow.patience = '20s'"]].concat();
+    let settings = [&SETTINGS[..], &["borrow.io_timeout = '20s'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
         |hosts| {
             let (a, b) = (&hosts["a"], &hosts["b"]);
@@ -43,7 +43,7 @@ fn a_lender_whose_plug_is_pulled_is_named_and_nothing_hangs() -> Result<()> {
 
 #[test]
 fn a_lender_whose_link_is_cut_is_waited_for_and_no_byte_is_lost() -> Result<()> {
-    let settings = [&SETTINGS[..], &["borrow.patience = '5m'"]].concat();
+    let settings = [&SETTINGS[..], &["borrow.io_timeout = '5m'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY))).settings(settings).play(
         |hosts| {
             let (a, b) = (&hosts["a"], &hosts["b"]);

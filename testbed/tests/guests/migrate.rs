@@ -15,14 +15,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 use aquifer_api::client::Client;
 use aquifer_api::order;
 use aquifer_cli::cgroup::{Cgroup, Hierarchy, Limits, Swap};
-use aquifer_guest::migrate::{Mode, Order};
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::migrate::{Mode, Order};
+use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_testbed::{Kernel, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{PATIENCE, aquifer, step};
+use crate::support::{TIMEOUT, aquifer, step};
 use hosts::Hosts;
 
 fn lacks_root() -> bool {
@@ -59,7 +59,7 @@ fn a_vm_moves_to_and_fro_while_it_writes_to_its_memory() -> Result<()> {
         step(&format!("{from} to {to}: {moved}"));
         let after = hosts.goes_on(to, "one")?;
         ensure!(after[0] > before[0] && after[2] == 0, "{before:?} {after:?}");
-        wait_until("nothing is left of it where it was", PATIENCE, || hosts.is_empty(from))?;
+        wait_until("nothing is left of it where it was", TIMEOUT, || hosts.is_empty(from))?;
     }
     let here = if moves.is_multiple_of(2) { "a" } else { "b" };
     // The memory that the VM had grown by moved with it.
@@ -169,8 +169,8 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     let slow = ["vm", "migrate", "one", "--to", "b", "--mode", "precopy", "--bandwidth", "4M"];
     let cancelled = thread::scope(|scope| {
         let moving = scope.spawn(|| hosts.ask("a", &slow));
-        wait_until("it is being moved", PATIENCE, || Ok(state(&hosts, "b") == "inmigrate"))?;
-        wait_until("it can be cancelled", PATIENCE, || {
+        wait_until("it is being moved", TIMEOUT, || Ok(state(&hosts, "b") == "inmigrate"))?;
+        wait_until("it can be cancelled", TIMEOUT, || {
             Ok(hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?.status.success())
         })?;
         moving.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?
@@ -178,7 +178,7 @@ fn a_move_that_is_refused_cancelled_or_cannot_end_leaves_the_vm_where_it_is() ->
     let why = String::from_utf8_lossy(&cancelled.stderr).into_owned();
     ensure!(!cancelled.status.success() && why.contains("cancelled"), "{why}");
     ensure!(state(&hosts, "a") == "running");
-    wait_until("nothing is left of it there", PATIENCE, || hosts.is_empty("b"))?;
+    wait_until("nothing is left of it there", TIMEOUT, || hosts.is_empty("b"))?;
     let too_late = hosts.ask("a", &["vm", "migrate", "one", "--cancel"])?;
     ensure!(String::from_utf8_lossy(&too_late.stderr).contains("is not being moved"));
 

@@ -12,7 +12,7 @@ use aquifer_testbed::{Guest, Shell as _, Spec, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{Here, Load, PATIENCE, aquifer, example, step};
+use crate::support::{Here, Load, TIMEOUT, aquifer, example, step};
 
 const BOOT: Bytes = Bytes::mib(256);
 const MOST: Bytes = Bytes::mib(1024);
@@ -38,7 +38,7 @@ fn start(host: &Here, name: &str, words: &[&str]) -> Result<Guest> {
     memory.extend(words);
     let guest = host.start(name, &memory, &[])?;
     guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>/run/agent.log &)")?;
-    wait_until("its agent is heard", PATIENCE, || {
+    wait_until("its agent is heard", TIMEOUT, || {
         Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
     })?;
     Ok(guest)
@@ -137,7 +137,7 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
     guest.sh("echo 1 >/proc/sys/vm/overcommit_memory")?;
     let load = Load::start(&guest, Bytes::mib(180), 1000)?;
     load.filled()?;
-    wait_until("it has its reserve", PATIENCE, || {
+    wait_until("it has its reserve", TIMEOUT, || {
         Ok(accounts(&host, "one", Bytes::mib(384)).is_ok())
     })?;
     load.verify()?;
@@ -156,7 +156,7 @@ fn a_guest_grows_and_shrinks_and_is_told_clearly_where_it_cannot() -> Result<()>
 fn kill(pid: u32) -> Result<()> {
     kill_process(Pid::from_raw(pid as i32).context("no process")?, Signal::KILL)?;
     let status = format!("/proc/{pid}/stat");
-    wait_until("it is dead", PATIENCE, || {
+    wait_until("it is dead", TIMEOUT, || {
         Ok(std::fs::read_to_string(&status).map_or(true, |status| status.contains(") Z ")))
     })
 }
@@ -177,7 +177,7 @@ fn begin(host: &Here, guest: &Guest) -> Result<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    wait_until("it gives something", PATIENCE, || Ok(total(guest)? < before))?;
+    wait_until("it gives something", TIMEOUT, || Ok(total(guest)? < before))?;
     Ok(child)
 }
 
@@ -220,7 +220,7 @@ fn whoever_dies_in_the_middle_of_a_resize_leaves_clear_accounts() -> Result<()> 
     ensure!(!end.status.success());
     let said = String::from_utf8_lossy(&end.stderr).into_owned();
     ensure!(said.contains("QEMU") || said.contains("does not run"), "{said}");
-    wait_until("what it had is free", PATIENCE, || {
+    wait_until("what it had is free", TIMEOUT, || {
         Ok(host.done(&["vm", "budget"])?["local"]["used"] == 0)
     })?;
     // In case the supervisor could not tell how QEMU ended.
@@ -322,15 +322,15 @@ fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
     let [qmp, agent, line] =
         ["qmp", "agent", "foreign-line"].map(|name| host.dir.path().join(name));
     let mut foreign = Foreign::start(&host, &qmp, &agent)?;
-    wait_until("its monitor is there", PATIENCE, || Ok(qmp.exists()))?;
+    wait_until("its monitor is there", TIMEOUT, || Ok(qmp.exists()))?;
     let guest = Guest::connect("foreign", &line, &host.dir.path().join("foreign-serial"))?;
     guest.sh("(setsid aquifer-guest run </dev/null >/dev/null 2>&1 &)")?;
-    wait_until("its agent runs", PATIENCE, || Ok(guest.sh("aquifer-guest show").is_ok()))?;
+    wait_until("its agent runs", TIMEOUT, || Ok(guest.sh("aquifer-guest show").is_ok()))?;
     let text = |path: &Path| path.to_str().context("a path that is no text").map(str::to_owned);
     let (qmp, agent) = (text(&qmp)?, text(&agent)?);
     host.done(&["vm", "adopt", "theirs", "--qmp", &qmp, "--agent", &agent])?;
     accounts(&host, "theirs", BOOT)?;
-    wait_until("its agent is heard", PATIENCE, || {
+    wait_until("its agent is heard", TIMEOUT, || {
         Ok(guest.sh("aquifer-guest show").is_ok_and(|said| said.contains("connected")))
     })?;
     let grown = resize(&host, &["theirs", "512M"])?;
@@ -351,7 +351,7 @@ fn a_vm_of_somebody_else_is_adopted_resized_and_released() -> Result<()> {
     step("one that ends is forgotten");
     host.done(&["vm", "adopt", "theirs", "--qmp", &qmp])?;
     drop(foreign);
-    wait_until("it is forgotten", PATIENCE, || {
+    wait_until("it is forgotten", TIMEOUT, || {
         Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty))
     })?;
     ensure!(host.done(&["vm", "budget"])?["local"]["used"] == 0);

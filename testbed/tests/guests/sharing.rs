@@ -6,7 +6,7 @@ use aquifer_api::status::Role;
 use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _, Testbed, wait_until};
 
-use crate::support::{Aquifer as _, Cluster, Load, PATIENCE, member, step};
+use crate::support::{Aquifer as _, Cluster, Load, TIMEOUT, member, step};
 
 /// RAM of each host; the kernel and the initramfs leave about 250 MiB of it.
 pub(crate) const MEMORY: Bytes = Bytes::mib(384);
@@ -29,7 +29,7 @@ pub(crate) const SETTINGS: [&str; 4] = [
 #[test]
 fn an_overloaded_host_swaps_to_the_ram_of_another_and_then_the_other_way_round() -> Result<()> {
     // A long timeout, so that no I/O fails on a busy machine.
-    let settings = [&SETTINGS[..], &["borrow.patience = '10m'"]].concat();
+    let settings = [&SETTINGS[..], &["borrow.io_timeout = '10m'"]].concat();
     Cluster::of(["a", "b"].map(|name| member(name).memory(MEMORY)))
         .settings(settings)
         .play(one_then_the_other)
@@ -79,7 +79,7 @@ pub(crate) fn overloaded(
     borrower.wait_until_it_is(Role::Borrower)?;
     wait_until(
         "it has swap",
-        PATIENCE,
+        TIMEOUT,
         || Ok(borrower.sh("cat /proc/swaps")?.lines().count() > 1),
     )?;
     let mut helps = Vec::new();

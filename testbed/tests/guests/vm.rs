@@ -14,7 +14,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Shell as _, Spec, wait_until};
 use serde_json::Value;
 
-use crate::support::{Here, Load, PATIENCE, example, step};
+use crate::support::{Here, Load, TIMEOUT, example, step};
 
 const MEMORY: Bytes = Bytes::mib(512);
 const CACHE: Bytes = Bytes::mib(128);
@@ -59,7 +59,7 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
             killed += 1;
         }
         load.is_done()?;
-        copy.wait_for("copied", PATIENCE)?;
+        copy.wait_for("copied", TIMEOUT)?;
         ensure!(
             fs::read(&disks[0])? == fs::read(&disks[1])?,
             "the disk is not what was written to it"
@@ -80,17 +80,17 @@ fn a_guest_works_with_a_quarter_of_its_memory_here_while_its_engine_is_killed_te
     // Memory that the guest's kernel gives back returns to the pool.
     load.end()?;
     guest.sh("echo 3 >/proc/sys/vm/drop_caches; echo 1 >/proc/sys/vm/compact_memory")?;
-    wait_until("what the load had is free in the pool", PATIENCE, || {
+    wait_until("what the load had is free in the pool", TIMEOUT, || {
         Ok(bytes(&engine(&host, "one")?, "zero") > LOAD.0)
     })?;
 
     step("stopping");
     guest.spawn("poweroff -f")?;
-    wait_until("QEMU has ended", PATIENCE, || {
+    wait_until("QEMU has ended", TIMEOUT, || {
         Ok(host.done(&["vm", "show", "one"]).map_or(true, |status| status["state"] != "running"))
     })?;
     step("it is off");
-    wait_until("nothing is left of it", PATIENCE, || {
+    wait_until("nothing is left of it", TIMEOUT, || {
         Ok(host.done(&["vm", "list"])?.as_array().is_some_and(Vec::is_empty)
             && !host.has_mounts()?)
     })?;
@@ -117,7 +117,7 @@ fn kill_engine(host: &Here, name: &str) -> Result<()> {
     let pid = engine(host, name)?["pid"].clone();
     let process = pid.as_i64().and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
     rustix::process::kill_process(process.context("no process")?, rustix::process::Signal::KILL)?;
-    wait_until("another engine serves", PATIENCE, || {
+    wait_until("another engine serves", TIMEOUT, || {
         Ok(engine(host, name).is_ok_and(|status| status["pid"] != pid))
     })
 }
@@ -126,7 +126,7 @@ fn kill_engine(host: &Here, name: &str) -> Result<()> {
 fn balloon(host: &Here, name: &str, bytes: u64) -> Result<()> {
     let status = host.done(&["vm", "show", name])?;
     let qmp = Path::new(status["qmp"].as_str().context("it has no monitor")?);
-    let mut qmp = aquifer_guest::Qmp::connect(qmp, PATIENCE)?;
+    let mut qmp = aquifer_vm::Qmp::connect(qmp, TIMEOUT)?;
     qmp.execute("balloon", serde_json::json!({ "value": bytes }))?;
     Ok(())
 }

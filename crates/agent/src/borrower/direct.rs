@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use aquifer_api::status::{self, LeaseHealth};
 use aquifer_control::{BorrowedLease, Cause, LiveVolume};
-use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Record, Wish};
-use aquifer_device::nvme::{Root, SubsystemUri};
-use aquifer_device::process::client;
-use aquifer_device::swap;
+use aquifer_blockdev::nvme::initiator::{self, HostIdentity, Options, Record, Wish};
+use aquifer_blockdev::nvme::{Root, SubsystemUri};
+use aquifer_blockdev::process::client;
+use aquifer_blockdev::swap;
 use aquifer_page::{Bytes, Group, HostName, LeaseId, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -87,7 +87,7 @@ impl DirectVolumes {
             uri,
             host: host_identity,
             options: Options {
-                patience: Some(whole_seconds(config.patience)),
+                io_timeout: Some(whole_seconds(config.io_timeout)),
                 secret,
                 lender_secret,
                 ..Options::default()
@@ -185,6 +185,6 @@ impl DirectVolumes {
 }
 
 /// Rounds a timeout up: the kernel takes whole seconds, at least one.
-fn whole_seconds(patience: Duration) -> Duration {
-    Duration::from_secs(patience.as_secs() + u64::from(patience.subsec_nanos() > 0))
+fn whole_seconds(io_timeout: Duration) -> Duration {
+    Duration::from_secs(io_timeout.as_secs() + u64::from(io_timeout.subsec_nanos() > 0))
 }

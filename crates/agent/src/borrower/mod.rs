@@ -17,11 +17,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use aquifer_api::status::LeaseHealth;
 use aquifer_api::{Problem, order, status};
 use aquifer_control::{BorrowedLease, Cause, LiveVolume};
-use aquifer_device::process::message::Status;
-use aquifer_device::process::{VolumeRecord, VolumeSpec, client};
-use aquifer_device::swap;
+use aquifer_blockdev::process::message::Status;
+use aquifer_blockdev::process::{VolumeRecord, VolumeSpec, client};
+use aquifer_blockdev::swap;
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, HostName, LeaseId, VolumeId};
-use aquifer_pool::{LeaseState, LeaseStatus, LeaseTarget};
+use aquifer_volume::{LeaseState, LeaseStatus, LeaseTarget};
 use serde::{Deserialize, Serialize};
 
 use self::direct::DirectVolumes;
@@ -141,7 +141,7 @@ impl Borrower {
             workers: VolumeSpec::DEFAULT_WORKERS,
             swap: true,
             priority: priority.or_else(|| u16::try_from(borrow.priority).ok()),
-            patience: borrow.patience,
+            io_timeout: borrow.io_timeout,
             identity: Some(self.config.tls.clone()),
             spill: Some(borrow.spill.clone()),
             state: state.clone(),

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 
 use aquifer_api::message::Access;
 use aquifer_control::BorrowedLease;
-use aquifer_device::nvme::{SubsystemUri, Transport};
+use aquifer_blockdev::nvme::{SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_fabric::{NvmeUri, Uri};
 use aquifer_page::{LeaseId, OwnerId, file};
-use aquifer_pool::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
+use aquifer_volume::{Claim, LeaseTarget, NvmeAccess, Protocol, Seal};
 use tokio::runtime::Handle;
 
 use crate::config::{Attach, BorrowConfig, Config, PageProtocol};

@@ -43,7 +43,7 @@ impl Driver {
             lease: lent.lease.lease,
             bytes: stored.get(&lent.lease.lease).copied().unwrap_or_default(),
             why: self.why_left(&lent),
-            patience_ms: self.patience_ms.get(&lent.lease.borrower).copied(),
+            io_timeout_ms: self.io_timeout_ms.get(&lent.lease.borrower).copied(),
             borrower: lent.lease.borrower,
         });
         Draining { on: self.draining, left: left.collect() }

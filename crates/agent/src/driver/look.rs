@@ -42,8 +42,8 @@ impl Driver {
 
     /// Notes that a borrower lives; returns those of its leases that this host does not have.
     pub(super) fn renewed(&mut self, from: &HostName, renew: Renew) -> Vec<LeaseId> {
-        if let Some(patience) = renew.patience_ms {
-            self.patience_ms.insert(from.clone(), patience);
+        if let Some(io_timeout) = renew.io_timeout_ms {
+            self.io_timeout_ms.insert(from.clone(), io_timeout);
         }
         let (here, lost): (Vec<_>, Vec<_>) =
             renew.leases.into_iter().partition(|lease| self.parts.lender.is_of(*lease, from));
@@ -64,14 +64,14 @@ impl Driver {
         if all {
             self.renewed = Some(Instant::now());
         }
-        let patience_ms = u64::try_from(self.parts.config.borrow.patience.as_millis()).ok();
+        let io_timeout_ms = u64::try_from(self.parts.config.borrow.io_timeout.as_millis()).ok();
         for (lender, leases) in self.parts.borrower.leases_by_lender() {
             if !all && !missed.contains(&lender) {
                 continue;
             }
             let (peers, outcomes) = (self.parts.peers.clone(), self.outcomes.clone());
             tokio::spawn(async move {
-                let lost = peers.renew(&lender, Renew { leases, patience_ms }).await;
+                let lost = peers.renew(&lender, Renew { leases, io_timeout_ms }).await;
                 outcomes.send(Outcome::Lost(lender, lost))
             });
         }
@@ -155,7 +155,7 @@ impl Driver {
 
     /// Notes VMs of this host that have ended since the last look.
     pub(super) fn note_ended_vms(&mut self) {
-        let ended = match aquifer_guest::process::ended(&self.parts.config.state, self.vms_seen) {
+        let ended = match aquifer_vm::process::ended(&self.parts.config.state, self.vms_seen) {
             Ok(ended) => ended,
             Err(error) => return tracing::debug!("ended VMs: {error}"),
         };

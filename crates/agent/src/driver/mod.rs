@@ -82,7 +82,7 @@ pub struct Driver {
     /// Time of the last sign of life from each lease's borrower.
     signs: BTreeMap<LeaseId, Instant>,
     /// How long I/O of each borrower waits for this host, in ms, as the borrower last said.
-    patience_ms: BTreeMap<HostName, u64>,
+    io_timeout_ms: BTreeMap<HostName, u64>,
     /// Whether the host lends nothing and recalls its leases.
     draining: bool,
     /// Whether the driver has noted the end of the drain.
@@ -141,7 +141,7 @@ impl Driver {
             fins: HashMap::new(),
             orders: Orders::default(),
             signs: BTreeMap::new(),
-            patience_ms: BTreeMap::new(),
+            io_timeout_ms: BTreeMap::new(),
             draining,
             drained: draining,
             told: BTreeMap::new(),

@@ -23,7 +23,7 @@ use tokio_rustls::server::TlsStream;
 use super::{Caller, Served, router};
 
 /// Timeout of a TLS handshake, and of a request's headers; then the agent closes the connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at which the agent stops accepting TCP; more wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
@@ -162,7 +162,7 @@ async fn welcome(
 ) -> Option<(TlsStream<TcpStream>, HostName)> {
     let _ = stream.set_nodelay(true);
     let stream =
-        match tokio::time::timeout(PATIENCE, TlsAcceptor::from(config).accept(stream)).await {
+        match tokio::time::timeout(TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 tracing::warn!(%from, "turned away a caller that is not of this cluster: {error}");
@@ -191,7 +191,7 @@ async fn converse(
     let service = TowerToHyperService::new(router.layer(Extension(caller)));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         tracing::debug!("a connection ended early: {error}");

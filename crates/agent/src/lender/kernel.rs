@@ -11,8 +11,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use aquifer_device::nvme::target::{self, HostSecrets, Target, Wish};
-use aquifer_device::nvme::{Root, SubsystemUri, Transport};
+use aquifer_blockdev::nvme::target::{self, HostSecrets, Target, Wish};
+use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId, file};
 use aquifer_store::LeaseRecord;

@@ -121,7 +121,7 @@ impl Lender {
             true => Some(AccessSecrets { borrower: secret()?, lender: secret()? }),
             false => None,
         };
-        Ok(Access { host: aquifer_device::nvme::target::new_name().to_string(), secrets })
+        Ok(Access { host: aquifer_blockdev::nvme::target::new_name().to_string(), secrets })
     }
 
     /// Returns how a host reaches its lease over NVMe; `None` if the host has no such lease.

@@ -9,7 +9,7 @@ use aquifer_api::message::Offer;
 use aquifer_api::path;
 use aquifer_api::status::EventKind;
 
-use super::{OFFER_PATIENCE, Peers};
+use super::{OFFER_TIMEOUT, Peers};
 
 impl Peers {
     /// Calls this host at every address at which its peers call it, and notes each wrong one.
@@ -24,7 +24,7 @@ impl Peers {
         let mut strayed = std::collections::BTreeMap::new();
         for address in addresses {
             let client = Client::peer(&address, &self.0.host, self.0.tls.clone())
-                .with_timeout(OFFER_PATIENCE);
+                .with_timeout(OFFER_TIMEOUT);
             let met = client.get::<Offer>(path::OFFER).await;
             if let Some(why) = self.not_me(&address, met) {
                 strayed.insert(address, why);

@@ -46,7 +46,7 @@ pub(super) const MANUAL: Manual = Manual {
         "Signals",
         "INT (^C) first takes back what is lent, as 'aquifer drain' does, and then gives back what was borrowed, and says how \
          far it is. Once more ends the agent at once: borrowers lose what they have here, unless another agent is started before \
-         their patience is over; the exit status is 1 then. TERM leaves borrowed and lent memory as it is \
+         their io_timeout is over; the exit status is 1 then. TERM leaves borrowed and lent memory as it is \
          for the next agent, and says how long borrowers wait for it, as a restart or an upgrade wants; volumes go on without an agent, and lent pages outlive it. \
          HUP changes nothing: to have the agent read its configuration again, end it by TERM and start it.",
     )],

@@ -5,7 +5,7 @@ mod lent;
 
 use std::process::ExitCode;
 
-use aquifer_device::BackendKind;
+use aquifer_blockdev::BackendKind;
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;
@@ -22,7 +22,7 @@ use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
 use crate::output;
-use crate::patience::{self, Patience};
+use crate::io_timeout::{self, IoTimeout};
 use crate::volumes::{Owner, PRIORITY, Volumes, Wish};
 
 /// Makes a block device of an NBD export or an NVMe namespace, and swap if asked
@@ -43,7 +43,7 @@ pub struct Attach {
     swap: bool,
     /// Swap priority, 0 to 32767; the kernel fills devices with high ones first
     #[arg(long, value_name = "N", requires = "swap", default_value_t = PRIORITY,
-        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_device::swap::MAX_PRIORITY)))]
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
     priority: u16,
     /// How it becomes a block device: auto, ublk, nbd or fuse-loop
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = backend,
@@ -53,8 +53,8 @@ pub struct Attach {
     ///
     /// Then it fails. A volume waits for a day at most; with --direct the kernel can wait without
     /// end.
-    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = patience::parse)]
-    patience: Patience,
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = io_timeout::parse)]
+    io_timeout: IoTimeout,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub(super) const MANUAL: Manual = Manual {
         ),
         (
             "When the lender does not answer",
-            "I/O waits for --patience for it to come back; after that it fails, which for swap means a bus error in the program \
+            "I/O waits for --io-timeout for it to come back; after that it fails, which for swap means a bus error in the program \
              whose page it was. It works again as soon as the lender does.",
         ),
         (
@@ -104,7 +104,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Direct",
             "The whole subsystem is the device. What was in it is seen, until --swap overwrites it; any number of hosts can \
              attach it, and ruin each other's pages: it is yours to see that one does. While the lender does not answer the \
-             kernel tries again each second, without end; I/O waits for --patience and then fails. \
+             kernel tries again each second, without end; I/O waits for --io-timeout and then fails. \
              The device outlives every process; 'aquifer detach' finds it by the names of subsystem and host.",
         ),
         (
@@ -150,7 +150,7 @@ impl Attach {
         let swap = self.swap.then_some(self.priority);
         if self.direct.direct {
             let uri = self.uri.subsystem()?;
-            return self.direct.run(common, uri, swap, self.patience, &self.trust);
+            return self.direct.run(common, uri, swap, self.io_timeout, &self.trust);
         }
         match &self.uri {
             Lent::Served(uri) => self.serve(common, uri),
@@ -174,7 +174,7 @@ impl Attach {
         }
         let lender = Lender::find(uri, &self.trust, self.size, Purpose::Volume("attach"))?;
         let swap = self.swap.then_some(self.priority);
-        let wish = Wish { backend: self.backend, swap, patience: self.patience.of_volume() };
+        let wish = Wish { backend: self.backend, swap, io_timeout: self.io_timeout.of_volume() };
         // If this program ends before `keep`, the volume's process takes the volume away.
         let started = Volumes::under(&common.run_dir)?.start(&lender, wish, Owner::Attach)?;
         let record = started.record();

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use aquifer_device::nvme::Root;
-use aquifer_device::nvme::initiator::{self, Record};
-use aquifer_device::swap;
+use aquifer_blockdev::nvme::Root;
+use aquifer_blockdev::nvme::initiator::{self, Record};
+use aquifer_blockdev::swap;
 use aquifer_page::{Bytes, VolumeId};
 use clap::Args;
 use serde::Serialize;

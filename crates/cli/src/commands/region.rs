@@ -10,7 +10,7 @@ mod show;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use aquifer_guest::process::client as vms;
+use aquifer_vm::process::client as vms;
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::{Files, Status, client};
 use clap::{Args, Subcommand};
@@ -23,7 +23,7 @@ use crate::output;
 use crate::progress::Progress;
 pub(crate) use cached::{Cached, MaybeCached};
 use exec::Exec;
-pub(crate) use exec::{shim, with_shim};
+pub(crate) use exec::{preload_library, with_preload};
 use limit::Limit;
 pub(super) use manuals::MANUALS;
 use pages::{Drop, Pages};

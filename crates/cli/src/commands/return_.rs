@@ -96,7 +96,7 @@ impl Telling<'_> {
         for held in meant(status, self.order.volume).flat_map(|volume| &volume.leases) {
             if held.health == LeaseHealth::Unreachable && self.lenders.insert(held.lender.clone()) {
                 self.note(&format!(
-                    "waiting for lender {}, {}: for each of its pages as long as borrow.patience says",
+                    "waiting for lender {}, {}: for each of its pages as long as borrow.io_timeout says",
                     held.lender, held.state
                 ));
             }

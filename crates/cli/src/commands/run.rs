@@ -16,7 +16,7 @@ use crate::instance::Instance;
 use crate::lender::{Lender, Purpose, Trust};
 use crate::lender_uri::LenderUri;
 use crate::manual::Manual;
-use crate::patience::{self, Patience};
+use crate::io_timeout::{self, IoTimeout};
 use crate::run::child::{Supervisor, exit_code};
 use crate::run::leftovers::{self, Note};
 use crate::run::pool::{Memory, Pool};
@@ -50,7 +50,7 @@ pub struct Run {
     /// The kernel spreads pages over swap devices of the same priority, and goes to a lower one when the
     /// higher ones are full. A command does not survive the failure of any device that has its pages.
     #[arg(long, value_name = "N",
-        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_device::swap::MAX_PRIORITY)))]
+        value_parser = clap::value_parser!(u16).range(0..=i64::from(aquifer_blockdev::swap::MAX_PRIORITY)))]
     priority: Option<u16>,
     /// A name for the cgroup, to find it by
     #[arg(long, value_name = "NAME", value_parser = cgroup_name)]
@@ -61,10 +61,10 @@ pub struct Run {
     /// How long a program waits for a --lender that does not answer, in whole seconds, or 'forever'
     /// (a day)
     ///
-    /// Then it gets SIGBUS. With the agent, borrow.patience of its configuration says it.
+    /// Then it gets SIGBUS. With the agent, borrow.io_timeout of its configuration says it.
     #[arg(long, value_name = "TIME", requires = "lender", default_value = "8s",
-        value_parser = patience::parse)]
-    patience: Patience,
+        value_parser = io_timeout::parse)]
+    io_timeout: IoTimeout,
     #[command(flatten)]
     trust: Trust,
     #[command(flatten)]
@@ -107,7 +107,7 @@ pub(super) const MANUAL: Manual = Manual {
             "Lenders",
             "While the command runs, standard error tells in one line each when a lender does not answer, is lost or is \
              back, when a page is lost, and when pages go to the local spill file or leave it. With --json each line is \
-             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (--patience): \
+             an object {\"event\": ...}. A page is lost when its lender does not answer for as long as I/O waits (--io-timeout): \
              a program that touches it gets SIGBUS.",
         ),
         (
@@ -227,7 +227,7 @@ impl Run {
         };
         let lender = Lender::find(uri, &self.trust, None, Purpose::Volume("run"))?;
         let choice = Choice::make(run_dir, self.priority)?;
-        pool.attach(lender, choice.priority, self.patience.of_volume()).map(Some)
+        pool.attach(lender, choice.priority, self.io_timeout.of_volume()).map(Some)
     }
 
     /// Runs the command inside the cgroup to its end.

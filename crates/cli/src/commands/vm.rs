@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aquifer_guest::memory::Share;
-use aquifer_guest::process::client::{self, Resumed};
-use aquifer_guest::process::{Files, Origin, State, Status};
-use aquifer_guest::{Backing, GuestError};
+use aquifer_vm::memory::Share;
+use aquifer_vm::process::client::{self, Resumed};
+use aquifer_vm::process::{Files, Origin, State, Status};
+use aquifer_vm::{Backing, GuestError};
 use aquifer_page::{Bytes, RegionName};
 use clap::{Args, Subcommand};
 use serde::Serialize;

@@ -11,7 +11,7 @@ use crate::logging;
 
 /// Keeps one VM; started by 'aquifer vm start'
 #[derive(Debug, Args)]
-#[command(name = aquifer_guest::process::SUBCOMMAND)]
+#[command(name = aquifer_vm::process::SUBCOMMAND)]
 pub struct VmServe {
     /// Where what runs has its files
     directory: PathBuf,
@@ -26,6 +26,6 @@ impl VmServe {
     /// If AQUIFER_LOG is invalid. The reason why it cannot run goes to the program that started it.
     pub fn run(self) -> Result<ExitCode> {
         logging::start()?;
-        Ok(aquifer_guest::process::run(&self.directory, &self.name))
+        Ok(aquifer_vm::process::run(&self.directory, &self.name))
     }
 }

@@ -12,7 +12,7 @@ use crate::logging;
 ///
 /// Reads what it is to do from standard input, and says on standard output how that went.
 #[derive(Debug, Args)]
-#[command(name = aquifer_device::process::SUBCOMMAND)]
+#[command(name = aquifer_blockdev::process::SUBCOMMAND)]
 pub struct VolumeServe {}
 
 impl VolumeServe {
@@ -27,6 +27,6 @@ impl VolumeServe {
             return Err(failure.help("this is for other commands: use 'aquifer attach'"));
         }
         logging::start()?;
-        Ok(aquifer_device::process::run())
+        Ok(aquifer_blockdev::process::run())
     }
 }

@@ -8,8 +8,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use aquifer_device::swap;
-use aquifer_guest::initrd::ORDER;
+use aquifer_blockdev::swap;
+use aquifer_vm::initrd::ORDER;
 use aquifer_page::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};

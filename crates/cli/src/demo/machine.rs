@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_guest::initrd::Modules;
-use aquifer_guest::process::client;
-use aquifer_guest::{Accelerator, Backing, Initrd, VmSpec};
+use aquifer_vm::initrd::Modules;
+use aquifer_vm::process::client;
+use aquifer_vm::{Accelerator, Backing, Initrd, VmSpec};
 use aquifer_page::{Bytes, RegionName};
 
 use super::{guest, remove};
-use crate::commands::region::shim;
+use crate::commands::region::preload_library;
 use crate::failure::{Failure, OrFail, Result};
 
 /// The directory of this system's kernels.
@@ -65,7 +65,7 @@ impl Machine {
                     .to_owned(),
             ),
             qemu: self.qemu.clone(),
-            shim: shim()?,
+            preload: preload_library()?,
             extra: Vec::new(),
         })
     }

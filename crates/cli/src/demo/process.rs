@@ -18,7 +18,7 @@ use crate::failure::{Failure, OrFail, Result};
 use crate::sys;
 
 /// How long a process may take to end after SIGTERM.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A process that ends with this one.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Drop for Process {
     /// Sends SIGTERM first: a lender that ends by itself removes its pages.
     fn drop(&mut self) {
         let asked = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while asked.is_ok() && matches!(self.0.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }

@@ -12,7 +12,7 @@ use super::wait::Wait;
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long the guest may take to boot, or to fill and check its memory.
-pub(super) const PATIENCE: Duration = Duration::from_secs(180);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A part of the memory that the guest's process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl<'a> User<'a> {
     /// Connects to the serial port of a booting guest; output before the connection is lost.
     pub(super) fn meet(serial: &Path, wait: Wait<'a>) -> Result<Self> {
         let what = || "starting the guest";
-        let port = wait.until(what(), PATIENCE, || Ok(UnixStream::connect(serial).ok()))?;
+        let port = wait.until(what(), TIMEOUT, || Ok(UnixStream::connect(serial).ok()))?;
         // Reads must not block, so that `wait` can end them.
         port.set_nonblocking(true).or_fail(what)?;
         Ok(Self { port: BufReader::new(port), wait })
@@ -71,7 +71,7 @@ impl<'a> User<'a> {
     /// Waits for the reply to that request.
     pub(super) fn listen(&mut self, part: Part, size: Bytes) -> Result<Holds> {
         let mut line = String::new();
-        self.wait.until(&what(size), PATIENCE, || {
+        self.wait.until(&what(size), TIMEOUT, || {
             loop {
                 match self.port.read_line(&mut line) {
                     Ok(0) => return Err(Failure::new(what(size), "it has ended")),

@@ -14,24 +14,24 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(super) struct Wait<'a>(pub(super) &'a AtomicBool);
 
 impl Wait<'_> {
-    /// Waits until `is` returns a value; fails if `patience` passes first.
+    /// Waits until `is` returns a value; fails if `timeout` passes first.
     pub(super) fn until<T>(
         self,
         what: &str,
-        patience: Duration,
+        timeout: Duration,
         is: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
-        let late = || Failure::new(what, format!("not within {} s", patience.as_secs()));
-        self.at_most(patience, is)?.ok_or_else(late)
+        let late = || Failure::new(what, format!("not within {} s", timeout.as_secs()));
+        self.at_most(timeout, is)?.ok_or_else(late)
     }
 
-    /// Waits until `is` returns a value; `None` if `patience` passes first.
+    /// Waits until `is` returns a value; `None` if `timeout` passes first.
     pub(super) fn at_most<T>(
         self,
-        patience: Duration,
+        timeout: Duration,
         mut is: impl FnMut() -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(found) = is()? {
                 return Ok(Some(found));

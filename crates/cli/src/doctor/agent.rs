@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use aquifer_agent::config::{Attach, Config, LeaseBackend};
 use aquifer_agent::monitor::Source;
 use aquifer_agent::monitor::gate::SwapGate;
-use aquifer_device::backend;
+use aquifer_blockdev::backend;
 use aquifer_fabric::tls::Identity;
 use aquifer_group::Agreements;
 use rustix::fs::{Access, access};

@@ -1,7 +1,7 @@
 //! The checks of the ways in which a volume can become a block device here.
 
-use aquifer_device::BackendKind;
-use aquifer_device::backend::{Probe, choose, probe};
+use aquifer_blockdev::BackendKind;
+use aquifer_blockdev::backend::{Probe, choose, probe};
 
 use super::Check;
 

@@ -52,7 +52,7 @@ fn swap_accounting() -> Check {
 
 /// Checks userfaultfd, which regions need.
 fn regions() -> Check {
-    match aquifer_mapping::Userfault::new() {
+    match aquifer_region_client::Userfault::new() {
         Ok(_) => Check::ok("regions", "page faults can be served (userfaultfd)"),
         Err(error) => Check::missing(
             "regions",

@@ -1,7 +1,7 @@
 //! The checks of the kernel's own NVMe over Fabrics, for `attach --direct` and `export --kernel`.
 
-use aquifer_device::nvme::network::{self, ORDINARY_MTU};
-use aquifer_device::nvme::{Module, Root, Transport, target};
+use aquifer_blockdev::nvme::network::{self, ORDINARY_MTU};
+use aquifer_blockdev::nvme::{Module, Root, Transport, target};
 
 use super::{Check, Verdict};
 

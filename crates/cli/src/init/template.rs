@@ -75,7 +75,7 @@ pages = "{pages}"
 # Where pages go that a lender wants back when nobody else has room: a local file.
 # spill = "/var/lib/aquifer/spill"
 # How long I/O waits for a lender that does not answer.
-# patience = "8s"
+# io_timeout = "8s"
 # By what this host swaps: "pool", a volume over any number of leases, or "direct", the kernel's own NVMe initiator, straight
 # to one lender.
 # attach = "pool"

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aquifer_api::order::{Borrow, Borrowed, Return, Returned};
 use aquifer_api::path;
-use aquifer_device::BackendKind;
+use aquifer_blockdev::BackendKind;
 use aquifer_page::{Bytes, VolumeId};
 use serde::{Deserialize, Serialize};
 
@@ -68,12 +68,12 @@ impl Pool {
         Ok(Memory { volume: Volume::Borrowed(borrowed.volume), place })
     }
 
-    /// Swaps to a lender's export at this priority; `patience` is the timeout of its I/O.
+    /// Swaps to a lender's export at this priority; `io_timeout` is the timeout of its I/O.
     ///
     /// # Errors
     /// If it cannot be attached.
-    pub fn attach(&self, lender: Lender, priority: u16, patience: Duration) -> Result<Memory> {
-        let wish = Wish { backend: BackendKind::Auto, swap: Some(priority), patience };
+    pub fn attach(&self, lender: Lender, priority: u16, io_timeout: Duration) -> Result<Memory> {
+        let wish = Wish { backend: BackendKind::Auto, swap: Some(priority), io_timeout };
         let record = self.volumes.attach(lender, wish, Owner::Run(std::process::id()))?;
         let place = Place { state: record.spec.state, volume: record.spec.volume };
         Ok(Memory { volume: Volume::Attached(place.volume), place })

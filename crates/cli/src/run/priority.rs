@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_device::swap::{MAX_PRIORITY, Swap, swaps};
+use aquifer_blockdev::swap::{MAX_PRIORITY, Swap, swaps};
 
 use crate::failure::{Failure, OrFail, Result};
 use crate::volumes::PRIORITY;

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_device::process::{ProcessError, client};
+use aquifer_blockdev::process::{ProcessError, client};
 use aquifer_page::VolumeId;
 
 use self::news::{Message, News};

@@ -88,7 +88,7 @@ impl Host {
 
 /// Returns whether no block device can be made here; the check then rightly reports a fault.
 fn lacks_devices() -> bool {
-    aquifer_device::backend::choose(aquifer_device::BackendKind::Auto).is_err()
+    aquifer_blockdev::backend::choose(aquifer_blockdev::BackendKind::Auto).is_err()
 }
 
 #[test]

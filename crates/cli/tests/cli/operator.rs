@@ -265,7 +265,7 @@ fn a_stop_says_at_once_how_long_it_waits_for_a_deaf_guest() {
     let spec = serde_json::json!({
         "name": "one", "memory": 64 << 20, "max_memory": 64 << 20, "backing": {"local": {"huge": null}}, "cpus": 1,
         "accelerator": "tcg", "machine": "q35", "disks": [], "kernel": null, "initrd": null, "append": null,
-        "qemu": "qemu", "shim": "shim", "extra": [],
+        "qemu": "qemu", "preload": "preload", "extra": [],
     });
     let record = serde_json::json!({"origin": {"started": spec}, "pid": null, "ended": null});
     fs::write(vm.join("record.json"), record.to_string()).unwrap();

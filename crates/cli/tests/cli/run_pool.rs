@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 
-use aquifer_device::swap::swaps;
+use aquifer_blockdev::swap::swaps;
 use aquifer_store::tmpfs::stores;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -282,7 +282,7 @@ fn a_run_tells_of_a_lender_that_is_away_and_back() {
     let socket = format!("unix:{}", served.path().join("lender").display());
     let words = ["128M", "--nbd", &socket, "--dir", pages.path().to_str().unwrap()];
     let mut export = Export::start(served.path(), &words);
-    let mut touching = Touching::start(run(dir.path(), &export, &["--patience", "forever"]));
+    let mut touching = Touching::start(run(dir.path(), &export, &["--io-timeout", "forever"]));
     export.end(Signal::KILL);
     touching.order();
     touching.says(&["pages unreachable: "]);
@@ -298,7 +298,7 @@ fn a_run_tells_of_the_agents_lenders_too() {
     if lacks_rights() || lacks_devices() {
         return;
     }
-    let a = Spec::new("a").set("borrow", "patience", "2s");
+    let a = Spec::new("a").set("borrow", "io_timeout", "2s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);
     let words = ["run", "--local", "24M", "--remote", "128M", "--priority", "32767", "--"];
     let mut touching = Touching::start(cluster["a"].aquifer(&words));

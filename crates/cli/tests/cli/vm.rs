@@ -135,7 +135,7 @@ fn a_vm_that_ends_leaves_word_of_when_and_why() {
 
     host.start("off", &[]);
     let mut qmp =
-        aquifer_guest::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60))
+        aquifer_vm::Qmp::connect(&host.dir().join("vms/off/qmp"), Duration::from_secs(60))
             .unwrap();
     // The record cannot tell a `quit` through the monitor from a guest that powers itself off.
     let _ = qmp.execute("quit", serde_json::json!({}));

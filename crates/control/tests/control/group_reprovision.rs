@@ -122,7 +122,7 @@ fn what_a_guest_does_not_give_back_stays_a_deficit_and_is_asked_for_again() {
         assert!(matches!(why(&plan, "a"), Why::Owes { covered: false, .. }));
         assert_eq!(plan.verdicts[0].to.0 >> 20, 522, "it is told again");
     }
-    // After `patience` periods, the group covers its deficit itself.
+    // After `io_timeout` periods, the group covers its deficit itself.
     let plan = tenant.period();
     assert_eq!(said(&plan), ["b -40"]);
     assert!(matches!(why(&plan, "a"), Why::Owes { covered: true, periods: 5, .. }));

@@ -147,9 +147,9 @@ proptest! {
         policy in policy(),
         figures in prop::collection::vec(prop::array::uniform6(0..1u64 << 40), 1..6),
         surplus in (0..1u64 << 42, 0..1u64 << 42),
-        (keep, patience) in (0..1u64 << 28, 0..3u32),
+        (keep, io_timeout) in (0..1u64 << 28, 0..3u32),
     ) {
-        let config = Config { policy, keep: Bytes(keep), patience, ..Config::default() };
+        let config = Config { policy, keep: Bytes(keep), io_timeout, ..Config::default() };
         let mut reprovisioner = Reprovisioner::new(config.clone());
         let vms: Vec<Vm> = figures.iter().zip(NAMES).map(|(figures, name)| {
             let [base, max, size, target, swapped, contributed] = figures.map(Bytes);

@@ -18,12 +18,12 @@ pub(crate) enum Interrupted {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
-    patience: Duration,
+    io_timeout: Duration,
 }
 
 impl Deadline {
-    pub(crate) fn after(patience: Duration) -> Self {
-        Self { at: Instant::now() + patience, patience }
+    pub(crate) fn after(io_timeout: Duration) -> Self {
+        Self { at: Instant::now() + io_timeout, io_timeout }
     }
 
     pub(crate) fn left(self) -> Duration {
@@ -32,7 +32,7 @@ impl Deadline {
 
     /// Returns [`Interrupted::Silent`] if no time is left.
     pub(crate) fn check(self) -> Result<(), Interrupted> {
-        if self.left().is_zero() { Err(Interrupted::Silent(self.patience)) } else { Ok(()) }
+        if self.left().is_zero() { Err(Interrupted::Silent(self.io_timeout)) } else { Ok(()) }
     }
 
     /// Receives at least one byte; the end of the stream is [`Interrupted::Lost`].
@@ -64,7 +64,7 @@ impl Deadline {
     fn interrupted(self, error: io::Error) -> Interrupted {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                Interrupted::Silent(self.patience)
+                Interrupted::Silent(self.io_timeout)
             }
             _ => Interrupted::Lost(error),
         }

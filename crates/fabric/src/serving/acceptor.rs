@@ -18,7 +18,7 @@ use crate::channel::Socket;
 const BACKLOG: i32 = 128;
 /// How long a peer may leave sent bytes or probes unacknowledged before the kernel ends the
 /// connection.
-const TCP_PATIENCE: Duration = Duration::from_secs(60);
+const TCP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Peer's end of an accepted connection, as far as the socket shows it.
 #[derive(Clone, Debug)]
@@ -97,9 +97,9 @@ impl Acceptor {
 /// wait forever.
 fn notice_dead_peers(socket: &Socket) -> io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, TCP_PATIENCE / 2)?;
-    sockopt::set_tcp_keepintvl(socket, TCP_PATIENCE / 6)?;
-    sockopt::set_tcp_user_timeout(socket, TCP_PATIENCE.as_millis() as u32)?;
+    sockopt::set_tcp_keepidle(socket, TCP_TIMEOUT / 2)?;
+    sockopt::set_tcp_keepintvl(socket, TCP_TIMEOUT / 6)?;
+    sockopt::set_tcp_user_timeout(socket, TCP_TIMEOUT.as_millis() as u32)?;
     Ok(())
 }
 

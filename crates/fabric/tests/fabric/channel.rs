@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 
-use crate::common::{PATIENCE, pattern};
+use crate::common::{TIMEOUT, pattern};
 
 /// A size many times that of the socket's buffers.
 const MUCH: usize = 4 << 20;
@@ -54,7 +54,7 @@ fn nothing_is_received_after_the_deadline_even_if_it_is_there() {
     theirs.write_all(b"late").unwrap();
     ours.set_deadline(Some(Instant::now()));
     assert_eq!(ours.recv(&mut [0; 8]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    ours.set_deadline(Some(Instant::now() + PATIENCE));
+    ours.set_deadline(Some(Instant::now() + TIMEOUT));
     assert_eq!(ours.recv(&mut [0; 8]).unwrap(), 4);
 }
 

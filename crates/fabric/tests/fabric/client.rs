@@ -13,14 +13,14 @@ use crate::certificates::{Cluster, host};
 use crate::nbdkit::Nbdkit;
 use crate::operations::{every_operation, pattern, read};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn target(address: Address) -> Arc<Target> {
     Arc::new(Target { address, export: String::new(), tls: None })
 }
 
 fn connect(server: &Nbdkit) -> Connection {
-    Connection::connect(target(server.address()), PATIENCE).unwrap()
+    Connection::connect(target(server.address()), TIMEOUT).unwrap()
 }
 
 #[test]
@@ -49,13 +49,13 @@ fn every_operation_works_under_the_tls_of_another_make() {
     let config = cluster.identity("borrower").client_config();
     let tls = Some((config.clone(), host("lender")));
     let secure = Target { address: server.address(), export: String::new(), tls };
-    every_operation(&mut Connection::connect(Arc::new(secure.clone()), PATIENCE).unwrap());
+    every_operation(&mut Connection::connect(Arc::new(secure.clone()), TIMEOUT).unwrap());
 
     // The client rejects the wrong host, and the server rejects a client without TLS.
     let wrong = Target { tls: Some((config, host("borrower"))), ..secure };
-    let error = Connection::connect(Arc::new(wrong), PATIENCE).unwrap_err();
+    let error = Connection::connect(Arc::new(wrong), TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
-    let error = Connection::connect(target(server.address()), PATIENCE).unwrap_err().to_string();
+    let error = Connection::connect(target(server.address()), TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("it demands TLS"), "{error}");
 }
 
@@ -65,7 +65,7 @@ fn a_server_without_tls_gets_nothing_in_the_clear_from_a_client_that_wants_it() 
     let server = Nbdkit::start(&["memory", "1M"]);
     let tls = Some((cluster.identity("borrower").client_config(), host("lender")));
     let target = Target { address: server.address(), export: String::new(), tls };
-    let error = Connection::connect(Arc::new(target), PATIENCE).unwrap_err().to_string();
+    let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("no TLS here"), "{error}");
 }
 
@@ -115,7 +115,7 @@ fn an_unknown_export_is_refused_by_name() {
         ["--filter=exportname", "memory", "1M", "exportname-strict=true", "exportname=there"];
     let server = Nbdkit::start(&strict);
     let target = Target { address: server.address(), export: "not there".into(), tls: None };
-    let error = Connection::connect(Arc::new(target), PATIENCE).unwrap_err().to_string();
+    let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err().to_string();
     assert!(error.contains("not%20there") && error.contains("no such export"), "{error}");
 }
 
@@ -128,12 +128,12 @@ fn a_killed_server_is_an_error_at_once_and_stays_one() {
     assert!(matches!(error.failure, Failure::Lost(_)) && error.ends_connection(), "{error}");
     let error = connection.flush().unwrap_err();
     assert!(matches!(error.failure, Failure::Broken), "{error}");
-    let error = Connection::connect(target(server.address()), PATIENCE).unwrap_err();
+    let error = Connection::connect(target(server.address()), TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Connect(_)), "{error}");
 }
 
 #[test]
-fn a_server_that_falls_silent_is_an_error_when_patience_is_over() {
+fn a_server_that_falls_silent_is_an_error_when_the_timeout_is_over() {
     let server = Nbdkit::start(&["memory", "64M"]);
     let mut connection =
         Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap();
@@ -141,7 +141,7 @@ fn a_server_that_falls_silent_is_an_error_when_patience_is_over() {
     let started = Instant::now();
     let error = connection.read(0, &mut [0; 4096]).unwrap_err();
     assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     // The handshake with a frozen server times out, too.
     let error = Connection::connect(target(server.address()), Duration::from_secs(2)).unwrap_err();
     assert!(error.ends_connection(), "{error}");
@@ -163,7 +163,7 @@ fn asked_of(
     let listener = UnixListener::bind(&path).unwrap();
     let server = thread::spawn(move || {
         let (socket, _) = listener.accept().unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         script(socket);
     });
     let result = Connection::connect(target(Address::Unix(path)), Duration::from_secs(10))

@@ -16,15 +16,15 @@ use rustls::{ClientConfig, ClientConnection, ServerConnection};
 
 use crate::certificates::{Cluster, host, only_suite};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Sizes around the boundaries of headers, records, pages and buffers.
 const SIZES: [usize; 12] =
     [1, 16, 28, 4096, 4124, 16_383, 16_384, 16_385, 131_072, 300_000, 1 << 20, (1 << 20) + 7];
 
 fn pair() -> (Socket, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
-    theirs.set_write_timeout(Some(PATIENCE)).unwrap();
+    theirs.set_read_timeout(Some(TIMEOUT)).unwrap();
+    theirs.set_write_timeout(Some(TIMEOUT)).unwrap();
     (ours.into(), theirs)
 }
 
@@ -46,7 +46,7 @@ fn receive_exactly(stream: &mut TlsStream, len: usize) -> io::Result<Vec<u8>> {
 
 /// Sends every size and receives it back from [`echo`].
 fn exchange(stream: &mut TlsStream) {
-    stream.set_deadline(Some(Instant::now() + PATIENCE));
+    stream.set_deadline(Some(Instant::now() + TIMEOUT));
     for (seed, len) in SIZES.into_iter().enumerate() {
         let data = pattern(len, seed);
         let (head, rest) = data.split_at(len / 3);
@@ -85,7 +85,7 @@ fn a_server_of_ours_understands_a_rustls_client_under_every_cipher() {
             echo(ClientConnection::new(config, "lender".try_into().unwrap()).unwrap(), theirs);
         });
         let (mut stream, peer) =
-            tls::accept(ours, cluster.identity("lender").server_config(), PATIENCE).unwrap();
+            tls::accept(ours, cluster.identity("lender").server_config(), TIMEOUT).unwrap();
         assert_eq!(peer, host("borrower"));
         stream.renew_key_after(5);
         exchange(&mut stream);
@@ -101,7 +101,7 @@ fn a_client_of_ours_understands_a_rustls_server() {
     let config = cluster.identity("lender").server_config();
     let server = thread::spawn(move || echo(ServerConnection::new(config).unwrap(), theirs));
     let config = cluster.identity("borrower").client_config();
-    let mut stream = tls::connect(ours, config, &host("lender"), PATIENCE).unwrap();
+    let mut stream = tls::connect(ours, config, &host("lender"), TIMEOUT).unwrap();
     stream.renew_key_after(5);
     exchange(&mut stream);
     drop(stream);
@@ -124,7 +124,7 @@ fn data_sent_in_one_breath_with_the_end_of_the_handshake_is_not_lost() {
         theirs
     });
     let (mut stream, _) =
-        tls::accept(ours, cluster.identity("lender").server_config(), PATIENCE).unwrap();
+        tls::accept(ours, cluster.identity("lender").server_config(), TIMEOUT).unwrap();
     assert!(receive_exactly(&mut stream, data.len()).unwrap() == data);
     client.join().unwrap();
 }
@@ -137,12 +137,12 @@ fn streams(cluster: &Cluster) -> (TlsStream, TlsStream) {
 
 fn through(cluster: &Cluster, client: Socket, server: Socket) -> (TlsStream, TlsStream) {
     let config = cluster.identity("lender").server_config();
-    let server = thread::spawn(move || tls::accept(server, config, PATIENCE).unwrap().0);
+    let server = thread::spawn(move || tls::accept(server, config, TIMEOUT).unwrap().0);
     let config = cluster.identity("borrower").client_config();
-    let client = tls::connect(client, config, &host("lender"), PATIENCE).unwrap();
+    let client = tls::connect(client, config, &host("lender"), TIMEOUT).unwrap();
     let server = server.join().unwrap();
     for stream in [&client, &server] {
-        stream.set_deadline(Some(Instant::now() + PATIENCE));
+        stream.set_deadline(Some(Instant::now() + TIMEOUT));
     }
     (client, server)
 }
@@ -246,11 +246,11 @@ fn refusal(cluster: &Cluster, config: Arc<ClientConfig>) -> (String, TlsError) {
     let (ours, theirs) = pair();
     let server_config = cluster.identity("lender").server_config();
     let server =
-        thread::spawn(move || tls::accept(theirs.into(), server_config, PATIENCE).unwrap_err());
-    let told = match tls::connect(ours, config, &host("lender"), PATIENCE) {
+        thread::spawn(move || tls::accept(theirs.into(), server_config, TIMEOUT).unwrap_err());
+    let told = match tls::connect(ours, config, &host("lender"), TIMEOUT) {
         Err(error) => error.to_string(),
         Ok(mut stream) => {
-            stream.set_deadline(Some(Instant::now() + PATIENCE));
+            stream.set_deadline(Some(Instant::now() + TIMEOUT));
             // A real client does not know yet that the server refused it.
             let _ = stream.send_all(&mut [IoSlice::new(&[0; 64])]);
             stream.recv(&mut [0; 64]).unwrap_err().to_string()
@@ -290,9 +290,9 @@ fn a_host_is_not_taken_for_another_one() {
     {
         let (ours, theirs) = pair();
         let config = cluster.identity(name).server_config();
-        let server = thread::spawn(move || tls::accept(theirs.into(), config, PATIENCE));
+        let server = thread::spawn(move || tls::accept(theirs.into(), config, TIMEOUT));
         let config = cluster.identity("borrower").client_config();
-        let error = tls::connect(ours, config, &host("lender"), PATIENCE).unwrap_err().to_string();
+        let error = tls::connect(ours, config, &host("lender"), TIMEOUT).unwrap_err().to_string();
         assert!(error.contains(why), "{name}: {error}");
         drop(server.join().unwrap());
     }
@@ -310,6 +310,6 @@ fn a_silent_peer_and_one_that_does_not_speak_tls_are_errors_in_time() {
         let (ours, mut theirs) = pair();
         theirs.write_all(garbage).unwrap();
         theirs.shutdown(Shutdown::Write).unwrap();
-        tls::accept(ours, config(), PATIENCE).unwrap_err();
+        tls::accept(ours, config(), TIMEOUT).unwrap_err();
     }
 }

@@ -13,7 +13,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aquifer_control::group::overhead::{self, Ledger};
-use aquifer_guest::process::side_by_side;
+use aquifer_vm::process::side_by_side;
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::RegionError;
 use serde::{Deserialize, Serialize};

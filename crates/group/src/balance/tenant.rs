@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use aquifer_control::group::Surplus;
 use aquifer_control::group::overhead::{Account, Reading};
 use aquifer_control::group::reprovision::{Plan, Reprovisioner, Verdict, Vm, handed};
-use aquifer_guest::GuestError;
-use aquifer_guest::memory::Ballooned;
-use aquifer_guest::process::{Files, client, side_by_side};
+use aquifer_vm::GuestError;
+use aquifer_vm::memory::Ballooned;
+use aquifer_vm::process::{Files, client, side_by_side};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::RegionError;
 

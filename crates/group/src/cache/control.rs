@@ -21,7 +21,7 @@ use super::{CacheError, Status};
 const MAX_REQUEST: u64 = 64 << 10;
 
 /// Timeout of a client's request and of writing the answer: other clients wait meanwhile.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeout of the cache's answer. The cache shrinks for a part of that time at most.
 const ANSWERING: Duration = Duration::from_secs(8);
@@ -152,8 +152,8 @@ impl Drop for Control {
 }
 
 fn answer(client: &UnixStream, asked: &impl Asked) -> io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_read_timeout(Some(TIMEOUT))?;
+    client.set_write_timeout(Some(TIMEOUT))?;
     let mut line = String::new();
     BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
     let response = match serde_json::from_str(&line) {

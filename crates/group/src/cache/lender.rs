@@ -14,7 +14,7 @@ use std::{fmt, io};
 
 use aquifer_fabric::nbd::client::{Connection, NbdError, Operation, Target};
 use aquifer_page::{Bytes, LeaseId, PAGE_SIZE, is_zero};
-use aquifer_pool::{Seal, Sealer};
+use aquifer_volume::{Seal, Sealer};
 use quick_cache::{DefaultHashBuilder, UnitWeighter, unsync};
 use twox_hash::XxHash3_64;
 
@@ -24,7 +24,7 @@ use super::pages::{Key, locked};
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// Timeout of a lender's answer; after it, the disk is read.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause before a failed lender is connected again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -284,7 +284,7 @@ impl Inner {
     }
 
     fn connect(&self) -> Option<Connection> {
-        Connection::connect(self.target.clone(), PATIENCE)
+        Connection::connect(self.target.clone(), TIMEOUT)
             .inspect_err(|error| self.fail(error))
             .ok()
     }

@@ -14,7 +14,7 @@ use aquifer_fabric::nbd::server::{Disk, Export, Exports, Peer, Refused, Security
 use aquifer_group::cache::{LenderStatus, Options};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
-use crate::common::{Here, PAGE, PATIENCE, is_root, seconds, until, work};
+use crate::common::{Here, PAGE, TIMEOUT, is_root, seconds, until, work};
 
 /// How often the lender dies while clients work.
 const KILLS: u32 = 3;
@@ -24,7 +24,7 @@ fn target(address: &Address, export: &str) -> Target {
 }
 
 fn connect(address: &Address, export: &str) -> Result<Connection, String> {
-    Connection::connect(Arc::new(target(address, export)), PATIENCE)
+    Connection::connect(Arc::new(target(address, export)), TIMEOUT)
         .map_err(|error| error.to_string())
 }
 

@@ -1,7 +1,7 @@
 //! Post-copy: the pages that were left behind at the source host, while the program already runs
 //! here. This engine asks for them, and first for those that threads wait for.
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::PAGE_SIZE;
 
 use super::Engine;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 
 use super::{Engine, bytes, evict};
 use crate::counters::add;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::{PAGE_SIZE, file};
 use serde::{Deserialize, Serialize};
 

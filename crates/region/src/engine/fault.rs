@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_mapping::{Fault, Filled, Run};
+use aquifer_region_client::{Fault, Filled, Run};
 use aquifer_page::PAGE_SIZE;
-use aquifer_pool::PoolError;
+use aquifer_volume::PoolError;
 use rustix::event::epoll;
 
 use super::{Engine, GUARD, Stalled};

@@ -3,9 +3,9 @@
 use std::io;
 use std::ops::Range;
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::{EXTENT_SIZE, PAGE_SIZE, PAGES_PER_EXTENT};
-use aquifer_pool::Ledger as _;
+use aquifer_volume::Ledger as _;
 
 use super::Engine;
 use crate::error::RegionError;

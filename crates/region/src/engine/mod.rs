@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 use aquifer_fabric::sleep::going_to_sleep;
 use aquifer_fabric::turn::Turn;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
-use aquifer_pool::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig};
+use aquifer_volume::{Event, Happening, LeaseTarget, Upkeep, Volume, VolumeConfig};
 use rustix::event::epoll;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::{PAGE_SIZE, is_zero};
 
 use super::Engine;

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aquifer_mapping::Filled;
+use aquifer_region_client::Filled;
 use aquifer_page::PAGE_SIZE;
 
 use super::fault::Touch;

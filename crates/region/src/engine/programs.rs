@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use aquifer_mapping::{Attach, Connection, Release, Reply, Run, Userfault, VERSION};
+use aquifer_region_client::{Attach, Connection, Release, Reply, Run, Userfault, VERSION};
 use rustix::event::epoll;
 
 use super::expected::Mapped;

@@ -99,7 +99,7 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
 
     use aquifer_page::{Bytes, VolumeId};
-    use aquifer_pool::VolumeConfig;
+    use aquifer_volume::VolumeConfig;
 
     use super::*;
     use crate::engine::EngineConfig;
@@ -157,7 +157,7 @@ mod tests {
             id: VolumeId::random(),
             capacity: Bytes(pages * PAGE_SIZE as u64),
             workers: 0,
-            patience: VolumeConfig::DEFAULT_PATIENCE,
+            io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             tls: None,
             spill: None,
             ledger: None,
@@ -211,7 +211,7 @@ mod tests {
             let refused = engine.begin_outgoing().unwrap_err().to_string();
             assert!(refused.contains("page 0 is lost"), "{refused}");
             // Its program need not want it any more.
-            engine.discard(aquifer_mapping::Run { first: 0, count: 1 }).unwrap();
+            engine.discard(aquifer_region_client::Run { first: 0, count: 1 }).unwrap();
             assert_eq!(engine.table.get(0).place, Place::Zero);
         }
     }

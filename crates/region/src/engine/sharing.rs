@@ -3,13 +3,13 @@
 //!
 //! The scanner only proposes. The engine takes a page out of the page table. It compares the page
 //! with the frame byte by byte, while no program can write to it. The program maps the frame only
-//! after that. The kernel holds a write to it (see crate `mapping`) until the region has a page of
+//! after that. The kernel holds a write to it (see crate `region-client`) until the region has a page of
 //! its own again.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use aquifer_mapping::{Run, Shared};
+use aquifer_region_client::{Run, Shared};
 use aquifer_page::{PAGE_SIZE, is_zero};
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::{Bytes, Group};
 
 use super::control_call::ControlCall;
@@ -31,7 +31,7 @@ const WORKING: Duration = Duration::from_secs(600);
 
 /// The timeout of a request to another engine for a part of its quota, while a program waits for
 /// it.
-const NEIGHBOUR_PATIENCE: Duration = Duration::from_secs(5);
+const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest time from an engine's death until the next engine serves.
 const RESTART: Duration = Duration::from_secs(3);
@@ -206,7 +206,7 @@ pub fn limit(
 /// Takes a part of another region's quota, which then is at most `most`. For engines, so its
 /// timeout is short.
 pub(super) fn take_quota(files: &Files, most: Bytes) -> Result<(), RegionError> {
-    match asked(files, &Request::Quota { most }, NEIGHBOUR_PATIENCE)? {
+    match asked(files, &Request::Quota { most }, NEIGHBOUR_TIMEOUT)? {
         (Response::Done, _) => Ok(()),
         (other, _) => Err(refusal(files, other)),
     }
@@ -377,7 +377,7 @@ fn served(files: &Files, request: &Request) -> Result<(), RegionError> {
 }
 
 /// Returns the timeout of a request.
-fn patience(request: &Request) -> Duration {
+fn io_timeout(request: &Request) -> Duration {
     match request {
         Request::Status | Request::Send | Request::Receive | Request::Own => ANSWERING,
         // These requests move pages; the remaining ones may move all pages.
@@ -387,7 +387,7 @@ fn patience(request: &Request) -> Duration {
 }
 
 fn stream(files: &Files, request: &Request) -> Result<UnixStream, RegionError> {
-    match asked(files, request, patience(request))? {
+    match asked(files, request, io_timeout(request))? {
         (Response::Done, stream) => Ok(stream),
         (other, _) => Err(refusal(files, other)),
     }
@@ -411,23 +411,23 @@ fn refusal(files: &Files, response: Response) -> RegionError {
 }
 
 fn ask(files: &Files, request: &Request) -> Result<Response, RegionError> {
-    asked(files, request, patience(request)).map(|(response, _)| response)
+    asked(files, request, io_timeout(request)).map(|(response, _)| response)
 }
 
 /// Sends a request. Returns the answer, and the connection, which holds no unread data.
 fn asked(
     files: &Files,
     request: &Request,
-    patience: Duration,
+    io_timeout: Duration,
 ) -> Result<(Response, UnixStream), RegionError> {
     let name = || files.name().clone();
     let broken = || {
         let name = files.name();
         RegionError::io(format!(
-            "the engine of region '{name}' does not answer within {patience:?}"
+            "the engine of region '{name}' does not answer within {io_timeout:?}"
         ))
     };
-    let mut call = ControlCall::ask(&files.control(), request, patience).map_err(|error| {
+    let mut call = ControlCall::ask(&files.control(), request, io_timeout).map_err(|error| {
         match error.kind() {
             io::ErrorKind::NotFound if !files.record().exists() => RegionError::Unknown(name()),
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aquifer_fabric::accepting;
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::Bytes;
-use aquifer_pool::LeaseState;
+use aquifer_volume::LeaseState;
 
 use super::files::{Files, RegionSpec};
 use super::message::{Bucket, Latency, Request, Response, Status};
@@ -24,7 +24,7 @@ use crate::lock;
 const MAX_REQUEST: u64 = 64 << 10;
 
 /// How long a client may take to send a request, or to read an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A region with its engine in this process.
 pub(super) struct Serving {
@@ -162,8 +162,8 @@ impl Control {
 impl Serving {
     /// Reads one request and answers it. Returns true if the region was removed.
     fn converse(&self, client: &UnixStream) -> io::Result<bool> {
-        client.set_read_timeout(Some(PATIENCE))?;
-        client.set_write_timeout(Some(PATIENCE))?;
+        client.set_read_timeout(Some(TIMEOUT))?;
+        client.set_write_timeout(Some(TIMEOUT))?;
         let mut line = String::new();
         BufReader::new(client.take(MAX_REQUEST)).read_line(&mut line)?;
         let done = |result: Result<(), RegionError>| {

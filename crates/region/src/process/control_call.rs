@@ -20,29 +20,29 @@ use serde::de::DeserializeOwned;
 pub struct ControlCall {
     stream: UnixStream,
     order: String,
-    patience: Duration,
+    io_timeout: Duration,
     deadline: Instant,
 }
 
 impl ControlCall {
     /// Connects to the socket at `path`. The connect and all I/O until [`begin`](Self::begin) take
-    /// at most `patience` together.
+    /// at most `io_timeout` together.
     ///
     /// # Errors
     /// The system's; `TimedOut` if the other process does not accept.
-    pub fn connect(path: &Path, order: &str, patience: Duration) -> io::Result<Self> {
+    pub fn connect(path: &Path, order: &str, io_timeout: Duration) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let socket =
             socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         // If the listener's queue is full, connect(2) waits for the send timeout.
-        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(io_timeout))?;
         let mut call = Self {
             stream: UnixStream::from(socket),
             order: String::new(),
-            patience,
+            io_timeout,
             deadline: Instant::now(),
         };
-        call.begin(order, patience);
+        call.begin(order, io_timeout);
         loop {
             match connect(&call.stream, &address) {
                 Ok(()) => return Ok(call),
@@ -57,10 +57,10 @@ impl ControlCall {
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and as `write`.
-    pub fn ask(path: &Path, request: &impl Serialize, patience: Duration) -> io::Result<Self> {
+    pub fn ask(path: &Path, request: &impl Serialize, io_timeout: Duration) -> io::Result<Self> {
         let request = serde_json::to_value(request)?;
         let order = request["request"].as_str().or(request.as_str()).unwrap_or("request");
-        let mut call = Self::connect(path, order, patience)?;
+        let mut call = Self::connect(path, order, io_timeout)?;
         let mut line = serde_json::to_vec(&request)?;
         line.push(b'\n');
         call.write_all(&line)?;
@@ -76,15 +76,15 @@ impl ControlCall {
         next_answer(&mut BufReader::new(self))
     }
 
-    /// Starts a wait for this order, of at most `patience`.
-    pub fn begin(&mut self, order: &str, patience: Duration) {
+    /// Starts a wait for this order, of at most `io_timeout`.
+    pub fn begin(&mut self, order: &str, io_timeout: Duration) {
         order.clone_into(&mut self.order);
-        self.wait(patience);
+        self.wait(io_timeout);
     }
 
-    /// Starts another wait for the same order, of at most `patience`.
-    pub fn wait(&mut self, patience: Duration) {
-        (self.patience, self.deadline) = (patience, Instant::now() + patience);
+    /// Starts another wait for the same order, of at most `io_timeout`.
+    pub fn wait(&mut self, io_timeout: Duration) {
+        (self.io_timeout, self.deadline) = (io_timeout, Instant::now() + io_timeout);
     }
 
     /// Returns the connection, without timeouts.
@@ -103,7 +103,7 @@ impl ControlCall {
     }
 
     fn late(&self) -> io::Error {
-        let why = format!("no answer to '{}' within {:?}", self.order, self.patience);
+        let why = format!("no answer to '{}' within {:?}", self.order, self.io_timeout);
         io::Error::new(io::ErrorKind::TimedOut, why)
     }
 

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long another process may hold the lock, as no holder waits for anything meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The interval between attempts.
 const GLANCE: Duration = Duration::from_millis(2);
@@ -21,7 +21,7 @@ const GLANCE: Duration = Duration::from_millis(2);
 pub fn lock_file(path: &Path) -> io::Result<File> {
     let lock =
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
@@ -30,7 +30,7 @@ pub fn lock_file(path: &Path) -> io::Result<File> {
             Err(TryLockError::WouldBlock) => {
                 let path = path.display();
                 let why = format!(
-                    "another process has held {path} for {PATIENCE:?}, perhaps one that is stopped: 'fuser {path}' names it"
+                    "another process has held {path} for {TIMEOUT:?}, perhaps one that is stopped: 'fuser {path}' names it"
                 );
                 return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }

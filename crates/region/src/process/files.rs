@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use aquifer_page::{Bytes, Group, RegionName, VolumeId};
-use aquifer_pool::{LeaseTarget, VolumeConfig};
+use aquifer_volume::{LeaseTarget, VolumeConfig};
 use serde::{Deserialize, Serialize};
 
 use super::{record, regions};
@@ -48,7 +48,7 @@ pub struct RegionSpec {
     /// The leases that hold its pages.
     pub leases: Vec<LeaseTarget>,
     /// How long a fetch waits for an unreachable lender before it fails and is retried.
-    pub patience: Duration,
+    pub io_timeout: Duration,
     /// The directory of the host's certificate, for leases over TLS.
     pub identity: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ impl RegionSpec {
             workers: Self::DEFAULT_WORKERS,
             volume: VolumeId::random(),
             leases: Vec::new(),
-            patience: VolumeConfig::DEFAULT_PATIENCE,
+            io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             identity: None,
         }
     }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// How long a process may take until it serves. It reads all records, and lenders may not answer.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Writes the word. An error means that the starter is gone.
 pub fn say(word: &impl Serialize) {
@@ -39,15 +39,15 @@ pub fn is_said() -> io::Result<()> {
 /// The system's. `TimedOut` if the process is silent for five minutes; this function then kills it,
 /// with its process group if it leads one.
 pub fn heard<T: DeserializeOwned>(child: &mut Child) -> io::Result<Option<T>> {
-    heard_within(child, PATIENCE)
+    heard_within(child, TIMEOUT)
 }
 
 fn heard_within<T: DeserializeOwned>(
     child: &mut Child,
-    patience: Duration,
+    io_timeout: Duration,
 ) -> io::Result<Option<T>> {
     let output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
-    let line = read_line(output, Instant::now() + patience).inspect_err(|_| {
+    let line = read_line(output, Instant::now() + io_timeout).inspect_err(|_| {
         // An error means that the process leads no group, or has ended.
         let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
         let _ = child.kill();

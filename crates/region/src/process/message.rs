@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::Bytes;
-use aquifer_pool::VolumeStatus;
+use aquifer_volume::VolumeStatus;
 use serde::{Deserialize, Serialize};
 
 use super::RegionSpec;

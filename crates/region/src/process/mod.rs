@@ -39,7 +39,7 @@ mod quota;
 pub mod record;
 mod regions;
 mod run;
-mod shim;
+mod preload_library;
 mod view;
 
 pub use control_call::{ControlCall, is_listening, next_answer};
@@ -49,5 +49,5 @@ pub use message::{Bucket, Latency, Status};
 pub use pages::{Extent, PageState, Pages};
 pub use quota::{Limits, Quota};
 pub use run::{SUBCOMMAND, run};
-pub use shim::shim;
+pub use preload_library::preload_library;
 pub use view::View;

@@ -1,8 +1,8 @@
 //! The states of a region's pages, read from the files that the engine shares, without a request.
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::{Bytes, EXTENT_SIZE, PAGE_SIZE};
-use aquifer_pool::LeaseTarget;
+use aquifer_volume::LeaseTarget;
 use serde::Serialize;
 
 use super::files::Files;

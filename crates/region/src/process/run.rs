@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use aquifer_fabric::accepting;
 use aquifer_fabric::tls::Identity;
-use aquifer_mapping::{Listener, Reply, Request};
+use aquifer_region_client::{Listener, Reply, Request};
 use aquifer_page::RegionName;
-use aquifer_pool::VolumeConfig;
+use aquifer_volume::VolumeConfig;
 
 use super::control::{Control, Serving};
 use super::files::{Files, RegionSpec};
@@ -142,7 +142,7 @@ fn open(files: &Files, spec: &RegionSpec) -> Result<Engine, RegionError> {
         id: spec.volume,
         capacity: spec.size,
         workers: 0,
-        patience: spec.patience,
+        io_timeout: spec.io_timeout,
         tls: spec.identity.as_deref().map(Identity::load).transpose()?,
         // A region without lenders spills to a local file, for experiments.
         spill: spec.leases.is_empty().then(|| files.directory().to_owned()),
@@ -179,7 +179,7 @@ fn welcome(engine: &Arc<Engine>, listener: &Listener) {
     );
 }
 
-fn converse(engine: &Engine, connection: aquifer_mapping::Connection) -> io::Result<()> {
+fn converse(engine: &Engine, connection: aquifer_region_client::Connection) -> io::Result<()> {
     while let Some((request, descriptors)) = connection.receive()? {
         match request {
             Request::Attach(attach) => {

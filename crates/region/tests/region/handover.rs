@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use aquifer_mapping::{Region, Run};
+use aquifer_region_client::{Region, Run};
 use aquifer_page::{LeaseId, PAGE_SIZE, PAGES_PER_EXTENT};
 use aquifer_region::handover::{Extent, Frame, Round, Sent};
 use aquifer_region::{Engine, Incoming, PolicyKind, Scheme};

@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use aquifer_mapping::Region;
+use aquifer_region_client::Region;
 use aquifer_page::PAGE_SIZE;
 use aquifer_region::{PolicyKind, Scheme};
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_mapping::Region;
+use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{PolicyKind, Scheme};
 

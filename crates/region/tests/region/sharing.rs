@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use aquifer_mapping::Region;
+use aquifer_region_client::Region;
 use aquifer_page::{Bytes, PAGE_SIZE};
 use aquifer_region::{Merged, PolicyKind, Proposal, Scheme};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_pool::Happening;
+use aquifer_volume::Happening;
 use aquifer_region::{PolicyKind, Scheme};
 
 use crate::common::Setting;

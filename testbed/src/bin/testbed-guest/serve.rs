@@ -16,7 +16,7 @@ use aquifer_testbed::wire::{CHUNK, Frame, Kind, PORT};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Timeout for the port to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long output may follow after a command has ended: its children may hold the pipes forever.
 const DRAIN: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<()> {
 
 /// Opens the virtio port named [`PORT`].
 fn open_port() -> Result<File> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
             if fs::read_to_string(entry.path().join("name")).is_ok_and(|name| name.trim() == PORT) {

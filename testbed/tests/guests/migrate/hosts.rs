@@ -12,7 +12,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Parts, Spec, wait_until};
 use serde_json::Value;
 
-use crate::support::{PATIENCE, aquifer, example, pages_of, step};
+use crate::support::{TIMEOUT, aquifer, example, pages_of, step};
 
 pub const MEMORY: Bytes = Bytes::mib(384);
 const CACHE: Bytes = Bytes::mib(128);
@@ -107,7 +107,7 @@ impl Hosts {
             .stdout(Stdio::null())
             .spawn()?;
         hosts.lender = Some(lender);
-        wait_until("the lender listens", PATIENCE, || Ok(listens.exists()))?;
+        wait_until("the lender listens", TIMEOUT, || Ok(listens.exists()))?;
         hosts.admit()?;
         for name in ["a", "b"] {
             hosts.start_agent(name)?;
@@ -129,7 +129,7 @@ impl Hosts {
             .arg(self.of(host).join("agent.toml"))
             .stderr(log);
         self.agents.insert(host, agent.spawn()?);
-        wait_until("the agent answers", PATIENCE, || {
+        wait_until("the agent answers", TIMEOUT, || {
             Ok(self.ask(host, &["status"])?.status.success())
         })
     }

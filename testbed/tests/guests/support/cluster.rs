@@ -10,7 +10,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Host, Shell as _, Spec, Testbed, wait_for, wait_until};
 
 use super::picture::drawn;
-use super::{PATIENCE, aquifer, example};
+use super::{TIMEOUT, aquifer, example};
 
 /// Describes a host that can join: with `aquifer`, a program that needs memory, and the modules to
 /// swap to a volume.
@@ -165,7 +165,7 @@ impl Aquifer for Host {
     }
 
     fn wait_for_agent(&self) -> Result<()> {
-        wait_until(&format!("the agent of {self} answers"), PATIENCE, || {
+        wait_until(&format!("the agent of {self} answers"), TIMEOUT, || {
             let status = self.run("aquifer status --json")?;
             Ok(status.success() && parse(&status.stdout)?.memory.total > Bytes::ZERO)
         })
@@ -176,11 +176,11 @@ impl Aquifer for Host {
     }
 
     fn wait_until_it_is(&self, role: Role) -> Result<()> {
-        wait_until(&format!("{self} is {role}"), PATIENCE, || Ok(self.status()?.role == role))
+        wait_until(&format!("{self} is {role}"), TIMEOUT, || Ok(self.status()?.role == role))
     }
 
     fn wait_until_it_is_free(&self) -> Result<()> {
-        let status = wait_for(&format!("{self} is free"), PATIENCE, || {
+        let status = wait_for(&format!("{self} is free"), TIMEOUT, || {
             let status = self.status()?;
             let free = status.role == Role::Neutral
                 && status.lent.is_empty()

@@ -9,7 +9,7 @@ use aquifer_page::Bytes;
 use aquifer_testbed::{Guest, Parts, Spec, wait_until};
 use serde_json::Value;
 
-use super::{PATIENCE, aquifer, pages_of};
+use super::{TIMEOUT, aquifer, pages_of};
 
 /// A lender on this machine, and a directory for VMs; dropping it removes both.
 pub struct Here {
@@ -41,7 +41,7 @@ impl Here {
             .stdout(Stdio::null())
             .spawn()?;
         let here = Self { dir, pages, lender, parts };
-        wait_until("the lender listens", PATIENCE, || Ok(socket.exists()))?;
+        wait_until("the lender listens", TIMEOUT, || Ok(socket.exists()))?;
         Ok(here)
     }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use aquifer_page::Bytes;
 use aquifer_testbed::{Output, Process, Shell};
 
-use super::PATIENCE;
+use super::TIMEOUT;
 
 /// A program that fills memory in a host, then checks and rewrites pages at random, then waits.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Load {
 
     /// Waits until the load has filled its memory.
     pub fn filled(&self) -> Result<()> {
-        self.process.wait_for("filled_pages", PATIENCE).map(|_| ())
+        self.process.wait_for("filled_pages", TIMEOUT).map(|_| ())
     }
 
     /// Makes the load repeat its random accesses.
@@ -34,13 +34,13 @@ impl Load {
 
     /// Waits until the load has made its accesses.
     pub fn is_done(&self) -> Result<()> {
-        self.process.wait_for("accesses", PATIENCE).map(|_| ())
+        self.process.wait_for("accesses", TIMEOUT).map(|_| ())
     }
 
     /// Makes the load check every byte of every page.
     pub fn verify(&self) -> Result<()> {
         self.process.write("verify\n");
-        let verdict = self.process.wait_for("verified_pages", PATIENCE)?;
+        let verdict = self.process.wait_for("verified_pages", TIMEOUT)?;
         let verdict: serde_json::Value = serde_json::from_str(&verdict)?;
         let good = verdict["verified_pages"] == self.bytes.pages() && verdict["wrong"] == 0;
         ensure!(good, "of {} pages: {verdict}", self.bytes.pages());
@@ -50,7 +50,7 @@ impl Load {
     /// Ends the load, which frees its memory.
     pub fn end(self) -> Result<()> {
         self.process.end_input();
-        let end = self.process.output(PATIENCE)?;
+        let end = self.process.output(TIMEOUT)?;
         ensure!(end.success(), "the load ended with {}: {}", end.code, end.stderr);
         Ok(())
     }
@@ -62,6 +62,6 @@ impl Load {
 
     /// Waits for the end of a load that the kernel kills.
     pub fn killed(&self) -> Result<Output> {
-        self.process.output(PATIENCE)
+        self.process.output(TIMEOUT)
     }
 }

@@ -20,7 +20,7 @@ pub use load::Load;
 
 /// Timeout of an event that must happen, on emulated hosts of a busy machine; only a hang takes so
 /// long.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+pub const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The modules of soft-RoCE, in load order.
 pub const SOFT_ROCE: [&str; 3] = ["crc32-pclmul", "crc32_generic", "rdma_rxe"];

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use aquifer_device::nvme::initiator::{self, HostIdentity, Options, Wish};
-use aquifer_device::nvme::{NvmeError, Root, SubsystemUri};
+use aquifer_blockdev::nvme::initiator::{self, HostIdentity, Options, Wish};
+use aquifer_blockdev::nvme::{NvmeError, Root, SubsystemUri};
 use aquifer_fabric::nvme::auth::Secret;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, VolumeId};
@@ -16,7 +16,7 @@ use crate::commands::Common;
 use crate::failure::{Failure, OrFail, Result};
 use crate::lender::Trust;
 use crate::output;
-use crate::patience::Patience;
+use crate::io_timeout::IoTimeout;
 use crate::progress::Progress;
 use crate::volumes::Owner;
 
@@ -53,7 +53,7 @@ impl Direct {
         common: &Common,
         uri: SubsystemUri,
         swap: Option<u16>,
-        patience: Patience,
+        io_timeout: IoTimeout,
         trust: &Trust,
     ) -> Result<ExitCode> {
         let what = format!("attaching {uri}");
@@ -61,7 +61,7 @@ impl Direct {
         let fail = |error| failure(&what, error);
         let root = Root::default();
         let host = HostIdentity::find(&root, trust.host_nqn.clone()).map_err(fail)?;
-        let mut options = Options { patience: patience.0, ..Options::default() };
+        let mut options = Options { io_timeout: io_timeout.0, ..Options::default() };
         if let Some(queues) = self.queues {
             options.queues = queues.into();
         }

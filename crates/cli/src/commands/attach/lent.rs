@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use aquifer_device::nvme::{SubsystemUri, Transport, UriError};
+use aquifer_blockdev::nvme::{SubsystemUri, Transport, UriError};
 use aquifer_fabric::{Address, AddressError};
 
 use crate::failure::{Failure, Result};

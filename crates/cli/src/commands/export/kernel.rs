@@ -4,8 +4,8 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
-use aquifer_device::nvme::target::{Target, Wish};
-use aquifer_device::nvme::{Root, SubsystemUri, Transport};
+use aquifer_blockdev::nvme::target::{Target, Wish};
+use aquifer_blockdev::nvme::{Root, SubsystemUri, Transport};
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::Bytes;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aquifer_page::{Bytes, EXTENT_SIZE, Group, RegionName};
-use aquifer_pool::VolumeConfig;
+use aquifer_volume::VolumeConfig;
 use aquifer_region::process::{Files, RegionSpec};
 use aquifer_region::{LinkSpec, PolicyKind, PrefetchKind, RegionError, Scheme};
 use clap::error::ErrorKind;
@@ -180,10 +180,10 @@ impl Cached {
                 .emulate_link
                 .map(|latency| LinkSpec { latency, one_at_a_time: self.one_at_a_time }),
             give_up: self.give_up,
-            patience: self
+            io_timeout: self
                 .give_up
-                .unwrap_or(VolumeConfig::DEFAULT_PATIENCE)
-                .min(VolumeConfig::DEFAULT_PATIENCE),
+                .unwrap_or(VolumeConfig::DEFAULT_IO_TIMEOUT)
+                .min(VolumeConfig::DEFAULT_IO_TIMEOUT),
             workers: self.workers.max(1),
             identity: lenders.iter().find_map(|lender| lender.identity.clone()),
             leases: lenders.into_iter().map(|lender| lender.lease).collect(),

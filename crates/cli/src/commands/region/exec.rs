@@ -17,7 +17,7 @@ use crate::failure::{Failure, OrFail as _, Result};
 
 /// Runs a program that can map regions
 ///
-/// The program itself is unmodified: libaquifer_shim.so is preloaded into it, and puts what it maps of a region under the care of
+/// The program itself is unmodified: libaquifer_preload.so is preloaded into it, and puts what it maps of a region under the care of
 /// the region's engine.
 ///
 /// With --heap also the memory that it allocates is in a region, by way of jemalloc (Debian: libjemalloc2), whether it knows of regions or not. Such a
@@ -62,14 +62,14 @@ fn options(size: u64) -> OsString {
 ///
 /// # Errors
 /// If the shim is not there.
-pub(crate) fn shim() -> Result<PathBuf> {
-    let what = || "looking for the shim";
-    aquifer_region::process::shim(&std::env::current_exe().or_fail(what)?).or_fail(what)
+pub(crate) fn preload_library() -> Result<PathBuf> {
+    let what = || "looking for the library that is preloaded";
+    aquifer_region::process::preload_library(&std::env::current_exe().or_fail(what)?).or_fail(what)
 }
 
 /// Preloads the shim into `command`.
-pub(crate) fn with_shim(command: &mut Command) -> Result<()> {
-    preload(command, shim()?.into_os_string());
+pub(crate) fn with_preload(command: &mut Command) -> Result<()> {
+    preload(command, preload_library()?.into_os_string());
     Ok(())
 }
 
@@ -87,9 +87,9 @@ impl Exec {
         let mut command = Command::new(program);
         command.args(arguments);
         match &self.heap {
-            None => with_shim(&mut command)?,
+            None => with_preload(&mut command)?,
             Some(name) => {
-                let mut libraries = shim()?.into_os_string();
+                let mut libraries = preload_library()?.into_os_string();
                 libraries.push(":");
                 libraries.push(ALLOCATOR);
                 preload(&mut command, libraries);

@@ -1,6 +1,6 @@
 //! `aquifer region pages` and `aquifer region drop`.
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 use aquifer_page::RegionName;
 use aquifer_region::process::{Extent, Files, PageState, Pages as Alike, client};
 use clap::Args;

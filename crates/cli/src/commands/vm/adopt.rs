@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use aquifer_guest::memory::UNLIMITED;
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::memory::UNLIMITED;
+use aquifer_vm::process::{Files, client};
 use aquifer_page::RegionName;
 use clap::Args;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aquifer_control::balance::{Config, Verdict, Why};
-use aquifer_guest::memory::{Balancing, Moved, Resized, Turn};
+use aquifer_vm::memory::{Balancing, Moved, Resized, Turn};
 use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 use serde::Serialize;

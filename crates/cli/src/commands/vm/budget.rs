@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use aquifer_guest::memory::{Account, Accounts, Budget as Book, Share};
+use aquifer_vm::memory::{Account, Accounts, Budget as Book, Share};
 use aquifer_page::Bytes;
 use clap::Args;
 

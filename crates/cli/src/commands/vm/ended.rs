@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use aquifer_guest::process::{Ended, Status, ended};
+use aquifer_vm::process::{Ended, Status, ended};
 use aquifer_page::RegionName;
 use serde::Serialize;
 

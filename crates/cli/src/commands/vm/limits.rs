@@ -1,7 +1,7 @@
 //! `aquifer vm set`: the limits of a VM's memory.
 
-use aquifer_guest::memory::Limits;
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::memory::Limits;
+use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use aquifer_api::order::{self, Awaited};
 use aquifer_api::path;
-use aquifer_guest::migrate::{Mode, Order, Report};
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::migrate::{Mode, Order, Report};
+use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, HostName, RegionName};
 use clap::{Args, ValueEnum};
 use serde::Serialize;

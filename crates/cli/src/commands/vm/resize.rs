@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use aquifer_guest::memory::{Direction, Order, Resized, Short, Spread, Times};
-use aquifer_guest::process::{Files, client};
+use aquifer_vm::memory::{Direction, Order, Resized, Short, Spread, Times};
+use aquifer_vm::process::{Files, client};
 use aquifer_page::{Bytes, RegionName};
 use clap::Args;
 use serde::Serialize;

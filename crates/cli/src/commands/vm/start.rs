@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use aquifer_guest::memory::UNLIMITED;
-use aquifer_guest::process::{Files, client};
-use aquifer_guest::{Accelerator, Backing, VmSpec};
+use aquifer_vm::memory::UNLIMITED;
+use aquifer_vm::process::{Files, client};
+use aquifer_vm::{Accelerator, Backing, VmSpec};
 use aquifer_page::{Bytes, RegionName};
 use clap::{Args, ValueEnum};
 
@@ -128,7 +128,7 @@ impl Start {
             initrd: self.initrd.map(absolute).transpose()?,
             append: self.append,
             qemu: self.qemu,
-            shim: region::shim()?,
+            preload: region::preload_library()?,
             extra: self.extra,
         };
         let exe = std::env::current_exe().or_fail(what)?;

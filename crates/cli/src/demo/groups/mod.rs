@@ -64,7 +64,7 @@ const NEEDY: usize = 0;
 const WRITER: usize = 1;
 
 /// How long a step of the host's services may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The number of consecutive periods without swapping that end a step.
 const QUIET: usize = 3;
@@ -160,7 +160,7 @@ impl Play<'_> {
     /// Waits until `is` holds for both groups, in a period that began after the call.
     fn until(&self, watch: &mut Watch, what: &str, is: impl Fn(&Balanced) -> bool) -> Result<()> {
         let since = watch.turns();
-        self.wait.until(what, PATIENCE, || {
+        self.wait.until(what, TIMEOUT, || {
             watch.check()?;
             let turn = watch.last().filter(|_| watch.turns() > since + 1);
             Ok(turn.filter(|turn| turn.groups.len() == 2 && turn.groups.iter().all(&is)).map(drop))
@@ -198,7 +198,7 @@ impl Play<'_> {
     /// Holds so much until the last `periods` periods saw no swapping.
     fn until_calm(&mut self, watch: &mut Watch, holds: Bytes, periods: usize) -> Result<()> {
         let vm = &VMS[NEEDY];
-        let (deadline, since) = (Instant::now() + PATIENCE, watch.turns());
+        let (deadline, since) = (Instant::now() + TIMEOUT, watch.turns());
         loop {
             self.users[NEEDY].hold(own(NEEDY), holds)?;
             watch.check()?;

@@ -4,11 +4,11 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_device::swap;
+use aquifer_blockdev::swap;
 use aquifer_group::{Agreement, Agreements, Sealed};
-use aquifer_guest::memory::{Limits, UNLIMITED};
-use aquifer_guest::process::{Files, client};
-use aquifer_guest::{Backing, VmSpec};
+use aquifer_vm::memory::{Limits, UNLIMITED};
+use aquifer_vm::process::{Files, client};
+use aquifer_vm::{Backing, VmSpec};
 use aquifer_page::{Bytes, Group, RegionName};
 use aquifer_region::LinkSpec;
 use aquifer_region::process::RegionSpec;

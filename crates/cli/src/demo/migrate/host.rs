@@ -14,7 +14,7 @@ use crate::demo::wait::Wait;
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long an agent may take until it answers.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A host; its drop ends its agent.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Host {
 
     pub(super) fn wait_until_ready(&mut self, namespace: &Namespace, wait: Wait<'_>) -> Result<()> {
         let what = format!("starting the agent of host {}", self.name);
-        wait.until(&what, PATIENCE, || {
+        wait.until(&what, TIMEOUT, || {
             if self.agent.ended().is_some() {
                 let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
                 return Err(Failure::new(

@@ -16,7 +16,7 @@ mod stage;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use aquifer_guest::migrate::Report;
+use aquifer_vm::migrate::Report;
 use aquifer_page::Bytes;
 use serde_json::Value;
 
@@ -223,7 +223,7 @@ impl Play<'_> {
 
     fn answer_within(
         &self,
-        patience: Duration,
+        timeout: Duration,
         user: &User,
         when: &str,
         is: impl Fn(&Answer) -> bool,
@@ -240,7 +240,7 @@ impl Play<'_> {
         };
         self.wait.until(
             &format!("waiting for the guest's answer ({when}; {before})"),
-            patience,
+            timeout,
             || Ok(user.last().filter(|answer| answer.at > began && is(answer))),
         )
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use aquifer_guest::Qmp;
+use aquifer_vm::Qmp;
 use aquifer_page::PAGE_SIZE;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ use crate::failure::{Failure, OrFail, Result};
 const PORT: u16 = 7080;
 
 /// How long QEMU may take to answer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long QEMU may take to move the guest.
 const MOVING: Duration = Duration::from_secs(180);
@@ -74,13 +74,13 @@ impl Qemu {
         on.enter(&mut command)?;
         let mut process = Process::start(&mut command, "QEMU")
             .map_err(|failure| failure.help("apt-get install qemu-system-x86"))?;
-        let qmp = wait.until(&what(), PATIENCE, || match process.ended() {
+        let qmp = wait.until(&what(), TIMEOUT, || match process.ended() {
             Some(end) => {
                 let said = fs::read_to_string(&log).unwrap_or_default();
                 Err(Failure::new(what(), format!("it ended with {end}: {}", said.trim())))
             }
             // QEMU makes the socket before it listens on it.
-            None => Ok(Qmp::connect(&control, PATIENCE).ok()),
+            None => Ok(Qmp::connect(&control, TIMEOUT).ok()),
         })?;
         Ok(Self { process, qmp })
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aquifer_guest::migrate::Report;
+use aquifer_vm::migrate::Report;
 use aquifer_page::Bytes;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;

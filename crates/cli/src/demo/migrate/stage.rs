@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use aquifer_guest::process::{Files, client};
-use aquifer_guest::{Accelerator, Initrd};
+use aquifer_vm::process::{Files, client};
+use aquifer_vm::{Accelerator, Initrd};
 use aquifer_page::Bytes;
 
 use super::host::Host;

@@ -77,8 +77,8 @@ pub(super) struct Client {
 
 impl Client {
     /// Connects as soon as memcached listens.
-    pub(super) fn connect(socket: &Path, patience: Duration) -> Result<Self> {
-        let deadline = Instant::now() + patience;
+    pub(super) fn connect(socket: &Path, timeout: Duration) -> Result<Self> {
+        let deadline = Instant::now() + timeout;
         loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => return Ok(Self { reader: BufReader::new(stream), chance: 1 }),

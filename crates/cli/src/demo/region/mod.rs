@@ -21,7 +21,7 @@ use aquifer_region::RegionError;
 use aquifer_region::process::{Bucket, Files, RegionSpec, Status, client};
 use serde::Serialize;
 
-use crate::commands::region::with_shim;
+use crate::commands::region::with_preload;
 use crate::demo::begun::{Begun, Outcome};
 use crate::demo::process::{self, Process};
 use crate::demo::remove;
@@ -258,7 +258,7 @@ impl Stage {
         command.arg(self.socket()).stdout(Stdio::null()).stderr(Stdio::null());
         if let Some(region) = region {
             command.arg("-e").arg(region.region());
-            with_shim(&mut command)?;
+            with_preload(&mut command)?;
         }
         Process::start(&mut command, "memcached")
             .map_err(|failure| failure.help("apt-get install memcached"))

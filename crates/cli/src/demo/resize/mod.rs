@@ -10,9 +10,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aquifer_guest::memory::{Order, Resized, UNLIMITED};
-use aquifer_guest::process::{Files, client};
-use aquifer_guest::{Backing, VmSpec};
+use aquifer_vm::memory::{Order, Resized, UNLIMITED};
+use aquifer_vm::process::{Files, client};
+use aquifer_vm::{Backing, VmSpec};
 use aquifer_page::{Bytes, RegionName};
 use aquifer_region::process::RegionSpec;
 

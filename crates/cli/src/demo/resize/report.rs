@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use aquifer_guest::memory::Resized;
+use aquifer_vm::memory::Resized;
 use aquifer_page::Bytes;
 use kuva::plot::BarPlot;
 use kuva::render::figure::Figure;

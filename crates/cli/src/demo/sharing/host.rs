@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use aquifer_api::client::Client;
 use aquifer_api::status::Status;
-use aquifer_device::process::client;
+use aquifer_blockdev::process::client;
 use aquifer_page::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -21,7 +21,7 @@ use crate::demo::stores;
 use crate::failure::{Failure, OrFail, Result};
 
 /// How long an agent may take to start, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A host; its drop ends its agent and the processes in its cgroup.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ spill = "{dir}/spill""#,
     }
 
     pub(super) fn wait_until_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.or_fail(|| "calling an agent")?;
         loop {
@@ -154,7 +154,7 @@ spill = "{dir}/spill""#,
     /// Sends SIGINT and waits until the agent has given back borrowed memory and ended.
     pub(super) fn end(self) -> Result<()> {
         let _ = kill_process(self.pid, Signal::INT);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.is_alive().is_ok() {
             if Instant::now() > deadline {
                 return Err(self.failure(&format!("it does not end\n{}", self.last_words())));
@@ -172,7 +172,7 @@ impl Drop for Host {
         let agent = self.agent.get_mut().unwrap_or_else(PoisonError::into_inner);
         if matches!(agent.try_wait(), Ok(None)) {
             let _ = kill_process(self.pid, Signal::INT);
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             while matches!(agent.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(10));
             }

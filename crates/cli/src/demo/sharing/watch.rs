@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use aquifer_api::client::Client;
 use aquifer_api::path;
 use aquifer_api::status::{Role, RoleChange, Status};
-use aquifer_device::process::client;
+use aquifer_blockdev::process::client;
 use aquifer_page::Bytes;
 use tokio::runtime::Runtime;
 
@@ -260,7 +260,7 @@ fn look(eye: &Eyes, began: Instant) -> Sample {
 /// Returns whether a volume of these hosts is swapped to; ignores other swap devices of this
 /// machine.
 fn swap_is_on(eyes: &[Eyes]) -> bool {
-    let swaps = aquifer_device::swap::swaps().unwrap_or_default();
+    let swaps = aquifer_blockdev::swap::swaps().unwrap_or_default();
     if swaps.is_empty() {
         return false;
     }

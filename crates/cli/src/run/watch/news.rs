@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use aquifer_page::{HostName, LeaseId};
-use aquifer_pool::{Event, Happening, LeaseState, LeaseStatus, VolumeStatus};
+use aquifer_volume::{Event, Happening, LeaseState, LeaseStatus, VolumeStatus};
 use serde::Serialize;
 
 /// A message for the user.
@@ -190,7 +190,7 @@ mod tests {
             capacity: Bytes::ZERO,
             placed_extents: 0,
             written: Bytes::ZERO,
-            traffic: aquifer_pool::Traffic::default(),
+            traffic: aquifer_volume::Traffic::default(),
             leases: vec![lease],
             spill: None,
             errors: 0,

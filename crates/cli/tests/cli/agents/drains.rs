@@ -12,7 +12,7 @@ use super::framework::{
 /// Starts a borrower `a` with pages at `b`, its only lender so far, and `others` that begin to
 /// lend.
 fn swapping(others: &[&'static str]) -> (Cluster, Load) {
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s");
     let aside = |name: &&'static str| Spec::new(name).set("lend", "enabled", false);
     let hosts = [a, Spec::new("b")].into_iter().chain(others.iter().map(aside));
     let cluster = Cluster::that_swaps(hosts);

@@ -21,7 +21,7 @@ fn a_lender_that_goes_and_comes_back_is_two_events() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     a.borrow(Bytes::mib(128));
@@ -44,7 +44,7 @@ fn a_lease_that_its_lender_has_lost_is_told_to_the_borrower() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "1s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "1s");
     // The borrower renews its leases at an eighth of its own grace.
     let cluster = Cluster::that_swaps([a.set("lend", "grace", "40s"), Spec::new("b")]);
     let (a, b) = (&cluster["a"], &cluster["b"]);

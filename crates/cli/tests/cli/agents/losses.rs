@@ -13,7 +13,7 @@ fn a_lender_that_is_killed_for_good_is_named_and_what_hangs_on_it_fails_soon() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "2s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "2s");
     let cluster = Cluster::that_swaps([
         a,
         Spec::new("b").memory(Bytes::mib(96)),

@@ -40,7 +40,7 @@ fn a_wrong_configuration_is_refused_by_the_name_of_what_is_wrong() {
         ("borrow", "request", Value::from("1M"), "at least one extent, 64MiB"),
         ("borrow", "max", Value::from("64M"), "max = 64MiB is less than a single request = 128MiB"),
         ("borrow", "backend", Value::from("floppy"), "floppy"),
-        ("borrow", "patience", Value::from("1ms"), "at least 100ms"),
+        ("borrow", "io_timeout", Value::from("1ms"), "at least 100ms"),
         ("lend", "reserved", Value::from("-4G"), "-4G"),
         ("borow", "max", Value::from("64M"), "unknown field `borow`"),
     ] {

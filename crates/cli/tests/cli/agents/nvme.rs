@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use aquifer_api::message::Access;
 use aquifer_api::path;
-use aquifer_device::process::client;
+use aquifer_blockdev::process::client;
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::initiator::{Connection, NvmeError, Target};
 use aquifer_fabric::nvme::proto::Nqn;
 use aquifer_page::{Bytes, LeaseId};
-use aquifer_pool::Protocol;
+use aquifer_volume::Protocol;
 use rustix::process::Signal;
 
 use super::framework::{
@@ -21,7 +21,7 @@ use super::framework::{
 
 /// Starts a borrower `a` that swaps to a lender `b`, with `c` beside, and the load that swaps.
 fn swapping(b: Spec, c: Spec) -> (Cluster, Load) {
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s").over_nvme();
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s").over_nvme();
     let cluster = Cluster::that_swaps([a, b, c]);
     let borrowed = cluster["a"].borrow(Bytes::mib(128));
     assert_eq!(borrowed.leases.len(), 1);

@@ -8,7 +8,7 @@ use super::framework::{Cluster, Host, Load, Spec, lacks_rights, lives, wait_unti
 
 /// Starts a borrower `a` that swaps to a lender `b`, and the load that swaps.
 fn swapping() -> (Cluster, Load) {
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "20s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "20s");
     let cluster = Cluster::that_swaps([a, Spec::new("b")]);
     cluster["a"].borrow(Bytes::mib(128));
     let mut load = cluster["a"].load(Bytes::mib(48));

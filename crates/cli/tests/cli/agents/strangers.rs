@@ -203,7 +203,7 @@ fn a_host_of_the_cluster_can_neither_open_nor_list_nor_end_the_lease_of_another(
 
     other.post(b, path::MEM_BOR_FIN, &MemBorFin { lease }).unwrap();
     other.post(b, path::MEM_LEN_FIN, &MemLenFin { lease }).unwrap();
-    other.post(b, path::RENEW, &Renew { leases: vec![lease], patience_ms: None }).unwrap();
+    other.post(b, path::RENEW, &Renew { leases: vec![lease], io_timeout_ms: None }).unwrap();
     let decisions = b.status().decisions;
     let ignored = decisions.iter().any(|decision| decision.what.contains("ignores c"));
     assert!(ignored, "{decisions:?}");

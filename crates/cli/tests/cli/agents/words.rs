@@ -13,7 +13,7 @@ fn a_return_says_at_once_which_lender_it_waits_for() {
     if lacks_rights() {
         return;
     }
-    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "patience", "2s");
+    let a = Spec::new("a").memory(Bytes::mib(32)).set("borrow", "io_timeout", "2s");
     let cluster = Cluster::that_swaps([a, Spec::new("b").memory(Bytes::mib(96))]);
     let (a, b) = (&cluster["a"], &cluster["b"]);
     a.borrow(Bytes::mib(64));

@@ -50,7 +50,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 /// Returns whether this test cannot run here: it needs root and a way to make a block device.
 pub fn lacks_devices() -> bool {
     let lacks = !rustix::process::geteuid().is_root()
-        || aquifer_device::backend::choose(aquifer_device::BackendKind::Auto).is_err();
+        || aquifer_blockdev::backend::choose(aquifer_blockdev::BackendKind::Auto).is_err();
     if lacks {
         eprintln!("skipped: needs root and ublk, nbd, or FUSE and loop devices");
     }

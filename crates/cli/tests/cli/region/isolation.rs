@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, VolumeId};
-use aquifer_pool::{LeaseTarget, Protocol, Seal, Sealing, Volume, VolumeConfig};
+use aquifer_volume::{LeaseTarget, Protocol, Seal, Sealing, Volume, VolumeConfig};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -206,7 +206,7 @@ fn volume(lender: &Export, name: &str, seal: &Seal) -> Volume {
         id: VolumeId::random(),
         capacity: Bytes(EXTENT_SIZE),
         workers: 1,
-        patience: Duration::from_secs(60),
+        io_timeout: Duration::from_secs(60),
         tls: None,
         spill: None,
         ledger: None,

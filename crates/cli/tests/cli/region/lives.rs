@@ -173,7 +173,7 @@ fn an_engine_out_of_descriptors_takes_in_who_waited() {
     prlimit(engine, Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     // A waiting accept(2) has its descriptor already; the next call finds none.
     drop(
-        aquifer_mapping::Connection::to(&setting.dir.path().join("regions/.full/programs"))
+        aquifer_region_client::Connection::to(&setting.dir.path().join("regions/.full/programs"))
             .unwrap(),
     );
     setting.aquifer(&["region", "show", "full"]);

@@ -92,7 +92,7 @@ fn what_a_program_allocates_can_be_in_a_region() {
 fn a_program_in_c_uses_a_region_by_the_library() {
     let Some(setting) = Setting::new() else { return };
     let region = setting.create("c", &[]);
-    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libaquifer");
     let program = setting.dir.path().join("pages");
     compile(&capi.join("examples/pages.c"), &program);
 

@@ -34,13 +34,13 @@ pub struct Config {
     /// The number of periods for which a guest may owe memory without giving a step of it. After
     /// that, the group's other VMs cover the debt. Default: 5, longer than a balloon takes for a
     /// step on a busy host; the paper gives no value.
-    pub patience: u32,
+    pub io_timeout: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let step = Bytes::mib(10);
-        Self { policy: Policy::Demand, step, keep: step, swap: Bytes::ZERO, patience: 5 }
+        Self { policy: Policy::Demand, step, keep: step, swap: Bytes::ZERO, io_timeout: 5 }
     }
 }
 

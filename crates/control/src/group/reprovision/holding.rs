@@ -61,7 +61,7 @@ impl<'a> Holding<'a> {
         let steps = (vm.target.saturating_sub(vm.base).0 / step.0).min(room);
         // The debt counts only down to the base, because the group owns nothing below it.
         let owes = vm.size.saturating_sub(vm.target.max(vm.base));
-        let stuck = owes > Bytes::ZERO && idle >= config.patience;
+        let stuck = owes > Bytes::ZERO && idle >= config.io_timeout;
         Self { vm, steps, room, owes, idle, stuck, hungry: vm.swapped > config.swap }
     }
 

@@ -30,7 +30,7 @@
 //! # Guests that ignore their target
 //! A VM counts with the larger of its target and its size. So no bytes are given twice: neither
 //! those that a guest has not taken, nor those that it has not given back. The latter stay a
-//! deficit, and the plan asks for them again. After [`Config::patience`] periods without a step of
+//! deficit, and the plan asks for them again. After [`Config::io_timeout`] periods without a step of
 //! progress, the group's other VMs cover them. A group's deficit must not become a deficit of other
 //! groups (section 4.2.2: isolation).
 //!

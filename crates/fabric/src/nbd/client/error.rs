@@ -153,7 +153,7 @@ impl From<Interrupted> for Failure {
     fn from(interrupted: Interrupted) -> Self {
         match interrupted {
             Interrupted::Lost(error) => Self::Lost(error),
-            Interrupted::Silent(patience) => Self::Silent(patience),
+            Interrupted::Silent(io_timeout) => Self::Silent(io_timeout),
         }
     }
 }

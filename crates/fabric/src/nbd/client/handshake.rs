@@ -23,13 +23,13 @@ const MAX_REPLY: u32 = 64 << 10;
 pub(super) fn connect(
     target: &Target,
     visitor: Option<&Visitor>,
-    patience: Duration,
+    io_timeout: Duration,
 ) -> Result<(Box<dyn Channel>, Agreement), Failure> {
-    let deadline = Deadline::after(patience);
+    let deadline = Deadline::after(io_timeout);
     if target.export.len() > MAX_STRING {
         return Err(Failure::Refused(format!("an export's name is at most {MAX_STRING} bytes")));
     }
-    let mut socket = Socket::connect(&target.address, patience).map_err(Failure::Connect)?;
+    let mut socket = Socket::connect(&target.address, io_timeout).map_err(Failure::Connect)?;
     // Abortive until `Drop` closes the connection in order: once the client gives up or is killed,
     // nothing that it sent may still arrive.
     socket.set_abortive(true).map_err(Failure::Connect)?;
@@ -49,9 +49,9 @@ pub(super) fn connect(
 pub(super) fn over(
     channel: &mut dyn Channel,
     export: &str,
-    patience: Duration,
+    io_timeout: Duration,
 ) -> Result<Agreement, Failure> {
-    let mut wire = Wire { channel, deadline: Deadline::after(patience) };
+    let mut wire = Wire { channel, deadline: Deadline::after(io_timeout) };
     greet(&mut wire)?;
     agree(&mut wire, export, None)
 }

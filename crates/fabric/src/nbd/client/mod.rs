@@ -77,7 +77,7 @@ pub struct Connection {
     input: Input,
     target: Arc<Target>,
     agreement: Agreement,
-    patience: Duration,
+    io_timeout: Duration,
     next_cookie: u64,
     broken: bool,
 }
@@ -92,13 +92,13 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects and completes the handshake within `patience`, which then also limits each
+    /// Connects and completes the handshake within `io_timeout`, which then also limits each
     /// operation.
     ///
     /// # Errors
     /// The server is unreachable, fails to authenticate, or does not serve the export to this host.
-    pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NbdError> {
-        Self::connect_as(target, None, patience)
+    pub fn connect(target: Arc<Target>, io_timeout: Duration) -> Result<Self, NbdError> {
+        Self::connect_as(target, None, io_timeout)
     }
 
     /// Connects as [`connect`](Self::connect) does, and claims the export for `visitor`.
@@ -111,10 +111,10 @@ impl Connection {
     pub fn connect_as(
         target: Arc<Target>,
         visitor: Option<&Visitor>,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Result<Self, NbdError> {
-        match handshake::connect(&target, visitor, patience) {
-            Ok((channel, agreement)) => Ok(Self::new(channel, target, agreement, patience)),
+        match handshake::connect(&target, visitor, io_timeout) {
+            Ok((channel, agreement)) => Ok(Self::new(channel, target, agreement, io_timeout)),
             Err(failure) => Err(NbdError::new(&target, failure)),
         }
     }
@@ -127,10 +127,10 @@ impl Connection {
     pub fn over(
         mut channel: Box<dyn Channel>,
         target: Arc<Target>,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Result<Self, NbdError> {
-        match handshake::over(&mut *channel, &target.export, patience) {
-            Ok(agreement) => Ok(Self::new(channel, target, agreement, patience)),
+        match handshake::over(&mut *channel, &target.export, io_timeout) {
+            Ok(agreement) => Ok(Self::new(channel, target, agreement, io_timeout)),
             Err(failure) => Err(NbdError::new(&target, failure)),
         }
     }
@@ -139,10 +139,10 @@ impl Connection {
         channel: Box<dyn Channel>,
         target: Arc<Target>,
         agreement: Agreement,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Self {
         let input = Input::new();
-        Self { channel, input, target, agreement, patience, next_cookie: 0, broken: false }
+        Self { channel, input, target, agreement, io_timeout, next_cookie: 0, broken: false }
     }
 
     /// Returns the export that this connection reaches.
@@ -197,8 +197,8 @@ impl Connection {
     }
 
     /// Sets the timeout of an operation, which covers all its requests and replies together.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_io_timeout(&mut self, io_timeout: Duration) {
+        self.io_timeout = io_timeout;
     }
 
     fn can(&self, flag: u16) -> bool {
@@ -211,7 +211,7 @@ impl Connection {
     /// [`NbdError`]; the content of `into` is then unspecified.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
         let (longest, deadline) =
-            (self.agreement.max_payload as usize, Deadline::after(self.patience));
+            (self.agreement.max_payload as usize, Deadline::after(self.io_timeout));
         let mut at = offset;
         for into in into.chunks_mut(longest) {
             let length = into.len() as u64;
@@ -227,7 +227,7 @@ impl Connection {
     /// [`NbdError`]; the server may then have written any part of the range.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), NbdError> {
         let (longest, deadline) =
-            (self.agreement.max_payload as usize, Deadline::after(self.patience));
+            (self.agreement.max_payload as usize, Deadline::after(self.io_timeout));
         let mut at = offset;
         for from in from.chunks(longest) {
             self.run_by(deadline, &mut [Operation::Write { offset: at, from }])?;

@@ -39,7 +39,7 @@ impl Connection {
     /// operation longer than the server takes is an error. [`read`](Self::read) and
     /// [`write`](Self::write) split theirs.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NbdError> {
-        self.run_by(Deadline::after(self.patience), operations)
+        self.run_by(Deadline::after(self.io_timeout), operations)
     }
 
     pub(super) fn run_by(

@@ -32,11 +32,11 @@ pub(super) fn start(
 /// Keeps the controller alive until it ends, and returns the reason.
 fn keep(link: &mut Link, interval: Option<Duration>) -> Failure {
     // Without Keep Alives the thread only waits for the end, so any long timeout will do.
-    let patience = interval.unwrap_or(Duration::from_secs(u32::MAX.into()));
+    let io_timeout = interval.unwrap_or(Duration::from_secs(u32::MAX.into()));
     loop {
-        match link.next(Deadline::after(patience)) {
+        match link.next(Deadline::after(io_timeout)) {
             Err(Failure::Silent(_)) if !link.has_input() => {
-                let deadline = Deadline::after(patience);
+                let deadline = Deadline::after(io_timeout);
                 if let Err(failure) = Executor::new(link, deadline).keep_alive() {
                     return failure;
                 }

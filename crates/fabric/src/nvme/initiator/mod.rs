@@ -66,7 +66,7 @@ pub struct Connection {
     target: Arc<Target>,
     controller: Arc<Controller>,
     number: u16,
-    patience: Duration,
+    io_timeout: Duration,
     next_id: u16,
     broken: bool,
 }
@@ -86,8 +86,8 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Session::connect`].
-    pub fn connect(target: Arc<Target>, patience: Duration) -> Result<Self, NvmeError> {
-        Session::new(target).connect(patience)
+    pub fn connect(target: Arc<Target>, io_timeout: Duration) -> Result<Self, NvmeError> {
+        Session::new(target).connect(io_timeout)
     }
 
     fn new(
@@ -95,10 +95,10 @@ impl Connection {
         controller: Arc<Controller>,
         link: Link,
         number: u16,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Self {
         let heads = (0..WINDOW).map(|_| Head::EMPTY).collect();
-        Self { link, heads, target, controller, number, patience, next_id: 0, broken: false }
+        Self { link, heads, target, controller, number, io_timeout, next_id: 0, broken: false }
     }
 
     /// Returns the connection's target, with the namespace.
@@ -160,8 +160,8 @@ impl Connection {
     }
 
     /// Sets the timeout of an operation, for all its commands and their answers together.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_io_timeout(&mut self, io_timeout: Duration) {
+        self.io_timeout = io_timeout;
     }
 
     /// Reads all of `into`, with as many commands in flight as the queue allows.
@@ -229,7 +229,7 @@ impl Connection {
         &mut self,
         pieces: &mut dyn Iterator<Item = Operation<'a>>,
     ) -> Result<(), NvmeError> {
-        let deadline = Deadline::after(self.patience);
+        let deadline = Deadline::after(self.io_timeout);
         while let Some(first) = pieces.next() {
             let Some(second) = pieces.next() else { return self.run_by(deadline, &mut [first]) };
             let mut more = [first, second].into_iter().chain(&mut *pieces);

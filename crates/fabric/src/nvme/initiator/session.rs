@@ -46,14 +46,14 @@ impl Session {
         &self.target
     }
 
-    /// Connects another I/O queue within `patience`, which is also the timeout of each later
+    /// Connects another I/O queue within `io_timeout`, which is also the timeout of each later
     /// operation.
     ///
     /// # Errors
     /// If the target cannot be reached, does not let this host use the namespace, or cannot serve
     /// it in blocks that fit a page.
-    pub fn connect(&self, patience: Duration) -> Result<Connection, NvmeError> {
-        self.connect_as(None, patience)
+    pub fn connect(&self, io_timeout: Duration) -> Result<Connection, NvmeError> {
+        self.connect_as(None, io_timeout)
     }
 
     /// As [`connect`](Self::connect), for a visitor that claims the namespace. The queue belongs to
@@ -65,17 +65,17 @@ impl Session {
     pub fn connect_as(
         &self,
         visitor: Option<&Visitor>,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Result<Connection, NvmeError> {
-        self.try_connect(visitor, patience).map_err(|failure| NvmeError::new(&self.target, failure))
+        self.try_connect(visitor, io_timeout).map_err(|failure| NvmeError::new(&self.target, failure))
     }
 
     fn try_connect(
         &self,
         visitor: Option<&Visitor>,
-        patience: Duration,
+        io_timeout: Duration,
     ) -> Result<Connection, Failure> {
-        let deadline = Deadline::after(patience);
+        let deadline = Deadline::after(io_timeout);
         let controller = self.controller(visitor, deadline)?;
         let joined = controller.join(&self.target, deadline);
         let (link, number) = joined.inspect_err(|failure| {
@@ -83,7 +83,7 @@ impl Session {
                 controller.end();
             }
         })?;
-        Ok(Connection::new(Arc::clone(&self.target), controller, link, number, patience))
+        Ok(Connection::new(Arc::clone(&self.target), controller, link, number, io_timeout))
     }
 
     /// Returns the live controller or a new one. One caller makes the new one while the others

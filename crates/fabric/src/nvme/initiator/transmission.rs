@@ -42,7 +42,7 @@ impl Connection {
     /// [`write`](Self::write) and [`write_zeroes`](Self::write_zeroes) split long operations, this
     /// function does not.
     pub fn run(&mut self, operations: &mut [Operation<'_>]) -> Result<(), NvmeError> {
-        self.run_by(Deadline::after(self.patience), operations)
+        self.run_by(Deadline::after(self.io_timeout), operations)
     }
 
     pub(super) fn run_by(

@@ -22,10 +22,10 @@ impl Slots {
         Self { free: Mutex::new(count), freed: Condvar::new() }
     }
 
-    /// Does the work once a slot is free; `None` if none becomes free within `patience`.
-    pub(super) fn work<T>(&self, patience: Duration, work: impl FnOnce() -> T) -> Option<T> {
+    /// Does the work once a slot is free; `None` if none becomes free within `io_timeout`.
+    pub(super) fn work<T>(&self, io_timeout: Duration, work: impl FnOnce() -> T) -> Option<T> {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.freed.wait_timeout_while(free, patience, |free| *free == 0);
+        let waited = self.freed.wait_timeout_while(free, io_timeout, |free| *free == 0);
         let (mut free, _) = waited.unwrap_or_else(PoisonError::into_inner);
         *free = free.checked_sub(1)?;
         drop(free);

@@ -11,7 +11,7 @@ use aquifer_fabric::nbd::server::Limits;
 use aquifer_fabric::{Address, ConnectionLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
-use super::{Lender, PATIENCE, tcp};
+use super::{Lender, TIMEOUT, tcp};
 use crate::common::eventually;
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -19,7 +19,7 @@ const SECOND: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 
 fn lender() -> Lender {
     let connections = ConnectionLimits { all: 8, per_host: 4, exempts_loopback: false };
-    Lender::with(tcp, None, Limits { connections, handshake: 2 * PATIENCE })
+    Lender::with(tcp, None, Limits { connections, handshake: 2 * TIMEOUT })
 }
 
 impl Lender {
@@ -34,7 +34,7 @@ impl Lender {
         bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
         connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
         let stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -44,7 +44,7 @@ impl Lender {
 
     /// Performs the client's handshake.
     fn greeted(&self, caller: TcpStream) -> Result<Connection, NbdError> {
-        Connection::over(Box::new(Socket::from(caller)), self.target(None), PATIENCE)
+        Connection::over(Box::new(Socket::from(caller)), self.target(None), TIMEOUT)
     }
 
     /// Connects `count` clients and waits until the lender knows their exports.

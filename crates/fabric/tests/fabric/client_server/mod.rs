@@ -19,7 +19,7 @@ use aquifer_store::{Lease, LeaseRecord, Store};
 use crate::certificates::{Cluster, host};
 use crate::operations::{every_operation, pattern};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Exports of one lease, open to its borrower only.
 struct Shelf {
@@ -99,7 +99,7 @@ fn tcp(_: &Path) -> Address {
 #[test]
 fn every_operation_works_in_the_clear() {
     let lender = Lender::start(unix, None);
-    every_operation(&mut Connection::connect(lender.target(None), PATIENCE).unwrap());
+    every_operation(&mut Connection::connect(lender.target(None), TIMEOUT).unwrap());
 }
 
 #[test]
@@ -108,13 +108,13 @@ fn every_operation_works_under_tls_over_tcp() {
     let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
     let borrower = cluster.identity("borrower");
     let target = lender.target(Some((&borrower, host("lender"))));
-    every_operation(&mut Connection::connect(target, PATIENCE).unwrap());
+    every_operation(&mut Connection::connect(target, TIMEOUT).unwrap());
 }
 
 #[test]
 fn zeroes_take_no_room_and_are_holes() {
     let lender = Lender::start(unix, None);
-    let mut connection = Connection::connect(lender.target(None), PATIENCE).unwrap();
+    let mut connection = Connection::connect(lender.target(None), TIMEOUT).unwrap();
     connection.write(0, &vec![0; 1 << 20]).unwrap();
     connection.write(1 << 20, &pattern(PAGE_SIZE, 1)).unwrap();
     let mut runs = Vec::new();
@@ -129,7 +129,7 @@ fn zeroes_take_no_room_and_are_holes() {
 #[test]
 fn a_full_lease_says_so_and_goes_on() {
     let lender = Lender::start(unix, None);
-    let mut connection = Connection::connect(lender.target(None), PATIENCE).unwrap();
+    let mut connection = Connection::connect(lender.target(None), TIMEOUT).unwrap();
     let data = pattern(1 << 20, 2);
     for at in 0..128 {
         connection.write(at << 20, &data).unwrap();
@@ -147,13 +147,13 @@ fn a_lease_is_for_its_borrower_only() {
     let lender = Lender::start(tcp, Some(&cluster.identity("lender")));
     let other = cluster.identity("other");
     let target = lender.target(Some((&other, host("lender"))));
-    let error = Connection::connect(target, PATIENCE).unwrap_err();
+    let error = Connection::connect(target, TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Refused(_)), "{error}");
     assert!(error.to_string().contains("not lent to other"), "{error}");
 
     let borrower = cluster.identity("borrower");
     let elsewhere = lender.target(Some((&borrower, host("other"))));
-    let error = Connection::connect(elsewhere, PATIENCE).unwrap_err();
+    let error = Connection::connect(elsewhere, TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Tls(_)), "{error}");
     assert_eq!(lender.shelf.connections.load(Ordering::Relaxed), 0);
 }
@@ -162,10 +162,10 @@ fn a_lease_is_for_its_borrower_only() {
 fn a_server_that_shuts_down_is_a_lost_connection() {
     let lender = Lender::start(unix, None);
     let target = lender.target(None);
-    let mut connection = Connection::connect(target.clone(), PATIENCE).unwrap();
+    let mut connection = Connection::connect(target.clone(), TIMEOUT).unwrap();
     connection.flush().unwrap();
     lender.server.shutdown();
     assert!(connection.flush().unwrap_err().ends_connection());
-    let error = Connection::connect(target, PATIENCE).unwrap_err();
+    let error = Connection::connect(target, TIMEOUT).unwrap_err();
     assert!(matches!(error.failure, Failure::Connect(_)), "{error}");
 }

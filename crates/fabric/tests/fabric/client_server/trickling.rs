@@ -14,7 +14,7 @@ use aquifer_fabric::nbd::client::{Connection, Failure, NbdError, Target};
 use aquifer_fabric::tls::Identity;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Lender, PATIENCE, unix};
+use super::{Lender, TIMEOUT, unix};
 use crate::certificates::{Cluster, host};
 use crate::operations::pattern;
 
@@ -102,14 +102,14 @@ fn is_given_up(
     let relay = Relay::start(lender.server.address(), slow);
     let tls = identities.map(|(_, borrower)| (borrower.client_config(), host("lender")));
     let target = Target { address: relay.address.clone(), export: "pages".into(), tls };
-    let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
+    let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
     let mut data = pattern(length, 1);
     connection.write(0, &data[..length.min(1 << 20)]).unwrap();
-    connection.set_patience(SHORT);
+    connection.set_io_timeout(SHORT);
     relay.pace.piece.store(piece, Ordering::SeqCst);
     let (result, ended) = mpsc::channel();
     let worker = thread::spawn(move || result.send(operation(&mut connection, &mut data)).unwrap());
-    let error = ended.recv_timeout(PATIENCE).expect("the operation ends").unwrap_err();
+    let error = ended.recv_timeout(TIMEOUT).expect("the operation ends").unwrap_err();
     worker.join().unwrap();
     assert!(matches!(error.failure, Failure::Silent(_)), "{error}");
     let passed = relay.pace.passed.load(Ordering::SeqCst);
@@ -123,14 +123,14 @@ fn with_and_without_tls(check: impl Fn(Option<&(Identity, Identity)>)) {
 }
 
 #[test]
-fn a_reply_that_trickles_is_given_up_when_patience_ends() {
+fn a_reply_that_trickles_is_given_up_when_the_timeout_ends() {
     with_and_without_tls(|identities| {
         is_given_up(identities, (Slow::Replies, 8 << 10, 1), |client, data| client.read(0, data));
     });
 }
 
 #[test]
-fn a_write_that_trickles_away_is_given_up_when_patience_ends() {
+fn a_write_that_trickles_away_is_given_up_when_the_timeout_ends() {
     // Larger than the buffers of all sockets, so that most of it is unsent when they are full.
     with_and_without_tls(|identities| {
         is_given_up(identities, (Slow::Requests, 32 << 20, 16 << 10), |client, data| {

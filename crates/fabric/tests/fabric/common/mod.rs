@@ -21,7 +21,7 @@ pub use store::record;
 use store::shm_dir;
 
 /// The upper limit for every wait of a test.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Creates a store in a temporary directory, which can also hold a socket and other files.
 pub fn temporary_store() -> (TempDir, Store) {
@@ -37,7 +37,7 @@ pub fn at_most(all: usize) -> ConnectionLimits {
 
 /// Waits until `is_so` returns true.
 pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < deadline, "never: {what}");
         thread::sleep(Duration::from_millis(2));
@@ -61,8 +61,8 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
 /// Connects and sends nothing.
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 

@@ -85,7 +85,7 @@ fn a_stranger_gets_nothing() {
             socket,
             Arc::clone(&config),
             &host,
-            crate::common::PATIENCE,
+            crate::common::TIMEOUT,
         );
         // In TLS 1.3 the first receive tells the client that the server refused it.
         let refused = connected.map_or(true, |mut stream| {

@@ -10,7 +10,7 @@ use aquifer_fabric::{Address, ConnectionLimits};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::{read, target};
-use crate::common::{PATIENCE, eventually, pattern};
+use crate::common::{TIMEOUT, eventually, pattern};
 use crate::nvme_target::harness::{STRANGER, Served};
 
 const HOST: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -23,7 +23,7 @@ fn secrets(host: &str, controller: Option<&str>) -> Option<Secrets> {
 }
 
 fn refused(target: Target) -> NvmeError {
-    Connection::connect(Arc::new(target), PATIENCE).unwrap_err()
+    Connection::connect(Arc::new(target), TIMEOUT).unwrap_err()
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn hosts_that_prove_themselves_get_in_and_controllers_must_too() {
                 data_digest: digests,
                 ..target(&served)
             };
-            let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
+            let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
             connection.write(0, &pattern(PAGE_SIZE, 1)).unwrap();
             assert!(read(&mut connection, 0, PAGE_SIZE) == pattern(PAGE_SIZE, 1));
         }
@@ -55,7 +55,7 @@ fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
     let over_tcp = |secret| {
         let target =
             Target { address: address.clone(), secrets: secrets(secret, None), ..target(&served) };
-        Connection::connect(Arc::new(target), PATIENCE)
+        Connection::connect(Arc::new(target), TIMEOUT)
     };
     over_tcp(CONTROLLER).unwrap_err();
     over_tcp(HOST).expect("one failure costs nothing");
@@ -66,7 +66,7 @@ fn a_host_that_fails_again_and_again_must_pause_and_others_need_not() {
     });
     assert!(is_refused, "a host that fails again and again is refused whatever it knows");
     let other = Target { secrets: secrets(HOST, None), ..target(&served) };
-    Connection::connect(Arc::new(other), PATIENCE).unwrap();
+    Connection::connect(Arc::new(other), TIMEOUT).unwrap();
     eventually("the pause is over", || over_tcp(HOST).is_ok());
 }
 

@@ -7,7 +7,7 @@ use aquifer_fabric::nvme::initiator::{Connection, Operation, Target};
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use crate::alone::alone;
-use crate::common::{PATIENCE, pattern};
+use crate::common::{TIMEOUT, pattern};
 use crate::counting::allocations;
 use crate::nvme_target::harness::Served;
 
@@ -43,7 +43,7 @@ fn operations_allocate_nothing() {
         let plain = Target::new(Address::Unix(served.socket()), served.subsystem.clone(), host);
         let with_digests = Target { header_digest: true, data_digest: true, ..plain.clone() };
         for target in [plain, with_digests] {
-            let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
+            let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
             let (mut pages, mut long) = (pattern(64 * PAGE_SIZE, 1), pattern(3 << 20, 2));
             // The first round is not measured: threads allocate when they start.
             use_it(&mut connection, &mut pages, &mut long);

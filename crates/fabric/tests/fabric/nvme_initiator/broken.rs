@@ -17,7 +17,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::middle::Middle;
 use super::target;
-use crate::common::{PATIENCE, pattern};
+use crate::common::{TIMEOUT, pattern};
 use crate::nvme_target::harness::Served;
 
 const PAGE: u32 = PAGE_SIZE as u32;
@@ -44,10 +44,10 @@ fn misbehaving(
     });
     let target =
         Target { header_digest: digests, data_digest: digests, ..through(&middle, served) };
-    let mut connection = Connection::connect(Arc::new(target), PATIENCE).unwrap();
+    let mut connection = Connection::connect(Arc::new(target), TIMEOUT).unwrap();
     let error = use_it(&mut connection).unwrap_err();
     // The target answers no more. A connection that goes on notices that by its timeout.
-    connection.set_patience(Duration::from_millis(50));
+    connection.set_io_timeout(Duration::from_millis(50));
     let after = connection.flush().unwrap_err();
     assert_eq!(
         matches!(after.failure, Failure::Broken),
@@ -255,28 +255,28 @@ fn a_target_that_dies_within_a_command_is_a_lost_connection() {
     for death in deaths {
         let middle = Middle::with(&served, death);
         let target = Arc::new(through(&middle, &served));
-        let mut connection = Connection::connect(target, PATIENCE).unwrap();
+        let mut connection = Connection::connect(target, TIMEOUT).unwrap();
         let started = Instant::now();
         let error = a_read(&mut connection).unwrap_err();
         assert!(matches!(error.failure, Failure::Lost(_)) && error.ends_connection(), "{error}");
-        assert!(started.elapsed() < PATIENCE / 2);
+        assert!(started.elapsed() < TIMEOUT / 2);
     }
     served.assert_serves();
 }
 
 #[test]
-fn a_target_that_falls_silent_is_an_error_when_patience_is_over() {
+fn a_target_that_falls_silent_is_an_error_when_the_timeout_is_over() {
     let served = Served::new(Bytes::mib(4));
     let middle = Middle::with(&served, |mut host, _| {
         let _ = host.read_to_end(&mut Vec::new());
     });
     let target = Arc::new(through(&middle, &served));
-    let mut connection = Connection::connect(target, PATIENCE).unwrap();
-    connection.set_patience(Duration::from_millis(100));
+    let mut connection = Connection::connect(target, TIMEOUT).unwrap();
+    connection.set_io_timeout(Duration::from_millis(100));
     let started = Instant::now();
     let error = a_read(&mut connection).unwrap_err();
     assert!(matches!(error.failure, Failure::Silent(_)) && error.ends_connection(), "{error}");
-    assert!(started.elapsed() < PATIENCE / 2);
+    assert!(started.elapsed() < TIMEOUT / 2);
 }
 
 /// Returns the error of a connection to a target that answers ICReq with `greeting`.
@@ -295,7 +295,7 @@ fn greeted_by(greeting: Vec<u8>) -> NvmeError {
         subsystem,
         crate::nvme_target::host::HOST.parse().unwrap(),
     );
-    let error = Connection::connect(Arc::new(target), PATIENCE).unwrap_err();
+    let error = Connection::connect(Arc::new(target), TIMEOUT).unwrap_err();
     server.join().unwrap();
     error
 }

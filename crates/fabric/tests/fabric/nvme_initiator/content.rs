@@ -7,7 +7,7 @@ use aquifer_fabric::nvme::target::Limits;
 use aquifer_page::{Bytes, PAGE_SIZE};
 
 use super::{connect, read, target};
-use crate::common::{PATIENCE, pattern};
+use crate::common::{TIMEOUT, pattern};
 use crate::nvme_target::harness::Served;
 use crate::operations;
 
@@ -82,7 +82,7 @@ fn every_operation_works_with_digests() {
     for (header_digest, data_digest) in [(true, false), (false, true), (true, true)] {
         let served = Served::new(Bytes::mib(64));
         let target = Target { header_digest, data_digest, ..target(&served) };
-        every_operation(&served, &mut Connection::connect(Arc::new(target), PATIENCE).unwrap());
+        every_operation(&served, &mut Connection::connect(Arc::new(target), TIMEOUT).unwrap());
     }
 }
 

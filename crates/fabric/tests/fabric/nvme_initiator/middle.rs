@@ -15,7 +15,7 @@ use aquifer_fabric::nvme::proto::fabrics::{Connect, kind as fabrics};
 use aquifer_fabric::nvme::proto::pdu::{CapsuleCmd, CommonHeader, kind};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 use crate::nvme_target::harness::Served;
 
 /// Takes over a host's connection at its first I/O command, in place of the target.
@@ -76,7 +76,7 @@ impl Middle {
 impl Shared {
     /// Forwards both directions; the end of one ends the other.
     fn pass(&self, mut host: UnixStream) {
-        host.set_write_timeout(Some(PATIENCE)).unwrap();
+        host.set_write_timeout(Some(TIMEOUT)).unwrap();
         let Ok(mut target) = UnixStream::connect(&self.target) else { return };
         let (mut from_target, mut to_host) =
             (target.try_clone().unwrap(), host.try_clone().unwrap());

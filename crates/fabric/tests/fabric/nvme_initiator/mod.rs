@@ -12,7 +12,7 @@ use std::sync::Arc;
 use aquifer_fabric::Address;
 use aquifer_fabric::nvme::initiator::{Connection, Target};
 
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 use crate::nvme_target::harness::Served;
 use crate::nvme_target::host::HOST;
 
@@ -22,7 +22,7 @@ fn target(served: &Served) -> Target {
 }
 
 fn connect(served: &Served) -> Connection {
-    Connection::connect(Arc::new(target(served)), PATIENCE).unwrap()
+    Connection::connect(Arc::new(target(served)), TIMEOUT).unwrap()
 }
 
 fn read(connection: &mut Connection, offset: u64, length: usize) -> Vec<u8> {

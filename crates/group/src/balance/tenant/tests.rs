@@ -5,7 +5,7 @@
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-use aquifer_guest::{Accelerator, Backing, VmSpec};
+use aquifer_vm::{Accelerator, Backing, VmSpec};
 use aquifer_region::process::ControlCall;
 use serde_json::json;
 
@@ -32,7 +32,7 @@ fn silent(run_dir: &Path) -> (Files, UnixListener, Vec<ControlCall>) {
         initrd: None,
         append: None,
         qemu: "qemu-system-x86_64".into(),
-        shim: "/none".into(),
+        preload: "/none".into(),
         extra: Vec::new(),
     };
     let record = json!({ "origin": { "started": spec }, "pid": 1, "ended": null });

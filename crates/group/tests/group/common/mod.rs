@@ -20,7 +20,7 @@ use aquifer_group::cache::{self, Options, Service};
 use aquifer_page::{Bytes, Group, PAGE_SIZE};
 use aquifer_region::process::GroupFiles;
 
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = PAGE_SIZE as u64;
 
 pub fn is_root() -> bool {
@@ -79,7 +79,7 @@ impl Here {
         let address = Address::Unix(GroupFiles::new(&self.regions(), &self.group).cache_disks());
         Connection::connect(
             Arc::new(Target { address, export: name.to_owned(), tls: None }),
-            PATIENCE,
+            TIMEOUT,
         )
     }
 
@@ -257,7 +257,7 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
                 if has_come && Instant::now() > until && status.hits > 100 && status.misses > 100 {
                     return;
                 }
-                assert!(until.elapsed() < PATIENCE, "what was to come has not come: {status:?}");
+                assert!(until.elapsed() < TIMEOUT, "what was to come has not come: {status:?}");
                 thread::sleep(Duration::from_millis(chance.below(20)));
             }
         });
@@ -284,7 +284,7 @@ pub fn work(here: &Here, seconds: Duration, mut disturb: impl FnMut(&mut Chance)
 
 /// Waits until `is` returns true.
 pub fn until(mut is: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is() {
         assert!(Instant::now() < deadline, "it never was so");
         thread::sleep(Duration::from_millis(5));

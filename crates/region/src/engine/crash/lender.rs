@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aquifer_page::PAGE_SIZE;
-use aquifer_pool::holder::{Holder, HolderError};
+use aquifer_volume::holder::{Holder, HolderError};
 
 use crate::{effect, lock};
 

@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 
 use super::super::Engine;
 use super::super::incoming::Incoming;

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use aquifer_mapping::{
+use aquifer_region_client::{
     Attach, Connection, Listener, Order, Reply, Run, Shared, Userfault, VERSION,
 };
 use aquifer_page::PAGE_SIZE;

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use aquifer_mapping::Run;
+use aquifer_region_client::Run;
 
 use super::super::{Engine, Proposal, Scheme};
 use super::program::CELLS;

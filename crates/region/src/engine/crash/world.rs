@@ -12,9 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use aquifer_fabric::Address;
-use aquifer_mapping::{Fault, Listener};
+use aquifer_region_client::{Fault, Listener};
 use aquifer_page::{Bytes, EXTENT_SIZE, LeaseId, PAGE_SIZE, VolumeId};
-use aquifer_pool::{LeaseTarget, Protocol, Volume, VolumeConfig};
+use aquifer_volume::{LeaseTarget, Protocol, Volume, VolumeConfig};
 use rustix::fs::SeekFrom;
 use tempfile::TempDir;
 
@@ -162,7 +162,7 @@ impl Host {
             id: VolumeId(7),
             capacity: Bytes(shape.pages * PAGE_SIZE as u64),
             workers: 0,
-            patience: VolumeConfig::DEFAULT_PATIENCE,
+            io_timeout: VolumeConfig::DEFAULT_IO_TIMEOUT,
             tls: None,
             spill: None,
             ledger: None,

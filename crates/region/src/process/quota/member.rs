@@ -16,7 +16,7 @@ use crate::process::{Files, RegionSpec, client};
 const PACE: Duration = Duration::from_millis(100);
 
 /// How long other regions may take to make room for a new one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A region and the quota of its cache.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Member {
     pub(in crate::process) fn join(&self, spec: &RegionSpec) -> Result<(), RegionError> {
         let join = || self.book.with(|limits| limits.join(&spec.name, &spec.group, spec.cache));
         let Some(mut quota) = join()? else { return Ok(()) };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while quota < LEAST {
             let more =
                 self.book.with(|limits| limits.more(&spec.name, LEAST, Duration::ZERO, now()))?;

@@ -3,7 +3,7 @@
 // Each test program uses only a part of this module.
 #![allow(dead_code, clippy::unwrap_used)]
 
-#[path = "../../../../pool/tests/pool/common/mod.rs"]
+#[path = "../../../../volume/tests/volume/common/mod.rs"]
 pub mod pool;
 
 use std::fs::OpenOptions;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use aquifer_mapping::{Listener, Region, Reply, Request};
+use aquifer_region_client::{Listener, Region, Reply, Request};
 use aquifer_page::{Bytes, PAGE_SIZE};
-use aquifer_pool::{Claim, VolumeConfig};
+use aquifer_volume::{Claim, VolumeConfig};
 use aquifer_region::{Engine, EngineConfig, LinkSpec, PolicyKind, PrefetchKind, Scheme};
 use aquifer_store::tmpfs::stores;
 use pool::OurLender;
@@ -127,7 +127,7 @@ impl Setting {
     }
 }
 
-fn converse(engine: &Engine, connection: aquifer_mapping::Connection) {
+fn converse(engine: &Engine, connection: aquifer_region_client::Connection) {
     while let Ok(Some((request, descriptors))) = connection.receive() {
         match request {
             Request::Attach(attach) => {

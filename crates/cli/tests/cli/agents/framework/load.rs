@@ -14,7 +14,7 @@ use aquifer_cli::demo::load::{Event, Verdict};
 use aquifer_page::Bytes;
 
 /// How long a load may take to fill or to verify its memory while it swaps.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Returns a copy of `aquifer` for loads, so that loads and lenders' agents share no page cache.
 ///
@@ -119,7 +119,7 @@ impl Load {
     /// Waits until the load is killed.
     #[track_caller]
     pub fn killed(mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status;
@@ -131,18 +131,18 @@ impl Load {
 
     #[track_caller]
     fn wait<T>(&mut self, what: &str, wanted: impl Fn(Event) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = self.event(Duration::from_millis(100)).and_then(&wanted) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "the load has not {what} after {PATIENCE:?}");
+            assert!(Instant::now() < deadline, "the load has not {what} after {TIMEOUT:?}");
         }
     }
 
     #[track_caller]
-    fn event(&mut self, patience: Duration) -> Option<Event> {
-        match self.events.recv_timeout(patience) {
+    fn event(&mut self, io_timeout: Duration) -> Option<Event> {
+        match self.events.recv_timeout(io_timeout) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => {

@@ -34,7 +34,7 @@ const LIVES: &str = include_str!("lives.c");
 /// Compiles a program in C that uses the library.
 #[track_caller]
 pub fn compile(source: &Path, program: &Path) {
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/include");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libaquifer/include");
     let built = Path::new(env!("CARGO_BIN_EXE_aquifer")).parent().unwrap();
     let compiled = Command::new("cc")
         .args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-pthread", "-o"])

@@ -29,7 +29,7 @@ use events::Events;
 
 /// Factor on the host's keep alive timeout. Hosts check every half timeout, and skip the Keep Alive
 /// if a command has completed since. The next Keep Alive may then come shortly after the timeout.
-const PATIENCE: u32 = 2;
+const TIMEOUT: u32 = 2;
 
 /// An admin queue.
 pub(super) struct AdminQueue<'a> {
@@ -91,21 +91,21 @@ impl<'a> AdminQueue<'a> {
     }
 
     /// Returns how long the host may be silent; `None` is forever.
-    fn patience(&self) -> Option<Duration> {
+    fn io_timeout(&self) -> Option<Duration> {
         let discovery =
             || self.controller.is_discovery().then_some(self.service.core.limits.discovery);
-        self.keep_alive.map(|keep_alive| keep_alive * PATIENCE).or_else(discovery)
+        self.keep_alive.map(|keep_alive| keep_alive * TIMEOUT).or_else(discovery)
     }
 
     /// Waits for the host or a notice. Returns false if the host has closed the connection.
     fn wait(&mut self) -> Result<bool, Broken> {
-        let timeout = match self.patience() {
+        let timeout = match self.io_timeout() {
             None => None,
-            Some(patience) => {
+            Some(io_timeout) => {
                 if self.controller.take_traffic() {
                     self.alive = Instant::now();
                 }
-                let left = patience.saturating_sub(self.alive.elapsed());
+                let left = io_timeout.saturating_sub(self.alive.elapsed());
                 if left.is_zero() {
                     return Err(Broken::Silent);
                 }

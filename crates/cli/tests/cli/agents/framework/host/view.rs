@@ -6,7 +6,7 @@ use std::path::Path;
 use aquifer_api::client::{CallError, Client};
 use aquifer_api::path;
 use aquifer_api::status::{Held, Lent, Role, Status, Volume};
-use aquifer_device::swap::swaps;
+use aquifer_blockdev::swap::swaps;
 
 use super::{Host, lives};
 use crate::agents::framework::wait_until;

@@ -1,0 +1,43 @@
+//! The adapter between a pool's volume and the backends.
+
+use std::io;
+use std::sync::Arc;
+
+use aquifer_page::Bytes;
+use aquifer_volume::{PoolError, Volume};
+
+use crate::Disk;
+
+/// A pool's volume as a disk for the backends.
+pub(super) struct PoolDisk(pub(super) Arc<Volume>);
+
+impl Disk for PoolDisk {
+    fn capacity(&self) -> Bytes {
+        self.0.capacity()
+    }
+
+    fn read(&self, worker: usize, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read(worker, offset, data).map_err(errno)
+    }
+
+    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write(worker, offset, data).map_err(errno)
+    }
+
+    fn discard(&self, worker: usize, offset: u64, len: u64) -> io::Result<()> {
+        self.0.discard(worker, offset, len).map_err(errno)
+    }
+
+    fn flush(&self, worker: usize) -> io::Result<()> {
+        self.0.flush(worker).map_err(errno)
+    }
+}
+
+/// Maps an error to the errno for the kernel. The volume's status has the details.
+fn errno(error: PoolError) -> io::Error {
+    io::Error::from_raw_os_error(match io::Error::from(error).kind() {
+        io::ErrorKind::StorageFull => libc::ENOSPC,
+        io::ErrorKind::InvalidInput => libc::EINVAL,
+        _ => libc::EIO,
+    })
+}

@@ -1,0 +1,201 @@
+//! A volume while its process serves it as a block device.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+use aquifer_fabric::tls::Identity;
+use aquifer_page::LeaseId;
+use aquifer_volume::{Event, Happening, LeaseTarget, PoolError, Upkeep, Volume, VolumeConfig};
+
+use super::disk::PoolDisk;
+use super::message::Status;
+use super::spec::{Files, Locked, VolumeRecord, VolumeSpec};
+use super::{ProcessError, swap_off};
+use crate::backend::{self, Attached, Options};
+use crate::safety::Report;
+use crate::swap;
+
+/// Interval at which a client gets the progress of an evacuation that another client requested.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(200);
+
+/// Number of threads without connections of their own. While a silent lender blocks other threads,
+/// they serve the pages of other lenders. Each takes half a megabyte of locked memory.
+const SPARE: usize = 12;
+
+/// A volume with its block device.
+#[derive(Debug)]
+pub(super) struct Serving {
+    files: Files,
+    volume: Arc<Volume>,
+    _upkeep: Upkeep,
+    safety: Report,
+    /// Held while the device is being detached, so that only one thread detaches it.
+    attached: Mutex<Box<dyn Attached>>,
+    record: Mutex<(VolumeRecord, Locked)>,
+}
+
+impl Serving {
+    /// Makes the volume and its device. On failure nothing is left.
+    pub(super) fn start(spec: &VolumeSpec, safety: Report) -> Result<Self, ProcessError> {
+        let files = spec.files();
+        files.make_directory()?;
+        let mut lock = Locked::take(&files)?;
+        let made = lock.clear().map_err(note_error(&files)).and_then(|()| make(spec));
+        let (volume, attached) = made.inspect_err(|_| files.remove())?;
+        let record = VolumeRecord {
+            spec: spec.clone(),
+            pid: std::process::id(),
+            device: attached.path().to_owned(),
+            backend: attached.kind(),
+        };
+        lock.write(&record).map_err(note_error(&files)).inspect_err(|_| files.remove())?;
+        let upkeep = Upkeep::start(&volume, log)
+            .map_err(ProcessError::io("cannot start the volume's upkeep"))
+            .inspect_err(|_| files.remove())?;
+        let (attached, record) = (Mutex::new(attached), Mutex::new((record, lock)));
+        Ok(Self { files, volume, _upkeep: upkeep, safety, attached, record })
+    }
+
+    /// Formats the device and turns swap on, if requested.
+    pub(super) fn swap_on(&self) -> Result<(), ProcessError> {
+        let VolumeRecord { spec, device, .. } = self.record();
+        if spec.swap {
+            swap::format(&device, spec.capacity, "aquifer", spec.volume.0)?;
+            swap::on(&device, spec.priority)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Returns the record, with the leases that the volume has at present.
+    pub(super) fn record(&self) -> VolumeRecord {
+        locked(&self.record).0.clone()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let record = self.record();
+        let swap_used = swap::usage(&record.device).ok().flatten().unwrap_or_default();
+        Status {
+            record,
+            swap_used,
+            volume: self.volume.known_status(),
+            safety: self.safety.clone(),
+        }
+    }
+
+    pub(super) fn add_lease(&self, lease: LeaseTarget) -> Result<(), PoolError> {
+        self.volume.add_lease(lease.clone())?;
+        self.note_leases(|leases| leases.push(lease));
+        Ok(())
+    }
+
+    /// Moves all extents off a lease and releases it. While another caller moves them, this
+    /// function follows that move, and takes over if it fails. A lease that the volume does not
+    /// have counts as released.
+    pub(super) fn evacuate(
+        &self,
+        lease: LeaseId,
+        mut progress: impl FnMut(aquifer_volume::Progress),
+    ) -> Result<(), PoolError> {
+        loop {
+            match self.volume.evacuate(lease, &mut progress) {
+                Ok(_) | Err(PoolError::UnknownLease(..)) => break,
+                Err(PoolError::Evacuating(..)) => {
+                    while let Some(now) = self.volume.evacuating(lease) {
+                        progress(now);
+                        thread::sleep(PROGRESS_PERIOD);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.note_leases(|leases| leases.retain(|target| target.lease != lease));
+        Ok(())
+    }
+
+    fn note_leases(&self, change: impl FnOnce(&mut Vec<LeaseTarget>)) {
+        let (record, lock) = &mut *locked(&self.record);
+        change(&mut record.spec.leases);
+        // The record only informs the next agent; the volume has its leases in any case.
+        if let Err(error) = lock.write(record) {
+            tracing::warn!("{}", note_error(&self.files)(error));
+        }
+    }
+
+    /// Turns swap off, detaches the device and removes the process's files. On failure the volume
+    /// stays served; `status` tells whether swap is still on.
+    pub(super) fn detach(&self, progress: impl FnMut(swap::Progress)) -> Result<(), ProcessError> {
+        let mut attached = self.claim()?;
+        let used =
+            swap::usage(attached.path()).map_err(ProcessError::io("cannot read /proc/swaps"))?;
+        if used.is_some() {
+            swap_off::by_helper(swap_off::this_program(), attached.path(), progress)?;
+        }
+        attached.detach()?;
+        self.give_back();
+        self.files.remove();
+        Ok(())
+    }
+
+    /// Discards all stored pages, as nothing refers to them. A lender that does not answer does not
+    /// stop the detach.
+    fn give_back(&self) {
+        if let Err(error) = self.volume.discard(0, 0, self.record().spec.capacity.0) {
+            tracing::warn!("what was stored could not be given back: {error}");
+        }
+    }
+
+    fn claim(&self) -> Result<MutexGuard<'_, Box<dyn Attached>>, ProcessError> {
+        match self.attached.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
+            Err(TryLockError::WouldBlock) => Err(ProcessError::Refused(format!(
+                "volume {} is being detached already",
+                self.files.id
+            ))),
+        }
+    }
+}
+
+/// Writes an event to the process's log.
+fn log(event: &Event) {
+    match event.what {
+        Happening::LenderBack { .. } | Happening::SpillEnded => tracing::info!("{}", event.what),
+        Happening::SpillStarted => tracing::warn!("{}", event.what),
+        Happening::LenderLost { .. } | Happening::PageLost { .. } => {
+            tracing::error!("{}", event.what)
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note_error(files: &Files) -> impl FnOnce(std::io::Error) -> ProcessError {
+    ProcessError::io(format!("cannot write the volume's record {}", files.record().display()))
+}
+
+/// Makes the volume, adds its leases and attaches it.
+fn make(spec: &VolumeSpec) -> Result<(Arc<Volume>, Box<dyn Attached>), ProcessError> {
+    let volume = Arc::new(Volume::new(VolumeConfig {
+        id: spec.volume,
+        capacity: spec.capacity,
+        workers: spec.workers,
+        io_timeout: spec.io_timeout,
+        tls: spec.identity.as_deref().map(Identity::load).transpose()?,
+        spill: spec.spill.clone(),
+        ledger: None,
+    })?);
+    for lease in &spec.leases {
+        volume.add_lease(lease.clone())?;
+    }
+    let disk = Arc::new(PoolDisk(volume.clone()));
+    let options = Options { workers: spec.workers, spare: SPARE, label: spec.label() };
+    let attached = backend::choose(spec.backend)?.attach(disk, &options)?;
+    Ok((volume, attached))
+}

@@ -1,0 +1,78 @@
+//! The output of the command, as text or JSON.
+
+use aquifer_guest_agent::message::Report;
+use aquifer_guest_agent::{Granted, Status};
+use aquifer_page::Bytes;
+use serde::Serialize;
+
+use crate::size::Change;
+
+/// Prints the outcome of a request.
+pub(crate) fn granted(granted: &Granted, change: Change, json: bool) {
+    if json {
+        return print(granted);
+    }
+    let by = Bytes(granted.granted.unsigned_abs());
+    let done = match (granted.granted, change) {
+        (1.., _) => format!("{by} more"),
+        (..0, _) => format!("{by} less"),
+        (0, Change::More(_)) => "nothing more".to_owned(),
+        (0, Change::Less(_)) => "nothing less".to_owned(),
+    };
+    println!("{done}: this guest has {} now", granted.size);
+    if granted.missing > Bytes::ZERO {
+        let why = granted.why.as_deref().unwrap_or("the host does not say why");
+        println!("{} of what was asked for missing: {why}", granted.missing);
+    }
+}
+
+/// Prints the agent's status.
+pub(crate) fn status(status: &Status, json: bool) {
+    if json {
+        return print(status);
+    }
+    let Report { total, available, free, swap_total, swap_used, online, offline, .. } =
+        status.report;
+    let host = match (status.connected, status.period_ms) {
+        (false, _) => "not there".to_owned(),
+        (true, None) => "connected".to_owned(),
+        (true, Some(period)) => format!("connected, gets a report each {period} ms"),
+    };
+    row("host", &host);
+    row("memory", &format!("{total}, {available} available, {free} free"));
+    if online > Bytes::ZERO {
+        row(
+            "blocks",
+            &format!("{online} online, {offline} offline, of {} each", status.report.block),
+        );
+    }
+    row("swap", &format!("{swap_used} of {swap_total} used"));
+    if let (Some(some), Some(full)) = (status.report.pressure_some, status.report.pressure_full) {
+        row(
+            "pressure",
+            &format!("{some:.1} % of the last 10 s some task waited for memory, {full:.1} % all"),
+        );
+    }
+    row("killed", &format!("{} processes since the guest was started", status.report.oom_kills));
+    let mut asks = Vec::new();
+    if status.urgent_below > Bytes::ZERO {
+        asks.push(format!("below {} available", status.urgent_below));
+    }
+    if status.watches_pressure {
+        asks.push("when tasks wait for memory".to_owned());
+    }
+    let asks = if asks.is_empty() { "never".to_owned() } else { asks.join(", and ") };
+    row("asks by itself", &asks);
+    row("requests", &format!("{} without an answer yet", status.pending));
+}
+
+fn row(name: &str, value: &str) {
+    println!("{name:<15} {value}");
+}
+
+fn print(value: &impl Serialize) {
+    match serde_json::to_string(value) {
+        Ok(text) => println!("{text}"),
+        Err(error) => eprintln!("aquifer-guest: {error}"),
+    }
+}

@@ -1,0 +1,172 @@
+//! Tests of the account of guests' memory.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::File;
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use aquifer_region::process::ControlCall;
+
+use super::*;
+
+fn budget() -> (tempfile::TempDir, Budget) {
+    let dir = tempfile::tempdir().unwrap();
+    let budget = Budget::of(dir.path());
+    budget.set(Some(Bytes::mib(1024)), None).unwrap();
+    (dir, budget)
+}
+
+/// Creates a VM as far as the account needs one.
+fn start(
+    dir: &tempfile::TempDir,
+    budget: &Budget,
+    vm: &str,
+    share: &Share,
+) -> Result<RegionName, GuestError> {
+    let vm: RegionName = vm.parse().unwrap();
+    let files = dir.path().join("vms").join(vm.as_str());
+    fs::create_dir_all(&files).unwrap();
+    // A record that cannot be read does not prove that the VM is gone.
+    fs::write(files.join("record.json"), "{}").unwrap();
+    budget.admit(&vm, share).map(|()| vm)
+}
+
+fn local(budget: &Budget) -> (u64, u64, u64) {
+    let Accounts { local, promised, vms, .. } = budget.accounts().unwrap();
+    assert_eq!(local.reserved, local.used + local.free);
+    assert_eq!(local.used, vms.values().map(|share| share.local).sum());
+    assert!(promised <= local.free);
+    (local.used.0 >> 20, local.free.0 >> 20, promised.0 >> 20)
+}
+
+#[test]
+fn no_more_is_given_than_was_set_aside() {
+    let (dir, budget) = budget();
+    let one = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
+    let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
+    assert!(matches!(
+        start(&dir, &budget, "three", &Share::local(Bytes::mib(512))),
+        Err(GuestError::NoRoom { .. })
+    ));
+    budget.grow(&one, Bytes::mib(128), false).unwrap();
+    assert!(matches!(budget.grow(&two, Bytes::mib(256), true), Err(GuestError::NoRoom { .. })));
+    assert_eq!(local(&budget), (896, 128, 0));
+    assert!(
+        budget.set(Some(Bytes::mib(895)), None).unwrap_err().to_string().contains("896MiB already")
+    );
+    budget.settle(&one, Bytes::mib(512)).unwrap();
+    budget.grow(&two, Bytes::mib(256), false).unwrap();
+    assert_eq!(local(&budget), (1024, 0, 0));
+    budget.forget(&two).unwrap();
+    assert_eq!(local(&budget), (512, 512, 0));
+}
+
+#[test]
+fn a_reserve_is_for_its_vm_when_it_is_urgent_and_made_whole_when_that_gives_back() {
+    let (dir, budget) = budget();
+    let one = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
+    let two = start(&dir, &budget, "two", &Share::local(Bytes::mib(256))).unwrap();
+    budget.promise(&one, Bytes::mib(128)).unwrap();
+    budget.grow(&two, Bytes::mib(128), false).unwrap();
+    for (vm, urgent) in [(&two, false), (&two, true), (&one, false)] {
+        assert!(matches!(budget.grow(vm, Bytes::mib(128), urgent), Err(GuestError::NoRoom { .. })));
+    }
+    assert!(matches!(budget.promise(&two, Bytes::mib(1)), Err(GuestError::NoRoom { .. })));
+    budget.grow(&one, Bytes::mib(128), true).unwrap();
+    assert_eq!(local(&budget), (1024, 0, 0));
+    budget.settle(&one, Bytes::mib(576)).unwrap();
+    assert_eq!(local(&budget), (960, 64, 64));
+    budget.settle(&one, Bytes::mib(512)).unwrap();
+    assert_eq!(local(&budget), (896, 128, 128));
+}
+
+#[test]
+fn a_vm_in_the_pool_takes_its_cache_of_the_host_and_the_rest_of_its_leases() {
+    let (dir, budget) = budget();
+    let share = Share::pool(Bytes::mib(512), Bytes::mib(2048), Bytes::mib(256));
+    let vm = start(&dir, &budget, "one", &share).unwrap();
+    budget.grow(&vm, Bytes::mib(1536), false).unwrap();
+    assert!(matches!(budget.grow(&vm, Bytes::mib(1), false), Err(GuestError::NoRoom { .. })));
+    assert_eq!(local(&budget), (256, 768, 0));
+    let pool = budget.accounts().unwrap().pool;
+    assert_eq!(
+        pool,
+        Account { reserved: Bytes::mib(2048), used: Bytes::mib(2048), free: Bytes::ZERO }
+    );
+    assert!(matches!(budget.promise(&vm, Bytes::mib(1)), Err(GuestError::Misuse(_))));
+    budget.cache(&vm, Bytes::mib(1024)).unwrap();
+    assert!(matches!(budget.cache(&vm, Bytes::mib(1025)), Err(GuestError::NoRoom { .. })));
+    assert_eq!(local(&budget), (1024, 0, 0));
+}
+
+#[test]
+fn what_a_vm_had_that_is_gone_is_free_again() {
+    let (dir, budget) = budget();
+    let vm = start(&dir, &budget, "one", &Share::local(Bytes::mib(512))).unwrap();
+    fs::remove_dir_all(dir.path().join("vms").join(vm.as_str())).unwrap();
+    assert_eq!(local(&budget), (0, 1024, 0));
+}
+
+/// Tests with a stopped QEMU: its monitor's backlog is full, so that connect(2) would block for
+/// ever.
+#[test]
+fn a_silent_vm_keeps_what_it_has_and_nobody_waits_for_it() {
+    let (dir, budget) = budget();
+    let silent: RegionName = "silent".parse().unwrap();
+    let files = Files::new(dir.path(), &silent);
+    let directory = dir.path().join("vms/silent");
+    fs::create_dir_all(&directory).unwrap();
+    let spec = crate::VmSpec {
+        name: silent.clone(),
+        memory: Bytes::mib(512),
+        max_memory: Bytes::mib(512),
+        backing: crate::Backing::Local { huge: None },
+        cpus: 1,
+        accelerator: crate::Accelerator::Tcg,
+        cpu: None,
+        machine: "q35".to_owned(),
+        disks: Vec::new(),
+        cached_disks: Vec::new(),
+        kernel: None,
+        initrd: None,
+        append: None,
+        qemu: "qemu-system-x86_64".into(),
+        preload: "/none".into(),
+        extra: Vec::new(),
+    };
+    let record = serde_json::json!({ "origin": { "started": spec }, "pid": 1, "ended": null });
+    fs::write(directory.join("record.json"), record.to_string()).unwrap();
+    let listener = UnixListener::bind(files.control()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let short = Duration::from_millis(50);
+    let mut queued = Vec::new();
+    while let Ok(call) = ControlCall::connect(&files.control(), "fill", short) {
+        queued.push(call);
+    }
+    budget.admit(&silent, &Share::local(Bytes::mib(512))).unwrap();
+
+    // On a thread of its own, so that a blocking call fails this test.
+    let (told, tells) = mpsc::channel();
+    let asking = budget.clone();
+    thread::spawn(move || told.send(asking.accounts()));
+    let accounts = tells.recv_timeout(Duration::from_secs(30)).expect("nobody waits").unwrap();
+    assert_eq!(accounts.vms[&silent], Share::local(Bytes::mib(512)));
+    // Once no process listens, QEMU is gone.
+    drop(listener);
+    drop(queued);
+    assert_eq!(local(&budget), (0, 1024, 0));
+}
+
+#[test]
+fn a_lock_that_is_never_given_back_is_named() {
+    let (dir, budget) = budget();
+    let lock = File::open(dir.path().join("guests.lock")).unwrap();
+    lock.lock().unwrap();
+    let error = budget.accounts().unwrap_err().to_string();
+    assert!(error.contains("guests.lock") && error.contains("fuser"), "{error}");
+    drop(lock);
+    budget.accounts().unwrap();
+}

@@ -1,0 +1,169 @@
+//! A guest's figures about its memory.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_guest_agent::message::Report;
+use aquifer_page::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::device::Device;
+use super::port::Question;
+use super::{ANSWERING, ASKING, Memory, TELLING, balloon, lock};
+use crate::error::GuestError;
+
+/// Timeout of QEMU's greeting and of each answer, for callers that query many VMs.
+pub(super) const LOOKING: Duration = Duration::from_secs(3);
+
+/// The source of a guest's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The agent in the guest.
+    Agent,
+    /// The guest's balloon driver.
+    Balloon,
+}
+
+/// A guest's recent figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Source of the figures.
+    pub source: Source,
+    /// Memory that the guest's kernel manages.
+    pub total: Bytes,
+    /// Memory that its programs can allocate without swapping.
+    pub available: Bytes,
+    /// Used swap; zero if the source is the balloon.
+    pub swap_used: Bytes,
+    /// Bytes read from swap since the guest booted.
+    pub swap_in: u64,
+    /// Bytes written to swap since then.
+    pub swap_out: u64,
+    /// Percent of the last 10 s in which some task waited for memory; `None` if unknown.
+    pub pressure: Option<f64>,
+}
+
+impl From<Report> for Figures {
+    fn from(report: Report) -> Self {
+        let Report { total, available, swap_used, swap_in, swap_out, pressure_some, .. } = report;
+        let source = Source::Agent;
+        Self { source, total, available, swap_used, swap_in, swap_out, pressure: pressure_some }
+    }
+}
+
+impl Figures {
+    /// Makes the figures of a guest that sends none: all zero.
+    pub(super) fn none() -> Self {
+        Self::from(Report::default())
+    }
+
+    pub(super) fn from_balloon(statistics: &Value) -> Option<Self> {
+        let get = |name: &str| statistics[name].as_u64().filter(|bytes| *bytes < u64::MAX);
+        Some(Self {
+            source: Source::Balloon,
+            total: Bytes(get("stat-total-memory")?),
+            available: Bytes(get("stat-available-memory").or_else(|| get("stat-free-memory"))?),
+            swap_used: Bytes::ZERO,
+            swap_in: get("stat-swap-in").unwrap_or(0),
+            swap_out: get("stat-swap-out").unwrap_or(0),
+            pressure: None,
+        })
+    }
+}
+
+/// The state of a VM's memory, for a balancer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Size of the memory.
+    pub size: Bytes,
+    /// Least size that the device allows.
+    pub least: Bytes,
+    /// Greatest size that the device allows.
+    pub most: Bytes,
+    /// The guest's figures, if it sends any.
+    pub figures: Option<Figures>,
+    /// Memory that programs in the guest wait for.
+    pub wish: Bytes,
+}
+
+impl Memory {
+    /// Returns the agent's newest figures, if they are fresh.
+    pub(super) fn latest(&self) -> Option<Figures> {
+        self.port.latest().map(Figures::from)
+    }
+
+    /// Returns the newest figures, of the agent or else of the balloon.
+    pub(super) fn figures(&self, device: &mut Device) -> Result<Option<Figures>, GuestError> {
+        match self.latest() {
+            Some(figures) => Ok(Some(figures)),
+            None => balloon::told(device.qmp()),
+        }
+    }
+
+    /// Asks the agent for its figures. The agent answers at once, because the guest has at least a
+    /// byte.
+    pub(super) fn ask_for_figures(&self) -> Option<Question> {
+        self.port.ask(Bytes(1))
+    }
+
+    /// Returns current figures of the agent, or else the newest of the balloon. `asked` is a
+    /// question that the agent was already sent.
+    pub(super) fn fresh_figures(
+        &self,
+        device: &mut Device,
+        asked: Option<Question>,
+    ) -> Result<Option<Figures>, GuestError> {
+        match asked
+            .or_else(|| self.ask_for_figures())
+            .and_then(|question| self.port.answer(question, ANSWERING))
+        {
+            Some(report) => Ok(Some(report.into())),
+            None => self.figures(device),
+        }
+    }
+
+    /// Returns whether the guest sends any figures within [`TELLING`].
+    pub(super) fn answers(&self, device: &mut Device) -> Result<bool, GuestError> {
+        let began = Instant::now();
+        while self.figures(device)?.is_none() {
+            if began.elapsed() > TELLING {
+                return Ok(false);
+            }
+            thread::sleep(ASKING);
+        }
+        Ok(true)
+    }
+
+    /// Returns the current state of the VM's memory.
+    ///
+    /// # Errors
+    /// [`GuestError`] if the VM cannot be resized, or its QEMU does not answer.
+    pub(crate) fn reading(&self) -> Result<Reading, GuestError> {
+        let latest = self.latest();
+        let reading = read(&self.files.control(), latest)?;
+        Ok(Reading { wish: *lock(&self.wish), ..reading })
+    }
+}
+
+/// Returns the state of the memory of the VM with this monitor.
+pub(crate) fn look(monitor: &Path) -> Result<Reading, GuestError> {
+    read(monitor, None)
+}
+
+fn read(monitor: &Path, latest: Option<Figures>) -> Result<Reading, GuestError> {
+    let mut device = Device::find(monitor, LOOKING)?;
+    let figures = match latest {
+        Some(figures) => Some(figures),
+        None => balloon::told(device.qmp())?,
+    };
+    Ok(Reading {
+        size: device.size()?,
+        least: device.is.boot,
+        most: device.is.max,
+        figures,
+        wish: Bytes::ZERO,
+    })
+}

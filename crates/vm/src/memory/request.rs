@@ -1,0 +1,140 @@
+//! The requests of a guest's agent for memory, for itself or for a program in the guest (`GM_lib`
+//! of \[Bielski18\], section III-C).
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::Bytes;
+
+use super::port::{Granted, Wanted};
+use super::resize::{Order, Resized};
+use super::{Memory, lock};
+use crate::error::GuestError;
+
+/// How often a request that waits for room is retried.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// How long a guest that does not take the requested memory is asked again.
+const RETRY: Duration = Duration::from_secs(2);
+
+impl Memory {
+    /// Listens to the guest while this process lives. `resizing` runs its argument while no other
+    /// thread resizes or migrates the VM.
+    ///
+    /// # Errors
+    /// [`GuestError::Io`] if no thread can start.
+    pub(crate) fn attend(
+        &self,
+        resizing: impl Fn(&mut dyn FnMut()) + Clone + Send + 'static,
+    ) -> Result<(), GuestError> {
+        let memory = self.clone();
+        let grant = move |wanted: Wanted| {
+            let granted = memory.grant(&wanted, &resizing);
+            let Wanted { bytes, urgent, why, .. } = wanted;
+            let asked = Bytes(bytes.unsigned_abs());
+            let sign = if bytes < 0 { "-" } else { "+" };
+            match &granted.why {
+                None => tracing::info!(
+                    "the guest has asked for {sign}{asked} ({why}; urgent: {urgent}), and has {} now",
+                    granted.size
+                ),
+                Some(not) => tracing::warn!(
+                    "the guest has asked for {sign}{asked} ({why}; urgent: {urgent}), and lacks {} of it: {not}",
+                    granted.missing
+                ),
+            }
+            granted
+        };
+        self.port.attend(grant).map_err(GuestError::io("cannot listen to the guest's agent"))
+    }
+
+    fn grant(&self, wanted: &Wanted, resizing: &impl Fn(&mut dyn FnMut())) -> Granted {
+        let asked = Bytes(wanted.bytes.unsigned_abs());
+        let deadline = Instant::now() + wanted.timeout;
+        let mut first = None;
+        let mut wish = Wish { memory: self, bytes: Bytes::ZERO };
+        loop {
+            let mut done = Err(GuestError::Misuse("the VM is on the move".to_owned()));
+            resizing(&mut || {
+                done = self.goal(wanted).and_then(|goal| {
+                    // Memory that the VM got meanwhile, from any source, counts.
+                    let ((from, size), (now, _)) = (*first.get_or_insert(goal), goal);
+                    let size = if wanted.bytes > 0 { size.max(now) } else { size.min(now) };
+                    let order = Order {
+                        size,
+                        from: None,
+                        exact: false,
+                        retry: RETRY,
+                        urgent: wanted.urgent,
+                        stages: false,
+                    };
+                    Ok((from, self.resize(&order, &mut |_| true)?))
+                });
+            });
+            match done {
+                // The balancer may take some from other VMs meanwhile.
+                Err(GuestError::NoRoom { .. }) if Instant::now() < deadline => {
+                    wish.is(if wanted.urgent { Bytes::ZERO } else { asked });
+                    thread::sleep(AGAIN);
+                }
+                Err(error) => {
+                    let size = self.reading().map_or(Bytes::ZERO, |reading| reading.size);
+                    return Granted {
+                        bytes: 0,
+                        size,
+                        missing: asked,
+                        why: Some(error.to_string()),
+                    };
+                }
+                Ok((from, Resized { reached, why, .. })) => {
+                    let bytes = reached.0 as i64 - from.0 as i64;
+                    let missing = asked.saturating_sub(Bytes(reached.0.abs_diff(from.0)));
+                    let less =
+                        "it is given in whole sections, and shrinks by no more than it is asked to";
+                    let why = why.map(|why| why.to_string());
+                    let why = why.or_else(|| (missing > Bytes::ZERO).then(|| less.to_owned()));
+                    return Granted { bytes, size: reached, missing, why };
+                }
+            }
+        }
+    }
+
+    /// Returns the VM's size, and the size that it is to get.
+    fn goal(&self, wanted: &Wanted) -> Result<(Bytes, Bytes), GuestError> {
+        let now = self.reading()?;
+        let limits = self.files.limits()?;
+        let by = Bytes(wanted.bytes.unsigned_abs());
+        let size = if wanted.bytes < 0 {
+            now.size.saturating_sub(by).max(now.least).max(limits.min.min(now.size))
+        } else if wanted.urgent {
+            // The reserve at once, and as much of the rest as is free.
+            let (reserve, all) = self.budget.in_need(self.files.name())?;
+            let section = self.budget.accounts()?.section;
+            let by = by.max(reserve).min(Bytes(all.0 / section.0 * section.0));
+            now.size.saturating_add(by).min(now.most).min(limits.max).max(now.size)
+        } else {
+            now.size.saturating_add(by)
+        };
+        Ok((now.size, size))
+    }
+}
+
+/// The memory that a request waits for. Dropping it withdraws that.
+struct Wish<'a> {
+    memory: &'a Memory,
+    bytes: Bytes,
+}
+
+impl Wish<'_> {
+    fn is(&mut self, bytes: Bytes) {
+        let mut all = lock(&self.memory.wish);
+        *all = all.saturating_sub(self.bytes) + bytes;
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.is(Bytes::ZERO);
+    }
+}

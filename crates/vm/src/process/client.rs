@@ -1,0 +1,564 @@
+//! Client functions that start, query, move and stop VMs. All of them block.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_page::{Bytes, MigrationId, RegionName};
+use aquifer_region::process::{ControlCall, RegionSpec, client as regions, first_word, record};
+use rustix::net::sockopt::socket_peercred;
+use serde_json::json;
+
+use super::files::Files;
+use super::keeper_call::{ANSWERING, Answers, SILENCE, answer, unexpected};
+use super::message::{Origin, Record, Request, Response, State, Status, Told};
+use super::run::{SUBCOMMAND, remove_region};
+use super::side_by_side;
+pub use super::stop::stop;
+use crate::error::GuestError;
+use crate::meminfo;
+use crate::memory::{self, Ballooned, Budget, Limits, Reading, Resized, Share, Times};
+use crate::migrate::{self, Arrival, Awaited, Given, Order, Progress, Report};
+use crate::qmp::Qmp;
+use crate::spec::{Backing, VmSpec};
+
+/// Timeout of an answer of QEMU, and of a supervisor that only has to exit.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long [`receive`] waits until an ended attempt to move the same VM here is cleared away.
+const LONGEST_CLEANUP: Duration = Duration::from_secs(5);
+
+/// How long a supervisor may take to clear away the remains of its QEMU.
+pub(super) const CLEARING: Duration = Duration::from_secs(40);
+
+/// Starts a VM whose files are under `run_dir`, and returns its status.
+///
+/// With `memory`, the VM's memory is a region that this function creates; without, it is RAM of
+/// this host. `limits` bound it. The supervisor is `program`, whose [`SUBCOMMAND`] must call
+/// [`super::run()`]. If this fails, nothing of the VM remains.
+///
+/// # Errors
+/// [`GuestError`] if the specification is invalid, the name is in use, memory is short, or the
+/// region or QEMU does not start.
+pub fn start(
+    program: &Path,
+    run_dir: &Path,
+    spec: &VmSpec,
+    memory: Option<&RegionSpec>,
+    limits: &Limits,
+) -> Result<Status, GuestError> {
+    spec.check()?;
+    let files = Files::new(run_dir, &spec.name);
+    files.create(&Record::of(spec, None))?;
+    let make_region = |memory: Option<&RegionSpec>| {
+        memory.map(|memory| regions::create(program, &run_dir.join("regions"), memory)).transpose()
+    };
+    let started = admit(&files, spec, memory, limits)
+        .and_then(|()| Ok(make_region(memory)?))
+        .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)));
+    started.inspect_err(|_| forget(&files))?;
+    status(&files)
+}
+
+/// Notes the share of this host's memory that a VM about to run here gets.
+fn admit(
+    files: &Files,
+    spec: &VmSpec,
+    memory: Option<&RegionSpec>,
+    limits: &Limits,
+) -> Result<(), GuestError> {
+    files.set_limits(limits)?;
+    let mut share = match memory {
+        None => Share::local(spec.memory),
+        Some(memory) => Share::pool(spec.memory, spec.max_memory, memory.cache),
+    };
+    share.keep(limits.reserve)?;
+    Budget::of(files.run_dir()).admit(files.name(), &share)
+}
+
+/// Removes the files of a VM that does not run, and its share of the budget.
+pub(super) fn forget(files: &Files) {
+    files.remove();
+    // The budget drops the shares of vanished VMs by itself.
+    let _ = Budget::of(files.run_dir()).forget(files.name());
+}
+
+/// Adopts a VM that another program started, so that Aquifer can resize it. `qmp` is its monitor,
+/// which no other client may hold for long; `agent` is the port to its agent, if it has one.
+///
+/// # Errors
+/// [`GuestError`] if QEMU cannot be reached, the VM cannot be resized, or the VM has more memory
+/// than is free for guests.
+pub fn adopt(
+    program: &Path,
+    run_dir: &Path,
+    name: &RegionName,
+    (qmp, agent): (&Path, Option<&Path>),
+    limits: &Limits,
+) -> Result<Status, GuestError> {
+    let pid =
+        peer(qmp).map_err(GuestError::io(format!("cannot reach a QEMU at {}", qmp.display())))?;
+    let reading = memory::look(qmp)?;
+    let files = Files::new(run_dir, name);
+    let origin = Origin::Adopted { qmp: qmp.to_owned(), agent: agent.map(Path::to_owned) };
+    files.create(&Record { pid: Some(pid), ..Record::new(origin) })?;
+    let links = [(files.control(), Some(qmp)), (files.mover(), Some(qmp)), (files.agent(), agent)];
+    let adopted = links
+        .iter()
+        .try_for_each(|(here, there)| there.map_or(Ok(()), |there| symlink(there, here)))
+        .map_err(GuestError::io(format!("cannot keep files of VM '{name}'")))
+        .and_then(|()| files.set_limits(limits))
+        .and_then(|()| {
+            let mut share = Share::local(reading.size);
+            share.keep(limits.reserve)?;
+            Budget::of(run_dir).admit(name, &share)
+        })
+        .and_then(|()| keeper(program, &files));
+    adopted.inspect_err(|_| forget(&files))?;
+    status(&files)
+}
+
+/// Returns the process that listens at a socket.
+fn peer(socket: &Path) -> io::Result<u32> {
+    let stream = ControlCall::connect(socket, "connect", TIMEOUT)?.into_stream()?;
+    let credentials = socket_peercred(&stream)?;
+    Ok(credentials.pid.as_raw_nonzero().get() as u32)
+}
+
+/// Forgets an adopted VM, which runs on unchanged.
+///
+/// # Errors
+/// [`GuestError::Misuse`] if the VM was started here; other variants if the supervisor does not
+/// answer or does not end in time.
+pub fn release(files: &Files) -> Result<(), GuestError> {
+    if !matches!(files.read()?.origin, Origin::Adopted { .. }) {
+        let why = format!("the VM was started here: 'aquifer vm stop {}' ends it", files.name());
+        return Err(GuestError::Misuse(why));
+    }
+    if files.is_kept() {
+        // The supervisor exits without an answer.
+        let _ = Answers::to(files, &Request::Release, TIMEOUT)?.next();
+        wait_until(CLEARING, || !files.is_kept()).map_err(|()| {
+            let why =
+                format!("the keeper of VM '{}' has not ended within {CLEARING:?}", files.name());
+            GuestError::Keeper(why)
+        })?;
+    }
+    forget(files);
+    Ok(())
+}
+
+/// Sets the limits of a VM's memory.
+///
+/// # Errors
+/// [`GuestError`] if the limits contradict each other, or the reserve is more than is free.
+pub fn limit(files: &Files, limits: &Limits) -> Result<(), GuestError> {
+    files.read()?;
+    limits.validate().map_err(|error| GuestError::Misuse(error.to_string()))?;
+    Budget::of(files.run_dir()).promise(files.name(), limits.reserve)?;
+    files.set_limits(limits)
+}
+
+/// Resizes a VM's memory, and tells `tell` its size meanwhile. If the caller ends while it waits,
+/// the VM stays at the size reached.
+///
+/// A VM whose supervisor was killed gets another one: `program`, as in [`start`].
+///
+/// # Errors
+/// [`GuestError`] if the VM belongs to another host, QEMU exits, or the supervisor refuses or does
+/// not answer. A resize that stops short is not an error: [`Resized`] says so.
+pub fn resize(
+    program: &Path,
+    files: &Files,
+    order: &memory::Order,
+    mut tell: impl FnMut(Bytes),
+) -> Result<Resized, GuestError> {
+    let record = files.read()?;
+    if let Some(given) = record.given {
+        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    }
+    if record.pid.is_some() && files.is_running() && !files.is_kept() {
+        keeper(program, files)?;
+    }
+    let silence = SILENCE + order.retry;
+    let mut answers = Answers::to(files, &Request::Resize(order.clone()), silence)?;
+    loop {
+        match answers.next() {
+            Ok(Told::Has { size }) => tell(size),
+            Ok(Told::Resized(resized)) => return Ok(*resized),
+            Ok(other) => return Err(unexpected(other)),
+            Err(_) if !files.is_running() => {
+                return Err(GuestError::Ended { name: files.name().clone(), log: files.log() });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns the VM whose memory is this region.
+pub fn of_region(run_dir: &Path, region: &RegionName) -> Option<Files> {
+    let files = Files::new(run_dir, region);
+    let record = files.read().ok()?;
+    in_a_region(&record.origin).is_some().then_some(files)
+}
+
+/// Sets the local cache of a VM whose memory is in the pool.
+///
+/// # Errors
+/// [`GuestError::NoRoom`]; [`GuestError::Misuse`] if the VM's memory is not in the pool.
+pub fn resize_cache(files: &Files, cache: Bytes) -> Result<(), GuestError> {
+    if in_a_region(&files.read()?.origin).is_none() {
+        return Err(GuestError::Misuse(
+            "the VM's memory is in local RAM, all of it: it has no cache".to_owned(),
+        ));
+    }
+    let (budget, region) = (Budget::of(files.run_dir()), files.region());
+    let before = regions::status(&region)?.usage.cache;
+    // The budget never notes less than the VM has.
+    budget.cache(files.name(), before.max(cache))?;
+    let resized = regions::resize_cache(&region, cache);
+    budget.cache(files.name(), if resized.is_ok() { cache } else { before })?;
+    Ok(resized?)
+}
+
+/// Returns the state of a VM's memory, for a balancer.
+///
+/// # Errors
+/// [`GuestError`] if the supervisor reports an error or does not answer.
+pub fn reading(files: &Files) -> Result<Reading, GuestError> {
+    match answer(files, &Request::Reading, ANSWERING)? {
+        Told::Reading(reading) => Ok(reading),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// Returns the state of a VM's balloon, after setting it to leave the guest `target` if given. A VM
+/// in migration ignores `target`.
+///
+/// # Errors
+/// [`GuestError`] if the supervisor reports an error or does not answer.
+pub fn balloon(files: &Files, target: Option<Bytes>) -> Result<Ballooned, GuestError> {
+    match answer(files, &Request::Balloon { target }, ANSWERING)? {
+        Told::Balloon(ballooned) => Ok(ballooned),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// Returns the most that a VM that does not answer may hold; `None` for an adopted VM.
+///
+/// # Errors
+/// [`GuestError`] if its record or its limits cannot be read.
+pub fn ballooned_at_most(files: &Files) -> Result<Option<Ballooned>, GuestError> {
+    match files.read()?.origin {
+        Origin::Started(spec) => Ok(Some(Ballooned::within(spec.max_memory, &files.limits()?))),
+        Origin::Adopted { .. } => Ok(None),
+    }
+}
+
+/// Returns how long the stages of a VM's resizes took.
+///
+/// # Errors
+/// [`GuestError::Io`] if the file cannot be read.
+pub fn times(files: &Files) -> Result<Times, GuestError> {
+    let path = files.times();
+    let read =
+        record::read(&path).map_err(GuestError::io(format!("cannot read {}", path.display())));
+    Ok(read?.unwrap_or_default())
+}
+
+/// Prepares this host for a VM that another host sends, and returns the address at which its
+/// supervisor listens. If the VM does not arrive, the supervisor removes everything again.
+///
+/// # Errors
+/// [`GuestError`] if this host lacks something that the VM needs.
+pub fn receive(
+    program: &Path,
+    run_dir: &Path,
+    arrival: &Arrival,
+    awaited: Awaited,
+) -> Result<SocketAddr, GuestError> {
+    let Arrival { vm, memory, .. } = arrival;
+    vm.check()?;
+    if vm.name != memory.name || vm.max_memory != memory.size || vm.backing != Backing::Region {
+        return Err(GuestError::Misuse("the region that is offered is not the VM's".to_owned()));
+    }
+    let spare = meminfo::available().map_err(GuestError::io("cannot read /proc/meminfo"))?;
+    if memory.cache > spare {
+        return Err(GuestError::Misuse(format!(
+            "the VM's local cache would be {}, and there are {spare} here: give it less by --cache",
+            memory.cache
+        )));
+    }
+    let files = Files::new(run_dir, &vm.name);
+    await_place(&files, &Record::of(vm, Some(awaited)))?;
+    let started = admit(&files, vm, Some(memory), &arrival.limits)
+        .and_then(|()| Ok(regions::create_foreign(program, &run_dir.join("regions"), memory)?))
+        .and_then(|_| keeper(program, &files).inspect_err(|_| _ = remove_region(&files)))
+        .and_then(|address| {
+            address.ok_or_else(|| GuestError::Keeper("its keeper does not wait for it".to_owned()))
+        });
+    started.inspect_err(|_| forget(&files))
+}
+
+/// Creates the record of an arriving VM. An earlier attempt to move it here may need a moment to
+/// remove its QEMU and its region.
+fn await_place(files: &Files, record: &Record) -> Result<(), GuestError> {
+    let deadline = Instant::now() + LONGEST_CLEANUP;
+    loop {
+        let made = files.create(record);
+        let is_here =
+            || files.read().is_ok_and(|before| before.awaited.is_none_or(|it| it.prepared));
+        if !matches!(made, Err(GuestError::Exists(_))) || is_here() || Instant::now() >= deadline {
+            return made;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Starts a VM's supervisor; returns the address at which it waits for an arriving VM, if it does.
+fn keeper(program: &Path, files: &Files) -> Result<Option<SocketAddr>, GuestError> {
+    let fail = || GuestError::io(format!("cannot start {}", program.display()));
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(files.log())
+        .map_err(fail())?;
+    let mut keeper = Command::new(program)
+        .arg(SUBCOMMAND)
+        .args([files.run_dir().as_os_str(), files.name().as_str().as_ref()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .map_err(fail())?;
+    let error = match first_word::heard(&mut keeper).map_err(fail())? {
+        Some(Response::Started) => return Ok(None),
+        Some(Response::Awaits { address }) => return Ok(Some(address)),
+        Some(Response::Failed { error }) => error,
+        None => "its keeper ended before it ran".to_owned(),
+    };
+    let _ = keeper.wait();
+    Err(GuestError::Keeper(error))
+}
+
+/// Describes a VM and its memory for another host.
+///
+/// # Errors
+/// [`GuestError::Given`] if the VM belongs to another host; [`GuestError::Misuse`] if it cannot
+/// move.
+pub fn offer(files: &Files) -> Result<Arrival, GuestError> {
+    let record = files.read()?;
+    if let Some(given) = record.given {
+        return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+    }
+    let Some(vm) = in_a_region(&record.origin).cloned() else {
+        let why = "only a VM whose memory is in the pool can be moved: it was started without --lender, or adopted";
+        return Err(GuestError::Misuse(why.to_owned()));
+    };
+    if !vm.cached_disks.is_empty() {
+        let why = "a VM with cached disks cannot be moved: the cache of the other host would read them while they are written here";
+        return Err(GuestError::Misuse(why.to_owned()));
+    }
+    let memory = regions::record(&files.region())?;
+    Ok(Arrival { migration: MigrationId::random(), vm, memory, limits: files.limits()? })
+}
+
+/// Returns the specification of a VM whose memory is in the pool.
+fn in_a_region(origin: &Origin) -> Option<&VmSpec> {
+    match origin {
+        Origin::Started(vm) if vm.backing == Backing::Region => Some(vm),
+        _ => None,
+    }
+}
+
+/// Moves a VM to the host that awaits it, and tells `tell` the progress. The migration is cancelled
+/// if the caller dies or `tell` returns false.
+///
+/// # Errors
+/// [`GuestError`] if the migration fails or is cancelled. The VM is here and unchanged, unless the
+/// error says otherwise.
+pub fn migrate(
+    files: &Files,
+    order: &Order,
+    mut tell: impl FnMut(&Progress) -> bool,
+) -> Result<Report, GuestError> {
+    let mut answers = Answers::to(files, &Request::Migrate(Box::new(order.clone())), SILENCE)?;
+    loop {
+        match answers.next()? {
+            Told::Progress(progress) => {
+                if !tell(&progress) {
+                    // Once the VM is handed over, the supervisor completes the migration without
+                    // this caller.
+                    return Err(match files.read()?.given {
+                        Some(given) => {
+                            GuestError::Given { name: files.name().clone(), to: given.to }
+                        }
+                        None => GuestError::Cancelled,
+                    });
+                }
+            }
+            Told::Moved(report) => {
+                // Wait until its files are gone, so that the VM can come back at once.
+                let _ =
+                    wait_until(CLEARING, || matches!(files.read(), Err(GuestError::Unknown(_))));
+                return Ok(report);
+            }
+            Told::Cancelled => return Err(GuestError::Cancelled),
+            other => return Err(unexpected(other)),
+        }
+    }
+}
+
+/// Cancels a VM's migration; returns when the VM runs here again.
+///
+/// # Errors
+/// [`GuestError::Keeper`] if the VM is not in migration, or already belongs to the other host.
+pub fn cancel(files: &Files) -> Result<(), GuestError> {
+    match answer(files, &Request::Cancel, SILENCE)? {
+        Told::Cancelled => Ok(()),
+        other => Err(unexpected(other)),
+    }
+}
+
+/// The outcome of [`resume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// The VM runs here.
+    Runs,
+    /// The VM belongs to another host; a supervisor here sends it the rest of its memory.
+    Sends,
+}
+
+/// Resumes a VM that is paused, or whose migration was cut off. A VM whose supervisor was killed
+/// gets another one: `program`, as in [`start`].
+///
+/// # Errors
+/// [`GuestError::Awaited`] or [`GuestError::Given`] if another host may own the VM and `force` is
+/// not set; [`GuestError::Misuse`] while the VM is still arriving.
+pub fn resume(program: &Path, files: &Files, force: bool) -> Result<Resumed, GuestError> {
+    let record = files.read()?;
+    match (record.awaited, record.given) {
+        (Some(awaited), _) if !awaited.prepared => {
+            return Err(GuestError::Misuse(format!(
+                "the VM is still on its way from host {}, or was when that was cut off: 'aquifer vm stop {} --force' removes what is left here",
+                awaited.from,
+                files.name()
+            )));
+        }
+        (Some(awaited), _) if !force => {
+            return Err(GuestError::Awaited { name: files.name().clone(), from: awaited.from });
+        }
+        (Some(_), _) => {
+            files.take_over()?;
+            if files.is_kept() {
+                // The supervisor sees the changed record and resumes the VM.
+                return wait_until(TIMEOUT, || runs(files)).map(|()| Resumed::Runs).map_err(
+                    |()| GuestError::Keeper(format!("VM '{}' does not go on", files.name())),
+                );
+            }
+        }
+        (None, Some(Given { left: Some(_), .. })) if !force && !files.is_kept() => {
+            // The new supervisor sends the memory that was left behind.
+            keeper(program, files)?;
+            return Ok(Resumed::Sends);
+        }
+        (None, Some(given)) if !force => {
+            return Err(GuestError::Given { name: files.name().clone(), to: given.to });
+        }
+        (None, Some(_)) => files.give_away(None)?,
+        (None, None) => {}
+    }
+    let coming = files.read()?.coming;
+    if coming.is_some() && !files.is_kept() {
+        // QEMU may block on pages that only a supervisor fetches.
+        keeper(program, files)?;
+    }
+    migrate::resume(files, true)?;
+    if !files.is_kept() {
+        keeper(program, files)?;
+    }
+    Ok(Resumed::Runs)
+}
+
+fn runs(files: &Files) -> bool {
+    status(files).is_ok_and(|status| status.state == State::Qemu("running".to_owned()))
+}
+
+/// Lists the VMs under `run_dir`.
+///
+/// # Errors
+/// [`GuestError::Io`] if the directory cannot be read.
+pub fn list(run_dir: &Path) -> Result<Vec<Files>, GuestError> {
+    Files::all(run_dir)
+        .map_err(GuestError::io(format!("cannot list the VMs in {}", run_dir.display())))
+}
+
+/// A VM's name, and its status or the error that prevents it.
+pub type NamedStatus = (RegionName, Result<Status, GuestError>);
+
+/// Returns the status of all VMs under `run_dir`, which are queried in parallel.
+///
+/// # Errors
+/// [`GuestError::Io`] if the directory cannot be read.
+pub fn statuses(run_dir: &Path) -> Result<Vec<NamedStatus>, GuestError> {
+    Ok(side_by_side(list(run_dir)?, |files| (files.name().clone(), status(&files))))
+}
+
+/// Returns the status of a VM.
+///
+/// # Errors
+/// [`GuestError`] if its files cannot be read.
+pub fn status(files: &Files) -> Result<Status, GuestError> {
+    let Record { origin, pid, ended, awaited, given, coming } = files.read()?;
+    let asked = Qmp::connect(&files.control(), ANSWERING)
+        .and_then(|mut qmp| qmp.execute("query-status", json!({})));
+    let state = match asked {
+        Ok(answer) => State::Qemu(answer["status"].as_str().unwrap_or("unknown").to_owned()),
+        Err(_) if pid.is_none() && files.is_kept() => State::Qemu("starting".to_owned()),
+        // QEMU may block on a page of the guest's memory.
+        Err(_) if files.is_running() => State::Qemu("unresponsive".to_owned()),
+        Err(error) => State::Ended(ended.unwrap_or_else(|| error.to_string())),
+    };
+    let region = regions::status(&files.region()).ok();
+    let (qmp, serial, console) = match &origin {
+        Origin::Started(_) => (files.qmp(), Some(files.serial()), Some(files.console())),
+        Origin::Adopted { qmp, .. } => (qmp.clone(), None, None),
+    };
+    let log = files.log();
+    let share = Budget::of(files.run_dir()).accounts()?.vms.remove(files.name());
+    let (name, limits, host) = (files.name().clone(), files.limits()?, memory::resident(files));
+    Ok(Status {
+        name,
+        origin,
+        share,
+        limits,
+        host,
+        state,
+        pid,
+        qmp,
+        serial,
+        console,
+        log,
+        awaited,
+        given,
+        coming,
+        region,
+    })
+}
+
+pub(super) fn wait_until(timeout: Duration, condition: impl Fn() -> bool) -> Result<(), ()> {
+    let deadline = Instant::now() + timeout;
+    while !condition() {
+        if Instant::now() > deadline {
+            return Err(());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! The supervisor process of a VM: it starts QEMU or adopts a running one, waits for its end, and
+//! cleans up.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitCode, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use aquifer_page::RegionName;
+use aquifer_region::RegionError;
+use aquifer_region::process::client as regions;
+use aquifer_region::process::first_word::{self, say};
+use aquifer_region::process::is_listening;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::asked::Asked;
+use super::ended::Found;
+use super::files::Files;
+use super::logs::Bounding;
+use super::message::{Origin, Record, Response};
+use crate::error::GuestError;
+use crate::memory::Budget;
+use crate::migrate::{self, Awaited, Outcome, Wire};
+use crate::qmp::Qmp;
+use crate::spec::VmSpec;
+
+/// The signal for a system call that the seccomp filter forbids (signal(7), x86).
+const SIGSYS: i32 = 31;
+
+/// The hidden subcommand that runs a VM's supervisor: the program's `main` must pass its arguments
+/// to [`run()`].
+pub const SUBCOMMAND: &str = "vm-serve";
+
+/// How long QEMU may take until it answers.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the engine may take to notice that QEMU is gone and has unmapped the region.
+const RELEASE: Duration = Duration::from_secs(30);
+
+/// Runs the hidden subcommand: starts QEMU, waits for its end, and then removes the region.
+pub fn run(run_dir: &Path, name: &RegionName) -> ExitCode {
+    let files = Files::new(run_dir, name);
+    match keep(&files) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error}");
+            say(&Response::Failed { error: error.to_string() });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keep(files: &Files) -> Result<(), GuestError> {
+    let fail = || GuestError::io("cannot start QEMU");
+    rustix::process::setsid().map_err(io::Error::from).map_err(fail())?;
+    let record = files.read()?;
+    let _lock = files.keep().map_err(fail())?;
+    if let Some(pid) = record.pid {
+        return adopt(files, pid);
+    }
+    let bounding = Bounding::start(files).map_err(fail())?;
+    let mut qemu = start(files, &record)?;
+    if let Err(error) = wait_until_it_answers(files, &mut qemu) {
+        let _ = qemu.kill();
+        let _ = qemu.wait();
+        return Err(error);
+    }
+    let record = Record { pid: Some(qemu.id()), ..record };
+    files.write(&record)?;
+    let mut fetching = None;
+    match &record.awaited {
+        None => {
+            say(&Response::Started);
+            first_word::is_said().map_err(fail())?;
+        }
+        Some(awaited) => {
+            let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
+            let listener = TcpListener::bind((awaited.listen, 0)).map_err(fail())?;
+            let came = take_in(files, awaited, &listener, &mut qemu, &record);
+            if !matches!(came, Ok(Outcome::Here(_))) {
+                let _ = qemu.kill();
+                let _ = qemu.wait();
+                remove_region(files)?;
+                files.remove();
+            }
+            match came? {
+                Outcome::Here(wire) => {
+                    fetching = fetch(files, Some(listener), wire.map(|wire| *wire))?
+                }
+                Outcome::Stays(why) => {
+                    tracing::warn!("VM '{}' does not come: {why}", files.name());
+                    return Ok(());
+                }
+            }
+        }
+    }
+    let asked = Asked::serve(files).map_err(fail())?;
+    if record.awaited.is_some() {
+        // The VM has as much memory as it had at the source.
+        asked.settle();
+    }
+    let end = qemu.wait().map_err(GuestError::io("cannot wait for QEMU"))?;
+    drop(bounding);
+    clean_up(files, &asked, Some(end))?;
+    has_ended(fetching);
+    Ok(())
+}
+
+/// Starts a thread that fetches the memory left at the source, if there is any. The thread uses
+/// `listener`, or a new one at the noted address.
+fn fetch(
+    files: &Files,
+    listener: Option<TcpListener>,
+    wire: Option<Wire>,
+) -> Result<Option<JoinHandle<()>>, GuestError> {
+    let Some(link) = files.read()?.coming else { return Ok(None) };
+    let fail = || GuestError::io(format!("cannot listen at {}", link.address));
+    let listener = listener.map_or_else(|| TcpListener::bind(link.address), Ok).map_err(fail())?;
+    listener.set_nonblocking(true).map_err(fail())?;
+    let files = files.clone();
+    let fetching = thread::Builder::new().name("fetch".to_owned());
+    let fetching = fetching.spawn(move || migrate::fetch_all(&files, &link, &listener, wire));
+    fetching.map(Some).map_err(GuestError::io("cannot start a thread"))
+}
+
+/// Waits, up to `RELEASE`, until the source knows that nothing more is to be fetched.
+fn has_ended(fetching: Option<JoinHandle<()>>) {
+    let deadline = Instant::now() + RELEASE;
+    while fetching.as_ref().is_some_and(|fetching| !fetching.is_finished())
+        && Instant::now() < deadline
+    {
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Supervises a QEMU that another supervisor started.
+fn adopt(files: &Files, pid: u32) -> Result<(), GuestError> {
+    let fail = || GuestError::io(format!("cannot wait for QEMU, process {pid}"));
+    let process = Pid::from_raw(pid as i32).ok_or(io::ErrorKind::InvalidInput);
+    let process = process.map_err(io::Error::from).map_err(fail())?;
+    let process =
+        pidfd_open(process, PidfdFlags::empty()).map_err(io::Error::from).map_err(fail())?;
+    let asked = Asked::serve(files).map_err(fail())?;
+    // QEMU may block on pages that were left behind.
+    let fetching = fetch(files, None, None)?;
+    // The process id may have been reused; only QEMU answers here.
+    Qmp::connect(&files.control(), TIMEOUT)?;
+    asked.serve_left();
+    asked.settle();
+    let bounding = Bounding::start(files).map_err(fail())?;
+    say(&Response::Started);
+    first_word::is_said().map_err(fail())?;
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    while poll(&mut ends, None) == Err(rustix::io::Errno::INTR) {}
+    tracing::info!("QEMU has ended; how, only who started it could tell");
+    drop(bounding);
+    clean_up(files, &asked, None)?;
+    has_ended(fetching);
+    Ok(())
+}
+
+/// Waits until the VM arrives from another host.
+fn take_in(
+    files: &Files,
+    awaited: &Awaited,
+    listener: &TcpListener,
+    qemu: &mut Child,
+    record: &Record,
+) -> Result<Outcome, GuestError> {
+    let fail = || GuestError::io(format!("cannot listen at {}", awaited.listen));
+    say(&Response::Awaits { address: listener.local_addr().map_err(fail())? });
+    first_word::is_said().map_err(fail())?;
+    let mut note = |awaited: &Awaited| {
+        files.write(&Record { awaited: Some(awaited.clone()), ..record.clone() })
+    };
+    migrate::take_in(files, awaited, listener, qemu, &mut note)
+}
+
+fn start(files: &Files, record: &Record) -> Result<Child, GuestError> {
+    let log = files.log();
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log)
+        .map_err(GuestError::io(format!("cannot open {}", log.display())))?;
+    let copy = log.try_clone().map_err(GuestError::io("cannot open the log twice"))?;
+    let Origin::Started(spec) = &record.origin else {
+        return Err(GuestError::Misuse("the VM was started by somebody else".to_owned()));
+    };
+    let region = files.region().region();
+    if let Some(window) = spec.window(&region) {
+        fs::hard_link(&region, &window)
+            .map_err(GuestError::io(format!("cannot make {}", window.display())))?;
+    }
+    let cache = cache_of(files, spec)?;
+    let mut qemu = spec.command(files, &region, &cache, record.awaited.is_some());
+    qemu.stdin(Stdio::null()).stdout(log).stderr(copy);
+    qemu.spawn().map_err(GuestError::io(format!("cannot run {}", spec.qemu.display())))
+}
+
+/// Returns the socket of the group's disk cache, if the VM needs that.
+fn cache_of(files: &Files, spec: &VmSpec) -> Result<PathBuf, GuestError> {
+    if spec.cached_disks.is_empty() {
+        return Ok(PathBuf::new());
+    }
+    let group = regions::record(&files.region())?.group;
+    let cache = files.group(&group).cache_disks();
+    if !is_listening(&cache) {
+        return Err(GuestError::Misuse(format!(
+            "nothing caches disks of group '{group}' here: 'aquifer group cache {group}' does"
+        )));
+    }
+    Ok(cache)
+}
+
+fn wait_until_it_answers(files: &Files, qemu: &mut Child) -> Result<(), GuestError> {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        if let Some(end) = qemu.try_wait().map_err(GuestError::io("cannot wait for QEMU"))? {
+            return Err(GuestError::NotStarted(last_words(files, end)));
+        }
+        match Qmp::connect(&files.control(), TIMEOUT) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Records a VM's end, with QEMU's exit status if it is known.
+pub(super) fn note_end(files: &Files, record: &Record, status: Option<ExitStatus>) {
+    let found = Found {
+        name: files.name(),
+        pid: record.pid,
+        status,
+        moved: record.given.as_ref().map(|given| given.to.clone()),
+        order: files.ordered_end(),
+        words: log_end(files),
+    };
+    found.note(files.run_dir());
+}
+
+/// Returns the last five lines of the log.
+fn log_end(files: &Files) -> String {
+    let log = fs::read_to_string(files.log()).unwrap_or_default();
+    let words: Vec<_> = log.lines().filter(|line| !line.trim().is_empty()).collect();
+    words[words.len().saturating_sub(5)..].join("; ")
+}
+
+/// Returns the last lines of the log, or the exit status if the log is empty.
+fn last_words(files: &Files, end: ExitStatus) -> String {
+    let words = log_end(files);
+    if end.signal() == Some(SIGSYS) {
+        return format!(
+            "{words} (killed for a system call that its sandbox forbids; what needs that, such as a script of -netdev, works with '-- -sandbox off')"
+        );
+    }
+    if words.is_empty() { end.to_string() } else { words }
+}
+
+/// Cleans up after QEMU's end: records it, removes the region and the share, and keeps the log if
+/// QEMU failed.
+fn clean_up(files: &Files, asked: &Asked, status: Option<ExitStatus>) -> Result<(), GuestError> {
+    // Wait until a migration has reported its outcome.
+    let _nobody = asked.busy();
+    let record = files.read()?;
+    note_end(files, &record, status);
+    let disorder = status.filter(|status| !status.success()).map(|status| status.to_string());
+    remove_region(files)?;
+    Budget::of(files.run_dir()).forget(files.name())?;
+    if disorder.is_none() || record.given.is_some() {
+        files.remove();
+        return Ok(());
+    }
+    files.write(&Record { ended: disorder, ..record })
+}
+
+/// Removes the region of a VM without a QEMU, if it exists.
+pub(super) fn remove_region(files: &Files) -> Result<(), GuestError> {
+    let deadline = Instant::now() + RELEASE;
+    loop {
+        match regions::remove(&files.region()) {
+            Ok(()) | Err(RegionError::Unknown(_)) => return Ok(()),
+            // The engine notices QEMU's end after a moment.
+            Err(RegionError::InUse { .. }) if Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

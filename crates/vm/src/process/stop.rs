@@ -1,0 +1,99 @@
+//! Stopping VMs.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use super::client::{CLEARING, TIMEOUT, forget, wait_until};
+use super::files::Files;
+use super::message::Origin;
+use super::run::{note_end, remove_region};
+use crate::error::GuestError;
+use crate::qmp::Qmp;
+
+/// How long QEMU may take to quit.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// How long QEMU may take to start.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Makes the guest power itself off, or QEMU quit if `at_once`, and removes the VM. Also removes
+/// the remains of a VM that has ended by itself.
+///
+/// # Errors
+/// [`GuestError::StillRunning`] if the guest does not power itself off within `timeout`;
+/// [`GuestError::Misuse`] for an adopted VM; [`GuestError::Keeper`] if QEMU does not answer.
+pub fn stop(files: &Files, at_once: bool, timeout: Duration) -> Result<(), GuestError> {
+    if matches!(files.read()?.origin, Origin::Adopted { .. }) && files.is_running() {
+        let why = format!(
+            "the VM was started by somebody else, who can stop it: 'aquifer vm release {}' has it be theirs alone",
+            files.name()
+        );
+        return Err(GuestError::Misuse(why));
+    }
+    let was_kept = files.is_kept();
+    files.order_end(if at_once { "vm stop --force" } else { "vm stop" });
+    // A starting QEMU listens in a moment.
+    let deadline = Instant::now() + STARTING;
+    let qemu = loop {
+        let is_starting = files.read()?.pid.is_none() && files.is_kept();
+        match Qmp::connect(&files.control(), TIMEOUT) {
+            Ok(qmp) => break Some(qmp),
+            Err(_) if is_starting && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(10))
+            }
+            Err(_) => break None,
+        }
+    };
+    if qemu.is_none() && files.is_running() {
+        // QEMU hangs, or is stopped.
+        if !at_once {
+            let name = files.name();
+            let why = format!(
+                "QEMU of VM '{name}' has not answered for {TIMEOUT:?}: 'aquifer vm stop {name} --force' ends it at once"
+            );
+            return Err(GuestError::Keeper(why));
+        }
+        kill(files)?;
+    }
+    if let Some(mut qmp) = qemu {
+        match qmp.execute(if at_once { "quit" } else { "system_powerdown" }, json!({})) {
+            // QEMU may exit before it answers `quit`.
+            Ok(_) | Err(GuestError::Io { .. }) => drop(qmp),
+            Err(error) => return Err(error),
+        }
+        let ended = wait_until(if at_once { ENDING } else { timeout }, || !files.is_running());
+        if at_once && ended.is_err() {
+            // The vCPUs may be blocked on pages of an unreachable lender.
+            kill(files)?;
+        } else {
+            ended.map_err(|()| GuestError::StillRunning(timeout))?;
+        }
+    }
+    // The supervisor cleans up. Without one, or if QEMU failed, this function does it.
+    let seen = wait_until(CLEARING, || !files.is_kept()).is_ok() && was_kept;
+    remove_region(files)?;
+    // The supervisor records the end and then removes the files one by one, so that missing files
+    // prove nothing.
+    if !seen
+        && let Ok(record) = files.read()
+        && record.ended.is_none()
+    {
+        note_end(files, &record, None);
+    }
+    forget(files);
+    Ok(())
+}
+
+/// Kills a QEMU that still listens, and waits for its end.
+fn kill(files: &Files) -> Result<(), GuestError> {
+    let fail = || GuestError::io("cannot kill QEMU");
+    let pid = files.read()?.pid.and_then(|pid| Pid::from_raw(pid as i32));
+    if let Some(pid) = pid.filter(|_| files.is_running()) {
+        kill_process(pid, Signal::KILL).map_err(io::Error::from).map_err(fail())?;
+    }
+    wait_until(CLEARING, || !files.is_running()).map_err(|()| GuestError::StillRunning(CLEARING))
+}

@@ -1,0 +1,558 @@
+//! The specification of a guest, and QEMU's command line for it.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_guest_agent::message::PORT;
+use aquifer_region_client::window;
+use aquifer_page::{Bytes, RegionName};
+use serde::{Deserialize, Serialize};
+
+use crate::error::GuestError;
+use crate::process::Files;
+
+/// The engine that executes the guest's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// Hardware virtualization, by `/dev/kvm`.
+    Kvm,
+    /// QEMU's emulation.
+    Tcg,
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        })
+    }
+}
+
+/// SeaBIOS's last message if no device is bootable, and the longest wait for it.
+const FIRMWARE_DONE: &str = "No bootable device";
+const FIRMWARE: Duration = Duration::from_secs(5);
+
+/// KVM is rejected if it is slower than emulation by this factor: a guest's kernel would hang for
+/// minutes.
+const OF_NO_USE: u32 = 3;
+
+impl Accelerator {
+    /// Chooses KVM if this QEMU runs a machine of this type well under it, else emulation.
+    ///
+    /// On some hosts, virtual ones above all, guests crawl in spite of `/dev/kvm`. So this function
+    /// runs the machine's firmware under both. A usable KVM takes at most about as long as
+    /// emulation; an unusable one takes fifteen times as long.
+    pub fn find(qemu: &Path, machine: &str) -> Self {
+        let emulated = Self::Tcg.firmware_time(qemu, machine, FIRMWARE).unwrap_or(FIRMWARE);
+        let bound = FIRMWARE.min(emulated * OF_NO_USE);
+        if Self::Kvm.firmware_time(qemu, machine, bound).is_some() { Self::Kvm } else { Self::Tcg }
+    }
+
+    /// Measures the time until the machine's firmware finds no bootable device; `None` if that
+    /// takes longer than `bound`.
+    fn firmware_time(self, qemu: &Path, machine: &str, bound: Duration) -> Option<Duration> {
+        let mut probe = Command::new(qemu);
+        probe.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            machine,
+            "-m",
+            "64",
+        ]);
+        probe.args(self.arguments());
+        // SeaBIOS prints its messages to this port.
+        probe.args([
+            "-chardev",
+            "stdio,id=said",
+            "-device",
+            "isa-debugcon,iobase=0x402,chardev=said",
+        ]);
+        probe.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let started = Instant::now();
+        let mut probe = probe.spawn().ok()?;
+        let said = probe.stdout.take();
+        let (tell, told) = mpsc::channel();
+        let reading = thread::spawn(move || {
+            let lines = said.map(|said| BufReader::new(said).lines().map_while(Result::ok));
+            let done = lines.into_iter().flatten().find(|line| line.contains(FIRMWARE_DONE));
+            // After the timeout no thread receives this.
+            let _ = tell.send(done.map(|_| started.elapsed()));
+        });
+        let took = told.recv_timeout(bound).ok().flatten();
+        let _ = probe.kill();
+        let _ = probe.wait();
+        let _ = reading.join();
+        took
+    }
+
+    /// Returns QEMU's arguments for this accelerator, and for a processor with all of its features.
+    pub fn arguments(self) -> [&'static str; 4] {
+        ["-accel", self.option(), "-cpu", self.cpu()]
+    }
+
+    fn option(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg,thread=multi",
+        }
+    }
+
+    /// Returns the default of `-cpu`. An emulated processor hides fast `rep movsb` (ERMS, FSRM):
+    /// QEMU emulates that byte by byte, so that kernels copy files four times slower.
+    fn cpu(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            Self::Tcg => "max,-erms,-fsrm",
+        }
+    }
+
+    /// Returns the processor model that stands for all features of the host.
+    fn whole_cpu(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            Self::Tcg => "max",
+        }
+    }
+}
+
+/// The place of a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backing {
+    /// A region: the pool, with local RAM as its cache.
+    Region,
+    /// RAM of the host.
+    Local {
+        /// Size of the huge pages (hugetlbfs) to use; `None` for ordinary pages.
+        huge: Option<Bytes>,
+    },
+}
+
+/// The specification of a guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// Name of the VM and of its region.
+    pub name: RegionName,
+    /// Memory at boot: whole MiB.
+    pub memory: Bytes,
+    /// Largest size of the memory: `memory`, plus whole [`Self::BLOCK`]s.
+    pub max_memory: Bytes,
+    /// Place of the memory.
+    pub backing: Backing,
+    /// Number of vCPUs.
+    pub cpus: u32,
+    /// Accelerator.
+    pub accelerator: Accelerator,
+    /// The processor model, as QEMU's `-cpu` takes it; the host must offer all of its features.
+    /// Without a model the guest sees all features of the host, and can move only to a host that
+    /// has them too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// QEMU's machine type.
+    pub machine: String,
+    /// Image files of disks. A name that ends in `.qcow2` has that format; others are raw.
+    pub disks: Vec<PathBuf>,
+    /// Further disks, numbered after those, which the VM reaches through its group's cache.
+    #[serde(default)]
+    pub cached_disks: Vec<PathBuf>,
+    /// A kernel to boot in place of the first disk's.
+    pub kernel: Option<PathBuf>,
+    /// The kernel's initial RAM file system.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub append: Option<String>,
+    /// QEMU's executable.
+    pub qemu: PathBuf,
+    /// The library that maps the region in QEMU.
+    pub preload: PathBuf,
+    /// Further arguments of QEMU.
+    pub extra: Vec<String>,
+}
+
+/// Refused arguments, and why.
+const UNFIT: [(&str, &str); 11] = [
+    ("-m", "the size of the memory is that of the region"),
+    ("-M", "the machine is given by its own option, and has the region as its memory"),
+    ("-machine", "the machine is given by its own option, and has the region as its memory"),
+    ("-accel", "the accelerator is given by its own option"),
+    (
+        "-cpu",
+        "the processor is given by its own option, so that it is known where the VM can move to",
+    ),
+    ("-incoming", "a VM comes to a host by 'aquifer vm migrate'"),
+    ("-daemonize", "a VM is in the background always"),
+    ("mem-lock=on", "locked memory cannot leave for the pool"),
+    ("vfio", "a device of the host would write to pages that have left for the pool"),
+    ("vhost-user", "another process would see what is not here as zeroes"),
+    ("vhost-vdpa", "a device of the host would write to pages that have left for the pool"),
+];
+
+/// Keeps a guest that has broken into QEMU from starting programs, raising its privileges and
+/// taking more of the host's resources. The operator's own `-sandbox` replaces this one.
+const SANDBOX: [&str; 2] =
+    ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
+
+/// QEMU's id of the virtio-mem device by which the VM is resized.
+const GROWTH: &str = "aquifer-growth";
+
+/// QEMU's id of that device's memory backend.
+const GROWN: &str = "growth";
+
+impl VmSpec {
+    /// The smallest step of a resize.
+    pub const BLOCK: Bytes = Bytes::mib(2);
+
+    /// Returns the processor model that stands for all features of the host, if the VM uses that
+    /// model.
+    pub(crate) fn whole_cpu(&self) -> Option<&'static str> {
+        self.cpu.is_none().then(|| self.accelerator.whole_cpu())
+    }
+
+    /// Returns the memory that the VM can get beyond its size at boot.
+    pub(crate) fn growth(&self) -> Bytes {
+        self.max_memory.saturating_sub(self.memory)
+    }
+
+    /// Checks the specification.
+    ///
+    /// # Errors
+    /// [`GuestError::Misuse`] if a size or a combination is invalid, or an extra argument is
+    /// refused.
+    pub(crate) fn check(&self) -> Result<(), GuestError> {
+        let mib = Bytes::mib(1).0;
+        if self.memory.0 == 0 || !self.memory.0.is_multiple_of(mib) {
+            let why = format!("a VM's memory is of whole MiB; {} is not", self.memory);
+            return Err(GuestError::Misuse(why));
+        }
+        if self.max_memory < self.memory || !self.growth().0.is_multiple_of(Self::BLOCK.0) {
+            let why = format!(
+                "a VM grows by whole {}; from {} to {} are no such",
+                Self::BLOCK,
+                self.memory,
+                self.max_memory
+            );
+            return Err(GuestError::Misuse(why));
+        }
+        if !self.cached_disks.is_empty() && self.backing != Backing::Region {
+            let why = "disks are cached for a group, and only a VM in the pool is in one: have its memory be there (--cache, --group), or its disks be its own (--disk)";
+            return Err(GuestError::Misuse(why.to_owned()));
+        }
+        for argument in &self.extra {
+            if let Some((_, why)) = UNFIT.iter().find(|(what, _)| is(argument, what)) {
+                return Err(GuestError::Misuse(format!(
+                    "QEMU cannot be given '{argument}': {why}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds the command that runs QEMU with this guest. `region` is the file of its memory, and
+    /// `cache` the socket of its group's disk cache. With `comes`, QEMU waits for an incoming
+    /// migration.
+    pub(crate) fn command(
+        &self,
+        files: &Files,
+        region: &Path,
+        cache: &Path,
+        comes: bool,
+    ) -> Command {
+        let Self { name, memory, .. } = self;
+        let mut qemu = Command::new(&self.qemu);
+        if self.backing == Backing::Region {
+            qemu.env("LD_PRELOAD", &self.preload);
+        }
+        qemu.args(["-name", name.as_str(), "-nodefaults", "-no-user-config", "-display", "none"]);
+        qemu.args(["-machine", &format!("{},memory-backend=ram", self.machine)]);
+        qemu.args(["-accel", self.accelerator.option()]);
+        // With `enforce`, QEMU refuses to start if the host lacks a feature of the model.
+        let cpu = self.cpu.as_ref().map(|model| format!("{model},enforce"));
+        qemu.args(["-cpu", cpu.as_deref().unwrap_or(self.accelerator.cpu())]);
+        if !self.extra.iter().any(|argument| is(argument, SANDBOX[0])) {
+            qemu.args(SANDBOX);
+        }
+        qemu.args(["-smp", &self.cpus.to_string()]);
+        qemu.arg("-object").arg(self.backend("ram", *memory, region));
+        if self.growth() == Bytes::ZERO {
+            qemu.args(["-m", &format!("{}M", memory.0 >> 20)]);
+        } else {
+            // Leaves room for the device's memory, aligned as QEMU may require.
+            let room = memory.saturating_add(self.growth()).saturating_add(Bytes::gib(1));
+            qemu.args(["-m", &format!("{}M,slots=1,maxmem={}M", memory.0 >> 20, room.0 >> 20)]);
+            let window = self.window(region).unwrap_or_else(|| region.to_owned());
+            qemu.arg("-object").arg(self.backend(GROWN, self.growth(), &window));
+            let huge = self.huge().is_some();
+            // With `prealloc`, a lack of huge pages shows when they are plugged, and not at the
+            // first touch.
+            let device = format!(
+                "virtio-mem-pci,id={GROWTH},memdev={GROWN},node=0,requested-size=0,block-size={}M,prealloc={}",
+                Self::BLOCK.0 >> 20,
+                if huge { "on" } else { "off" }
+            );
+            qemu.args(["-device", &device]);
+        }
+        let socket = |id: &str| format!("socket,id=aquifer-{id},server=on,wait=off");
+        let serial = [("path", &*files.serial()), ("logfile", &*files.console())];
+        // QEMU must append, so that the supervisor can truncate the log: the guest prints without
+        // bound.
+        qemu.arg("-chardev").arg(with(socket("serial") + ",logappend=on", &serial));
+        qemu.args(["-serial", "chardev:aquifer-serial"]);
+        for (id, path) in
+            [("control", files.control()), ("mover", files.mover()), ("qmp", files.qmp())]
+        {
+            qemu.arg("-chardev").arg(with(socket(id), &[("path", &path)]));
+            qemu.args(["-mon", &format!("chardev=aquifer-{id},mode=control")]);
+        }
+        qemu.arg("-chardev").arg(with(socket("agent"), &[("path", &*files.agent())]));
+        let port = format!("virtserialport,chardev=aquifer-agent,name={PORT}");
+        qemu.args(["-device", "virtio-serial-pci,id=aquifer-ports", "-device", &port]);
+        // Free page reporting returns the guest's free pages to lenders or to the host. With huge
+        // pages, reporting is off: the kernel reserves none for a guest, so another process could
+        // take freed ones.
+        let reports = if self.huge().is_some() { "off" } else { "on" };
+        let balloon = format!(
+            "virtio-balloon-pci,id=aquifer-balloon,free-page-reporting={reports},deflate-on-oom=on"
+        );
+        qemu.args(["-device", &balloon]);
+        for disk in &self.disks {
+            let format = if is_qcow2(disk) { "qcow2" } else { "raw" };
+            qemu.arg("-drive").arg(with(format!("if=virtio,format={format}"), &[("file", disk)]));
+        }
+        for (number, disk) in self.cached_disks.iter().enumerate() {
+            cached_disk(&mut qemu, number, disk, cache);
+        }
+        for (option, value) in [("-kernel", &self.kernel), ("-initrd", &self.initrd)] {
+            if let Some(value) = value {
+                qemu.arg(option).arg(value);
+            }
+        }
+        if let Some(append) = &self.append {
+            qemu.args(["-append", append]);
+        }
+        if comes {
+            qemu.args(["-incoming", "defer", "-S"]);
+        }
+        qemu.args(&self.extra);
+        qemu
+    }
+
+    /// Returns the path by which QEMU maps the part of the region that the guest can grow into.
+    pub(crate) fn window(&self, region: &Path) -> Option<PathBuf> {
+        (self.backing == Backing::Region && self.growth() > Bytes::ZERO)
+            .then(|| window(region, self.memory.0))
+            .flatten()
+    }
+
+    /// Returns the size of the huge pages that back the VM's memory, if it uses any.
+    fn huge(&self) -> Option<Bytes> {
+        match self.backing {
+            Backing::Local { huge } => huge,
+            Backing::Region => None,
+        }
+    }
+
+    /// Returns the memory backend's argument. QEMU neither preallocates the memory nor dumps it
+    /// with a core.
+    fn backend(&self, id: &str, size: Bytes, region: &Path) -> OsString {
+        let common = format!("id={id},size={},share=on,prealloc=off,dump=off", size.0);
+        match self.backing {
+            Backing::Region => {
+                with(format!("memory-backend-file,{common}"), &[("mem-path", region)])
+            }
+            Backing::Local { huge } => {
+                let huge = huge
+                    .map_or(String::new(), |page| format!(",hugetlb=on,hugetlbsize={}", page.0));
+                // The kernel reserves the memory at boot, but not the memory that the VM may grow
+                // by.
+                let reserve = if id == GROWN { "off" } else { "on" };
+                format!("memory-backend-memfd,{common},reserve={reserve}{huge}").into()
+            }
+        }
+    }
+}
+
+/// Returns whether the disk's name says that its format is qcow2.
+fn is_qcow2(disk: &Path) -> bool {
+    disk.extension().is_some_and(|is| is == "qcow2")
+}
+
+/// How long QEMU waits for a killed disk cache to come back: practically for ever.
+const RECONNECT_SECONDS: u32 = u32::MAX;
+
+/// Adds a disk that QEMU reaches through the NBD server at the socket `cache`.
+fn cached_disk(qemu: &mut Command, number: usize, disk: &Path, cache: &Path) {
+    let id = format!("aquifer-cached-{number}");
+    let node = if is_qcow2(disk) { format!("{id}-file") } else { id.clone() };
+    let options = format!(
+        "driver=nbd,node-name={node},discard=unmap,server.type=unix,reconnect-delay={RECONNECT_SECONDS}"
+    );
+    qemu.arg("-blockdev").arg(with(options, &[("server.path", cache), ("export", disk)]));
+    if node != id {
+        qemu.args(["-blockdev", &format!("driver=qcow2,node-name={id},discard=unmap,file={node}")]);
+    }
+    qemu.args(["-device", &format!("virtio-blk-pci,drive={id}")]);
+}
+
+/// Returns whether an argument is this option, or has this value among its parts.
+fn is(argument: &str, what: &str) -> bool {
+    match (what.strip_prefix('-'), argument.strip_prefix('-')) {
+        (Some(option), Some(given)) => given.trim_start_matches('-') == option,
+        (Some(_), None) => false,
+        (None, _) => argument.split(',').any(|value| {
+            let value = ["type=", "driver="]
+                .iter()
+                .find_map(|key| value.strip_prefix(key))
+                .unwrap_or(value);
+            value.starts_with(what)
+        }),
+    }
+}
+
+/// Appends paths to an argument. A comma in a path is doubled, as QEMU requires.
+fn with(argument: String, paths: &[(&str, &Path)]) -> OsString {
+    let mut argument = argument.into_bytes();
+    for (key, path) in paths {
+        argument.extend(format!(",{key}=").bytes());
+        for byte in path.as_os_str().as_bytes() {
+            argument.extend(std::iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
+        }
+    }
+    OsString::from_vec(argument)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    fn spec(extra: &[&str]) -> VmSpec {
+        VmSpec {
+            name: "one".parse().unwrap(),
+            memory: Bytes::mib(64),
+            max_memory: Bytes::mib(64),
+            backing: Backing::Region,
+            cpus: 1,
+            accelerator: Accelerator::Tcg,
+            cpu: None,
+            machine: "q35".to_owned(),
+            disks: vec!["/a,b.qcow2".into(), "/c".into()],
+            cached_disks: vec!["/d,e.qcow2".into(), "/f".into()],
+            kernel: None,
+            initrd: None,
+            append: None,
+            qemu: "qemu-system-x86_64".into(),
+            preload: "/lib/preload.so".into(),
+            extra: extra.iter().map(|&word| word.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn what_would_lose_memory_is_refused_with_the_reason() {
+        for extra in [
+            &["-m", "1G"][..],
+            &["--machine", "pc"],
+            &["-overcommit", "mem-lock=on"],
+            &["-device", "vfio-pci,host=1"],
+        ] {
+            let refused = spec(extra).check().unwrap_err().to_string();
+            assert!(refused.contains("QEMU cannot be given"), "{refused}");
+        }
+        spec(&["-monitor", "stdio", "-nic", "user,model=virtio"]).check().unwrap();
+        spec(&["-drive", "file=/disks/vfio.img"]).check().unwrap();
+        assert!(spec(&["-netdev", "type=vhost-user,id=net"]).check().is_err());
+        let odd = VmSpec { memory: Bytes(4096), ..spec(&[]) };
+        assert!(odd.check().unwrap_err().to_string().contains("whole MiB"));
+    }
+
+    #[test]
+    fn a_vm_that_can_grow_has_a_device_for_that_and_no_other_has() {
+        let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
+        let arguments = |spec: &VmSpec| {
+            spec.check().unwrap();
+            let command =
+                spec.command(&files, Path::new("/run/regions/one"), Path::new("/run/nbd"), false);
+            command
+                .get_args()
+                .map(|argument| argument.to_str().unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert!(!arguments(&spec(&[])).iter().any(|argument| argument.contains("virtio-mem")));
+        let large = VmSpec { max_memory: Bytes::mib(192), ..spec(&[]) };
+        let pooled = arguments(&large);
+        assert!(
+            pooled.contains(
+                &"memory-backend-file,id=growth,size=134217728,share=on,prealloc=off,dump=off,mem-path=/run/regions/.one/from-67108864".to_owned()
+            ),
+            "{pooled:?}"
+        );
+        let alone = VmSpec { backing: Backing::Local { huge: None }, ..large.clone() };
+        assert!(alone.check().unwrap_err().to_string().contains("only a VM in the pool is in one"));
+        let local = arguments(&VmSpec { cached_disks: Vec::new(), ..alone });
+        assert!(local.iter().all(|argument| !argument.contains("/run/regions")), "{local:?}");
+        let odd = VmSpec { max_memory: Bytes::mib(65), ..large };
+        assert!(odd.check().unwrap_err().to_string().contains("whole 2MiB"));
+    }
+
+    #[test]
+    fn a_qemu_is_in_its_sandbox_unless_the_operator_has_another() {
+        let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
+        let values = |spec: &VmSpec, option: &str| {
+            let command = spec.command(&files, Path::new("/r"), Path::new("/c"), false);
+            let words: Vec<_> =
+                command.get_args().map(|word| word.to_str().unwrap().to_owned()).collect();
+            let given = words.iter().zip(&words[1..]).filter(|(word, _)| *word == option);
+            given.map(|(_, value)| value.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(values(&spec(&[]), "-sandbox"), [SANDBOX[1]]);
+        assert_eq!(values(&spec(&["-sandbox", "off"]), "-sandbox"), ["off"]);
+        assert_eq!(values(&spec(&[]), "-cpu"), ["max,-erms,-fsrm"]);
+        let model = VmSpec { cpu: Some("Nehalem".to_owned()), ..spec(&[]) };
+        assert_eq!(values(&model, "-cpu"), ["Nehalem,enforce"]);
+        assert!(spec(&["-cpu", "Nehalem"]).check().is_err());
+    }
+
+    #[test]
+    fn a_qemu_that_cannot_start_leaves_emulation() {
+        assert_eq!(Accelerator::find(Path::new("/no/qemu"), "q35"), Accelerator::Tcg);
+        assert_eq!(Accelerator::find(Path::new("/bin/false"), "q35"), Accelerator::Tcg);
+    }
+
+    #[test]
+    fn a_comma_in_a_path_does_not_end_it() {
+        let files = Files::new(Path::new("/run/vms"), &"one".parse().unwrap());
+        let command = spec(&[]).command(
+            &files,
+            Path::new("/run/re,gions/one"),
+            Path::new("/run/n,bd"),
+            false,
+        );
+        let arguments: Vec<_> =
+            command.get_args().map(|argument| argument.to_str().unwrap()).collect();
+        assert!(arguments.contains(&"if=virtio,format=qcow2,file=/a,,b.qcow2"), "{arguments:?}");
+        assert!(arguments.contains(&"if=virtio,format=raw,file=/c"), "{arguments:?}");
+        let ends = |end: &str| arguments.iter().any(|argument| argument.ends_with(end));
+        assert!(ends("server.path=/run/n,,bd,export=/d,,e.qcow2"), "{arguments:?}");
+        assert!(
+            ends("file=aquifer-cached-0-file") && ends("drive=aquifer-cached-1"),
+            "{arguments:?}"
+        );
+        assert!(
+            arguments.iter().any(|argument| argument.ends_with("mem-path=/run/re,,gions/one")),
+            "{arguments:?}"
+        );
+    }
+}

@@ -1,0 +1,345 @@
+//! A holder on a lender: an NBD export, or an NVMe/TCP namespace.
+
+use std::array;
+use std::fmt;
+use std::iter;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aquifer_fabric::names;
+use aquifer_fabric::nbd::client::Operation;
+use aquifer_fabric::sleep::going_to_sleep;
+use aquifer_page::{Bytes, EXTENT_SIZE, Incarnation};
+
+use super::link::{Link, LinkError, Source};
+use super::{Holder, HolderError, Piece, write_zeroes};
+use crate::{lock, lock_any};
+
+/// The number of writes that [`Holder::write_many`] has in flight.
+const MANY: usize = 64;
+/// The longest single discard in bytes, which fits the 32 bits of a request.
+const LONGEST_DISCARD: u64 = 1 << 30;
+/// The pause between two attempts to connect: the first and the longest.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
+/// The shortest time for an attempt to connect, even if the timeout is nearly over.
+const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
+/// Once the timeout is over: the pause between two attempts of all threads together.
+const REST: Duration = Duration::from_secs(2);
+
+/// A connection, and the epoch that it belongs to.
+type Joined = (Link, u64);
+
+/// A lease of a lender, with a connection for each worker.
+///
+/// If a connection breaks, the worker connects again and retries the operation, until the lender
+/// has been unreachable for `io_timeout`. From then on operations fail at once, except for one now
+/// and then that tries to connect. A kernel that swaps has thousands of operations and waits for
+/// each of them.
+///
+/// If one connection breaks, all connections of its epoch end. Only then can the lender tell old
+/// requests from new ones. It carries out no old request once it has accepted a newer connection.
+pub struct RemoteHolder {
+    source: Source,
+    links: Box<[Mutex<Option<Joined>>]>,
+    io_timeout: Duration,
+    /// Milliseconds from `started` to the time when the lender was found unreachable, plus one; 0
+    /// while it is reachable.
+    lost_at: AtomicU64,
+    /// Milliseconds from `started` to the last attempt after the timeout.
+    tried_at: AtomicU64,
+    started: Instant,
+    /// Whether the lender's last error said that the stored data is gone.
+    forgot: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl fmt::Debug for RemoteHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteHolder").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl RemoteHolder {
+    /// Connects `workers` times.
+    ///
+    /// # Errors
+    /// When the lender cannot be reached, or refuses the handshake.
+    pub fn connect(source: Source, workers: usize, io_timeout: Duration) -> Result<Self, LinkError> {
+        let first = source.connect(io_timeout / 2)?;
+        // If connections do not see each other's writes, all workers share one.
+        let more = if first.0.can_multi_conn() { workers.max(1) - 1 } else { 0 };
+        let connect = |_| source.connect(io_timeout / 2).map(Some);
+        let links = iter::once(Ok(Some(first))).chain((0..more).map(connect));
+        let links = links.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::with_links(source, links, io_timeout))
+    }
+
+    /// Makes a holder in which each worker connects at its first operation.
+    pub fn unconnected(source: Source, workers: usize, io_timeout: Duration) -> Self {
+        let links = (0..workers.max(1)).map(|_| None).collect();
+        Self::with_links(source, links, io_timeout)
+    }
+
+    fn with_links(source: Source, links: Vec<Option<Joined>>, io_timeout: Duration) -> Self {
+        let links = links.into_iter().map(Mutex::new).collect();
+        let (lost_at, tried_at, started) = (AtomicU64::new(0), AtomicU64::new(0), Instant::now());
+        let (forgot, closed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { source, links, io_timeout, lost_at, tried_at, started, forgot, closed }
+    }
+
+    /// Returns the incarnation of the lease's pages, if the lender tells it.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        self.source.incarnation()
+    }
+
+    /// Returns the size of the export or namespace, and whether it is read-only.
+    ///
+    /// # Errors
+    /// When the lender can no longer be reached.
+    pub fn facts(&self) -> Result<(Bytes, bool), HolderError> {
+        let mut facts = (Bytes::ZERO, false);
+        self.with(0, |link| {
+            facts = (link.size(), link.is_read_only());
+            Ok(())
+        })?;
+        Ok(facts)
+    }
+
+    /// Returns whether the whole range is known to be a hole that reads as zeroes.
+    ///
+    /// # Errors
+    /// When the lender can no longer be reached, or refuses the query.
+    pub fn is_hole(&self, offset: u64, length: u32) -> Result<bool, HolderError> {
+        let mut hole = 0;
+        self.with(0, |link| {
+            hole = link.hole(offset, length)?;
+            Ok(())
+        })?;
+        Ok(hole >= u64::from(length))
+    }
+
+    /// Runs `operation` on the worker's connection, and again on a new one if that breaks.
+    fn with(
+        &self,
+        worker: usize,
+        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
+    ) -> Result<(), HolderError> {
+        let mut link = lock_any(&self.links, worker);
+        let started = Instant::now();
+        // Another connection of this epoch broke, so the lender ends this one too.
+        let current = link.take_if(|(_, epoch)| *epoch != self.source.epoch());
+        drop(current);
+        if let Some((connection, epoch)) = &mut *link {
+            match operation(connection) {
+                Ok(()) => {
+                    self.found();
+                    return Ok(());
+                }
+                Err(error) if error.ends_connection() => {
+                    self.source.broke(*epoch);
+                    *link = None;
+                }
+                Err(error) => return Err(answer(error)),
+            }
+        }
+        self.persist(&mut link, started, operation)
+    }
+
+    fn persist(
+        &self,
+        link: &mut Option<Joined>,
+        started: Instant,
+        mut operation: impl FnMut(&mut Link) -> Result<(), LinkError>,
+    ) -> Result<(), HolderError> {
+        going_to_sleep();
+        let lost = self.lost(started);
+        let deadline = lost + self.io_timeout;
+        let failed = |source: LinkError| {
+            self.forgot.fetch_or(source.is_loss(), Ordering::Relaxed);
+            if self.is_lost() {
+                return HolderError::Lost(Box::new(source));
+            }
+            HolderError::Unreachable { waited: lost.elapsed(), source: Box::new(source) }
+        };
+        // After the timeout, no thread needs to wait to learn again that the lender is away.
+        if Instant::now() >= deadline && !self.may_try() {
+            return Err(failed(self.source.broken()));
+        }
+        let mut backoff = BACKOFF.0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).max(SHORTEST_ATTEMPT);
+            // Until this operation ends, the kernel may block all threads that need memory. A name
+            // lookup would be one of them.
+            let attempt = names::from_memory(|| self.source.connect(left)).and_then(
+                |(mut connection, epoch)| {
+                    let done = operation(&mut connection);
+                    if done.as_ref().err().is_none_or(|error| !error.ends_connection()) {
+                        connection.set_io_timeout(self.io_timeout / 2);
+                        *link = Some((connection, epoch));
+                    } else {
+                        self.source.broke(epoch);
+                    }
+                    done
+                },
+            );
+            match attempt {
+                Ok(()) => {
+                    self.found();
+                    return Ok(());
+                }
+                Err(error) if !error.ends_connection() => return Err(answer(error)),
+                Err(source)
+                    if Instant::now() + backoff >= deadline
+                        || source.is_final()
+                        || self.closed.load(Ordering::Relaxed) =>
+                {
+                    return Err(failed(source));
+                }
+                Err(_) => {}
+            }
+            thread::sleep(backoff);
+            backoff = (backoff * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Returns whether another attempt is due. If so, the caller must make it.
+    fn may_try(&self) -> bool {
+        let now = self.started.elapsed().as_millis() as u64;
+        let last = self.tried_at.load(Ordering::Relaxed);
+        let rested = now >= last + REST.as_millis() as u64;
+        rested
+            && self
+                .tried_at
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Records that the lender answers.
+    fn found(&self) {
+        if self.lost_at.load(Ordering::Relaxed) != 0 {
+            self.lost_at.store(0, Ordering::Relaxed);
+            self.forgot.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Records that the lender does not answer, and returns since when.
+    fn lost(&self, now: Instant) -> Instant {
+        let mark = now.duration_since(self.started).as_millis() as u64 + 1;
+        match self.lost_at.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => now,
+            Err(before) => self.started + Duration::from_millis(before - 1),
+        }
+    }
+}
+
+/// Converts an error that the lender answered with.
+fn answer(error: LinkError) -> HolderError {
+    if error.is_no_space() {
+        HolderError::Full(Box::new(error))
+    } else {
+        HolderError::Failed(Box::new(error))
+    }
+}
+
+impl Holder for RemoteHolder {
+    fn read(&self, worker: usize, offset: u64, into: &mut [u8]) -> Result<(), HolderError> {
+        self.with(worker, |link| link.read(offset, into))
+    }
+
+    fn write(&self, worker: usize, offset: u64, data: &[u8]) -> Result<(), HolderError> {
+        self.with(worker, |link| link.write(offset, data))
+    }
+
+    /// Uses write-zeroes instead of trim, because a server may return any data for trimmed bytes.
+    fn discard(&self, worker: usize, offset: u64, length: u64) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            if !link.can_write_zeroes() {
+                return write_zeroes(offset, length, |at, zeroes| link.write(at, zeroes));
+            }
+            let mut at = offset;
+            while at < offset + length {
+                let some = (offset + length - at).min(LONGEST_DISCARD);
+                match link.write_zeroes(at, some as u32) {
+                    // Linux's NVMe target announces Write Zeroes for files even on file systems
+                    // that then refuse it.
+                    Err(error) if !error.ends_connection() => {
+                        write_zeroes(at, some, |at, zeroes| link.write(at, zeroes))?;
+                    }
+                    done => done?,
+                }
+                at += some;
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self, worker: usize) -> Result<(), HolderError> {
+        self.with(worker, |link| if link.can_flush() { link.flush() } else { Ok(()) })
+    }
+
+    fn write_many(&self, worker: usize, pieces: &[Piece<'_>]) -> Result<(), HolderError> {
+        self.with(worker, |link| {
+            let longest = link.longest_write();
+            let mut parts = pieces
+                .iter()
+                .flat_map(|&(offset, from)| (offset..).step_by(longest).zip(from.chunks(longest)));
+            loop {
+                let mut count = 0;
+                let mut operations: [_; MANY] = array::from_fn(|_| match parts.next() {
+                    Some((offset, from)) => {
+                        count += 1;
+                        Operation::Write { offset, from }
+                    }
+                    None => Operation::Write { offset: 0, from: &[] },
+                });
+                if count == 0 {
+                    return Ok(());
+                }
+                link.write_all(&mut operations[..count])?;
+            }
+        })
+    }
+
+    fn unreachable_for(&self) -> Option<Duration> {
+        let mark = self.lost_at.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_millis(mark)))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.forgot.load(Ordering::Relaxed)
+    }
+
+    fn probe(&self) {
+        if self.lost_at.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // Spares the threads that serve I/O an attempt.
+        self.tried_at.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        // A thread that holds the link is finding out already.
+        if let Some(Ok(mut link)) = self.links.last().map(Mutex::try_lock) {
+            match self.source.connect(SHORTEST_ATTEMPT) {
+                Ok((mut connection, epoch)) => {
+                    connection.set_io_timeout(self.io_timeout / 2);
+                    *link = Some((connection, epoch));
+                    self.found();
+                }
+                Err(error) => _ = self.forgot.fetch_or(error.is_loss(), Ordering::Relaxed),
+            }
+        }
+    }
+
+    fn end_older(&self) {
+        self.source.end_older();
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        for link in &self.links {
+            *lock(link) = None;
+        }
+    }
+}
+
+const _: () = assert!(EXTENT_SIZE <= LONGEST_DISCARD);
